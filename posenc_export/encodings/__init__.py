@@ -1,0 +1,79 @@
+"""The registry of position encodings: one line each brings an encoding into every target, test, benchmark and page."""
+
+import inspect
+from typing import Any, Dict, Mapping, Type
+
+from posenc_export.encodings.alibi import ALiBi
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.learned import Learned
+from posenc_export.encodings.nope import NoPE
+from posenc_export.encodings.rope import RoPE
+from posenc_export.encodings.sinusoidal import Sinusoidal
+
+REGISTRY: Dict[str, Type[PositionEncoding]] = {
+    "nope": NoPE,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rope": RoPE,
+    "alibi": ALiBi,
+}
+
+__all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]
+
+
+def parameters(name: str) -> Dict[str, inspect.Parameter]:
+    """Parameters of a registered encoding, by name.
+
+    Raises:
+        ValueError: no encoding of that name.
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"encoding: name is one of {', '.join(REGISTRY)}, got {name!r}")
+    return dict(list(inspect.signature(REGISTRY[name].__init__).parameters.items())[2:])
+
+
+def parse(text: str) -> Dict[str, Any]:
+    """'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; numbers take the parameter's type.
+
+    Raises:
+        ValueError: unknown name or parameter, or text that is no name=value list.
+    """
+    name, _, rest = text.partition(":")
+    known = parameters(name)
+    spec: Dict[str, Any] = {"name": name}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"encoding {name}: parameters read name=value, got {item!r}")
+        _known(name, key, known)
+        spec[key] = _typed(name, key, value, known[key])
+    return spec
+
+
+def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
+    """The encoding that spec {"name": ..., parameter: value} describes.
+
+    Raises:
+        ValueError: unknown name or parameter, or a value the encoding refuses.
+    """
+    if "name" not in spec:
+        raise ValueError(f"encoding: a name is given, got {dict(spec)}")
+    known = parameters(spec["name"])
+    given = {key: value for key, value in spec.items() if key != "name"}
+    for key in given:
+        _known(spec["name"], key, known)
+    return REGISTRY[spec["name"]](geometry, **given)
+
+
+def _known(name: str, key: str, known: Mapping[str, Any]) -> None:
+    if key not in known:
+        raise ValueError(f"encoding {name}: parameter is one of {', '.join(known) or '(it has none)'}, got {key!r}")
+
+
+def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any:
+    kinds = {float: float, int: int, str: str}
+    kind = next((kinds[k] for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in kinds), str)
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"encoding {name}: {key} is of type {kind.__name__}, got {value!r}") from None

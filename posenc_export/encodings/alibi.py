@@ -1,0 +1,59 @@
+"""Attention with linear biases (Press et al. 2021, Train Short, Test Long, 3 and its published slopes)."""
+
+import math
+from typing import Optional
+
+import numpy as np
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+
+class ALiBi(PositionEncoding):
+    """scores - m_h |i - j|, m_h = 2^(-max_bias h / H), h = 1 .. H.
+
+    A head count that is no power of two takes the slopes of the power n below it, then every other slope of 2n (the authors' code).
+    One form serves causal and symmetric attention: the mask of the block decides which keys are seen.
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: heads H, any count.
+        max_bias: exponent of the smallest slope; 8 in the paper, free in MPT (whose order of slopes differs for counts that are no power of two).
+
+    Raises:
+        ValueError: max_bias not above 0.
+    """
+
+    def __init__(self, geometry: Geometry, max_bias: float = 8.0) -> None:
+        super().__init__()
+        if not max_bias > 0:
+            raise ValueError(f"alibi: max_bias is above 0, got {max_bias}")
+        self.max_bias, self.heads = float(max_bias), geometry.heads
+        below = 2 ** int(math.log2(geometry.heads))
+        exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: geometry.heads]
+        self.slopes = Table(2.0 ** (-self.max_bias * exponents))
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        distances = (k_positions.unsqueeze(1) - q_positions.unsqueeze(2)).abs().to(self.slopes.rows.dtype)
+        return distances.unsqueeze(1) * -self.slopes.rows.view(-1, 1, 1)
+
+    def oracle(self) -> Oracle:
+        return ALiBiOracle(self.heads, self.max_bias)
+
+
+class ALiBiOracle(Oracle):
+    def __init__(self, heads: int, max_bias: float) -> None:
+        self.heads, self.max_bias = heads, max_bias
+
+    def slope(self, head: int) -> float:
+        below = 1
+        while 2 * below <= self.heads:
+            below *= 2
+        if head < below:
+            return math.exp2(-self.max_bias * (head + 1) / below)
+        return math.exp2(-self.max_bias * (2 * (head - below) + 1) / (2 * below))
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        return -self.slope(head) * abs(query - key)

@@ -1,0 +1,13 @@
+"""No position encoding: the causal mask alone tells order (Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization)."""
+
+from posenc_export.encodings.base import Geometry, PositionEncoding
+
+
+class NoPE(PositionEncoding):
+    """scores = q k.
+
+    Hook: none. State: none. Range: 0 .. max_positions - 1.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()

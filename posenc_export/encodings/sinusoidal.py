@@ -1,0 +1,68 @@
+"""Sinusoidal absolute encoding (Vaswani et al. 2017, Attention Is All You Need, 3.5)."""
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+LAYOUTS = ("interleaved", "halves")
+
+
+class Sinusoidal(PositionEncoding):
+    """x * scale + [sin(p w_k), cos(p w_k)], w_k = base^(-2k/d).
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: width d must be even.
+        base: ratio of the longest wavelength to 2 pi.
+        layout: "interleaved" puts sin and cos of w_k side by side (the paper), "halves" all sines before all cosines.
+        scale: factor on the token embedding; the paper's models use sqrt(d).
+        divisor: "paper" divides exponents by d/2, "fairseq" by d/2 - 1, so that the last wavelength is exactly 2 pi base.
+
+    Raises:
+        ValueError: odd width, unknown layout or divisor, base not above 1.
+    """
+
+    def __init__(self, geometry: Geometry, base: float = 10000.0, layout: str = "interleaved", scale: float = 1.0, divisor: str = "paper") -> None:
+        super().__init__()
+        if geometry.width % 2:
+            raise ValueError(f"sinusoidal: width is even, got {geometry.width}; choose an even width")
+        if layout not in LAYOUTS:
+            raise ValueError(f"sinusoidal: layout is one of {', '.join(LAYOUTS)}, got {layout!r}")
+        if divisor not in ("paper", "fairseq"):
+            raise ValueError(f"sinusoidal: divisor is one of paper, fairseq, got {divisor!r}")
+        if not base > 1:
+            raise ValueError(f"sinusoidal: base is above 1, got {base}")
+        half = geometry.width // 2
+        self.base, self.layout, self.scale, self.steps = float(base), layout, float(scale), half - (divisor == "fairseq")
+        angles = np.arange(geometry.max_positions, dtype=np.float64)[:, None] * self.base ** (-np.arange(half) / max(self.steps, 1))
+        if layout == "interleaved":
+            rows = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(len(angles), -1)
+        else:
+            rows = np.concatenate((np.sin(angles), np.cos(angles)), axis=-1)
+        self.table = Table(rows)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        return x * self.scale + self.table(positions).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return SinusoidalOracle(self)
+
+
+class SinusoidalOracle(Oracle):
+    def __init__(self, encoding: Sinusoidal) -> None:
+        self.encoding = encoding
+
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        half = len(x) // 2
+        out = x * self.encoding.scale
+        for k in range(half):
+            angle = position / math.pow(self.encoding.base, k / max(self.encoding.steps, 1))
+            at_sine, at_cosine = (2 * k, 2 * k + 1) if self.encoding.layout == "interleaved" else (k, half + k)
+            out[at_sine] += math.sin(angle)
+            out[at_cosine] += math.cos(angle)
+        return out

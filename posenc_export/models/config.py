@@ -1,0 +1,130 @@
+"""Plain descriptions of models: frozen, JSON both ways, unknown keys refused."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Type, TypeVar, Union
+
+from posenc_export.encodings.base import Geometry
+
+Config = TypeVar("Config", "AttentionConfig", "DecoderConfig")
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention block.
+
+    Args:
+        width: model width E.
+        heads: query heads H.
+        kv_heads: key and value heads K, a divisor of H; H where not given.
+        head_size: head size D; E/H where not given.
+        max_positions: positions 0 .. max_positions - 1 are the range.
+        encoding: {"name": registry key, parameter: value}.
+        qkv_bias, output_bias: biases on the projections.
+        causal: keys after the query are hidden.
+
+    Raises:
+        ValueError: a size below 1, heads not divisible by kv_heads, width not divisible by heads where head_size is not given.
+    """
+
+    width: int
+    heads: int
+    max_positions: int
+    kv_heads: int = 0
+    head_size: int = 0
+    encoding: Mapping[str, Any] = field(default_factory=lambda: {"name": "rope"})
+    qkv_bias: bool = False
+    output_bias: bool = False
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if not self.head_size:
+            if self.width % self.heads:
+                raise ValueError(f"config: width is divisible by heads, got {self.width} and {self.heads}; or give head_size")
+            object.__setattr__(self, "head_size", self.width // self.heads)
+        if self.kv_heads < 1 or self.head_size < 1:
+            raise ValueError(f"config: kv_heads and head_size are at least 1, got {self.kv_heads} and {self.head_size}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"config: heads are divisible by kv_heads, got {self.heads} and {self.kv_heads}")
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.width, self.heads, self.head_size, self.max_positions, self.causal)
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A stack of pre-norm blocks between a token embedding and a head.
+
+    Args:
+        vocabulary: number of token ids.
+        layers: number of blocks L.
+        hidden: inner width of the MLP.
+        attention: the block, the same in every layer.
+        norm: "rms" or "layer".
+        epsilon: added to the variance.
+        mlp: "swiglu" or "gelu".
+        mlp_bias: biases in the MLP.
+        tied: the head reads the embedding's weights.
+
+    Raises:
+        ValueError: a size below 1, an unknown norm or mlp.
+    """
+
+    vocabulary: int
+    layers: int
+    hidden: int
+    attention: AttentionConfig
+    norm: str = "rms"
+    epsilon: float = 1e-5
+    mlp: str = "swiglu"
+    mlp_bias: bool = False
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "layers", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        for name, choices in (("norm", ("rms", "layer")), ("mlp", ("swiglu", "gelu"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"config: {name} is one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+
+def to_json(config: Union[AttentionConfig, DecoderConfig]) -> Dict[str, Any]:
+    """Plain JSON values, "kind" first: "block" or "decoder"."""
+    plain: Dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {"kind": "decoder" if isinstance(config, DecoderConfig) else "block", **plain}
+
+
+def from_json(values: Mapping[str, Any]) -> Union[AttentionConfig, DecoderConfig]:
+    """The config that `to_json` wrote.
+
+    Raises:
+        ValueError: unknown kind, unknown or missing keys, values a config refuses.
+    """
+    rest = dict(values)
+    kind: Optional[str] = rest.pop("kind", None)
+    if kind == "block":
+        return _fill(AttentionConfig, rest)
+    if kind != "decoder":
+        raise ValueError(f"config: kind is block or decoder, got {kind!r}")
+    if isinstance(rest.get("attention"), Mapping):
+        rest["attention"] = _fill(AttentionConfig, rest["attention"])
+    return _fill(DecoderConfig, rest)
+
+
+def _fill(cls: Type[Config], values: Mapping[str, Any]) -> Config:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise ValueError(f"config: keys are {', '.join(fields)}, got {', '.join(unknown)}")
+    missing = [n for n, f in fields.items() if n not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    if missing:
+        raise ValueError(f"config: {', '.join(missing)} must be given, got {', '.join(sorted(values)) or 'nothing'}")
+    return cls(**values)

@@ -1,0 +1,94 @@
+"""Train a preset on the source text of the Python standard library: python -m posenc_export.models.train tiny-rope
+
+Every twentieth file, by a hash of its path, is held out; the bits per byte on those are printed and belong into the README.
+"""
+
+import argparse
+import hashlib
+import math
+import sysconfig
+import time
+from pathlib import Path
+from typing import Tuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from posenc_export.models.decoder import Decoder
+from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH
+
+EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
+
+
+def corpus() -> Tuple[Tensor, Tensor]:
+    """Bytes of the training and the held-out files, uint8."""
+    top = Path(sysconfig.get_paths()["stdlib"])
+    parts: Tuple[list, list] = ([], [])
+    for path in sorted(top.rglob("*.py")):
+        name = path.relative_to(top)
+        if not EXCLUDED & set(name.parts):
+            held_out = hashlib.sha256(name.as_posix().encode()).digest()[0] % 20 == 0
+            parts[held_out].append(path.read_bytes())
+    train, held = (torch.frombuffer(bytearray(b"\0".join(p)), dtype=torch.uint8) for p in parts)
+    return train, held
+
+
+def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
+    """Mean cross entropy in nats of tokens [B,S+1] int64, each row a full pass."""
+    config = model.config.attention
+    x, target = tokens[:, :-1], tokens[:, 1:]
+    positions = torch.arange(x.size(1)).expand(x.size(0), -1)
+    empty = [torch.zeros(x.size(0), config.kv_heads, 0, config.head_size) for _ in range(2 * model.config.layers)]
+    logits, _ = model(x, positions, positions, torch.zeros(x.size(0), dtype=torch.int64), empty)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+@torch.no_grad()
+def bits_per_byte(model: Decoder, held: Tensor, limit: int = 400) -> float:
+    """Held-out bits per byte over the first `limit` windows of the trained length."""
+    rows = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].view(-1, TRAINED_LENGTH + 1)[:limit].long()
+    return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
+
+
+def train(name: str, minutes: float, batch: int, seed: int, rate: float) -> None:
+    torch.manual_seed(seed)
+    data, held = corpus()
+    print(f"{name}: {len(data) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
+    model = Decoder(PRESETS[name])
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
+    start, step, shown = time.monotonic(), 0, 0.0
+    while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
+        for group in optimiser.param_groups:  # warm-up, then cosine to a twentieth; by the clock, so that a budget of minutes is used whole
+            group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
+        starts = torch.randint(len(data) - TRAINED_LENGTH - 1, (batch,)).tolist()
+        loss = loss_of(model, torch.stack([data[s : s + TRAINED_LENGTH + 1] for s in starts]).long())
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        step, shown = step + 1, 0.95 * shown + 0.05 * loss.item() if step else loss.item()
+        if step % 200 == 0:
+            print(f"{name}: {spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits", flush=True)
+            _save(model, name)
+    _save(model, name)
+    print(f"{name}: {step} steps, held out {bits_per_byte(model.eval(), held):.3f} bits per byte")
+
+
+def _save(model: Decoder, name: str) -> None:
+    weights = {key: value.detach().clone() for key, value in model.state_dict().items() if not (model.config.tied and key == "head.weight")}
+    save_file(weights, FOLDER / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=sorted(PRESETS))
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    options = parser.parse_args()
+    train(options.name, options.minutes, options.batch, options.seed, options.rate)

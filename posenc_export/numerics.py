@@ -1,0 +1,35 @@
+"""One tolerance for every parity check: a bound on rounding, from dtype, depth and reduction length."""
+
+import math
+
+import numpy as np
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+SAFETY = 16.0  # normalisation and exponentials amplify a rounding by a small constant factor
+
+
+def tolerance(dtype: str, depth: int, reduction: int) -> float:
+    """Largest error, relative to the largest magnitude of the reference, that rounding alone explains.
+
+    Errors of a sum of n rounded terms grow like sqrt(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2.8); depth layers add up.
+
+    Args:
+        dtype: "float32" or "float16".
+        depth: number of blocks the value passes, at least 1.
+        reduction: length of the longest sum on the way, in terms.
+    """
+    if dtype not in UNIT_ROUNDOFF:
+        raise ValueError(f"numerics: dtype is one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}")
+    return SAFETY * UNIT_ROUNDOFF[dtype] * max(depth, 1) * math.sqrt(max(reduction, 1))
+
+
+def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Largest |actual - expected| over the largest |expected|; infinite where actual is not finite."""
+    if actual.shape != expected.shape:
+        raise ValueError(f"numerics: shapes agree, got {actual.shape} and {expected.shape}")
+    if not actual.size:
+        return 0.0
+    if not np.isfinite(actual).all():
+        return math.inf
+    scale = float(np.abs(expected).max()) or 1.0
+    return float(np.abs(actual.astype(np.float64) - expected.astype(np.float64)).max()) / scale
