@@ -7,7 +7,7 @@ Shapes: B batch, S new tokens, P past, T = P + S, N heads of one kind, H query h
 """
 
 import contextlib
-from typing import Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ def emitting() -> bool:
 
 
 @torch.jit.unused
-def _node(name: str, inputs: List[Optional[Tensor]], integers: List[int], number: float, like: Tensor, shape: List[int]) -> Tensor:
-    attributes = {"integers": integers, "number": number}
+def _node(name: str, inputs: List[Optional[Tensor]], attributes: Dict[str, float], like: Tensor, shape: List[int]) -> Tensor:
     return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, attributes, dtype=like.dtype, shape=shape, version=1)
 
 
@@ -41,7 +40,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     """x [B,S,N*D] to [B,S,N,D]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Heads", [x], [heads], 0.0, x, [x.size(0), x.size(1), heads, x.size(2) // heads])
+            return _node("Heads", [x], {"heads": float(heads)}, x, [x.size(0), x.size(1), heads, x.size(2) // heads])
     return x.view(x.size(0), x.size(1), heads, -1)
 
 
@@ -49,7 +48,7 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
     """Rotate the first r entries of x [B,S,N,D] by rows of cos, sin [M,r/2] float32 at positions [B,S] int64, -1 read as 0; x's dtype out."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Rotate", [x, positions, cos, sin], [int(interleaved)], 0.0, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+            return _node("Rotate", [x, positions, cos, sin], {"interleaved": float(interleaved)}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
     rows = positions.clamp(min=0)
     c = torch.nn.functional.embedding(rows, cos).unsqueeze(2)
     s = torch.nn.functional.embedding(rows, sin).unsqueeze(2)
@@ -68,7 +67,7 @@ def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """past [B,N,P,D] with new [B,S,N,D] behind it: [B,N,T,D]. A fixed-capacity target writes at slot write_index [B] int64 instead."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Append", [past, new, write_index], [], 0.0, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
+            return _node("Append", [past, new, write_index], {}, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
     return torch.cat((past, new.transpose(1, 2)), dim=2)
 
 
@@ -76,7 +75,7 @@ def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """Key positions [B,T] int64 from past [B,P] and new [B,S]; -1 is padding or a slot never written."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("AppendPositions", [past, new, write_index], [], 0.0, past, [past.size(0), past.size(1) + new.size(1)])
+            return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
     return torch.cat((past, new), dim=1)
 
 
@@ -84,7 +83,7 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
     """Key positions [B,T] as they are; a fixed-capacity target pads them with -1 to the slots of past [B,N,P,D]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("FitPositions", [key_positions, past], [], 0.0, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
+            return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
     return key_positions
 
 
@@ -96,7 +95,7 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     if not torch.jit.is_scripting():
         if emitting():
             heads = 1 if bias is None else bias.size(1)
-            return _node("Mask", [positions, key_positions, bias, like], [int(causal)], 0.0, like, [positions.size(0), heads, positions.size(1), key_positions.size(1)])
+            return _node("Mask", [positions, key_positions, bias, like], {"causal": float(causal)}, like, [positions.size(0), heads, positions.size(1), key_positions.size(1)])
     visible = key_positions.unsqueeze(1).ge(0)
     if causal:
         visible = visible & key_positions.unsqueeze(1).le(positions.unsqueeze(2))
@@ -108,7 +107,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) 
     """softmax(scale q k + mask) v: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], to [B,S,H*D]. A row that sees nothing gives 0."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Attend", [q, keys, values, mask], [q.size(2), keys.size(1)], scale, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
+            return _node("Attend", [q, keys, values, mask], {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
     )

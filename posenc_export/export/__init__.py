@@ -1,0 +1,13 @@
+"""Export a model for a target and prove it."""
+
+try:
+    import onnx_ir  # noqa: F401
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"export: {error.name} is needed, got none; pip install 'posenc-export[export]'", name=error.name) from None
+
+from posenc_export.export.artefact import export
+from posenc_export.export.targets import TARGETS
+from posenc_export.export.verify import VerificationError, verify
+
+__all__ = ["TARGETS", "VerificationError", "export", "verify"]

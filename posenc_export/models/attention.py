@@ -1,7 +1,7 @@
 """The attention block, written once for every encoding and target."""
 
 import math
-from typing import List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class AttentionBlock(torch.nn.Module):
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
+        self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
         self.encoding = encodings.build(config.encoding, config.geometry)
         self.attention = Attention(config, self.encoding)

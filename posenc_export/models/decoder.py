@@ -1,6 +1,6 @@
 """A small pre-norm decoder: token embedding, blocks of attention and MLP, norm, head."""
 
-from typing import List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
         self.encoding = encodings.build(config.attention.encoding, config.attention.geometry)
         self.embedding = torch.nn.Embedding(config.vocabulary, config.attention.width)

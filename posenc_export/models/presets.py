@@ -1,11 +1,12 @@
 """Trained decoders that ship with the package: byte-level models of Python source."""
 
 from pathlib import Path
-from typing import Dict
+from typing import Any, Dict, Mapping, Union
 
 import torch
 from safetensors.torch import load_file
 
+from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.config import AttentionConfig, DecoderConfig
 from posenc_export.models.decoder import Decoder
 
@@ -31,4 +32,26 @@ def load_preset(name: str) -> Decoder:
     if model.config.tied:
         weights["head.weight"] = weights["embedding.weight"]
     model.load_state_dict(weights)
+    model.source = {"preset": name}
     return model.eval()
+
+
+def seeded(config: Union[AttentionConfig, DecoderConfig], seed: int = 0) -> Union[AttentionBlock, Decoder]:
+    """A model with random weights, the same for the same seed, float32, in eval mode."""
+    torch.manual_seed(seed)
+    model = Decoder(config) if isinstance(config, DecoderConfig) else AttentionBlock(config)
+    model.source = {"seed": seed}
+    return model.eval()
+
+
+def rebuild(config: Union[AttentionConfig, DecoderConfig], source: Mapping[str, Any]) -> Union[AttentionBlock, Decoder]:
+    """The model that `load_preset` or `seeded` gave, from its source.
+
+    Raises:
+        ValueError: the model was neither; give the model itself.
+    """
+    if "preset" in source:
+        return load_preset(source["preset"])
+    if "seed" in source:
+        return seeded(config, source["seed"])
+    raise ValueError("verify: the artefact tells how to rebuild its weights, got a model of the user's own; pass it as verify(folder, model)")

@@ -54,6 +54,7 @@ class Manifest:
         capacity_bucket: in-place caches are sized in multiples of it; 0 for the whole range at once (a cost that does not follow capacity).
         continuation_rows: most rows a call of several new tokens on a filled cache may have; 0 for any.
         contiguous: positions of a row must follow each other without gaps.
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
         certificate: what `verify` found, or None.
     """
@@ -74,6 +75,7 @@ class Manifest:
     opset: Dict[str, int] = field(default_factory=dict)
     operators: Dict[str, int] = field(default_factory=dict)
     versions: Dict[str, str] = field(default_factory=dict)
+    source: Dict[str, Any] = field(default_factory=dict)
     files: Dict[str, Dict[str, Any]] = field(default_factory=dict)
     certificate: Optional[Dict[str, Any]] = None
     schema: int = SCHEMA

@@ -1,0 +1,105 @@
+"""The report as one HTML page: plots as inline SVG, nothing loaded from anywhere."""
+
+import html
+import io
+import re
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, Row
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.scroll { overflow-x: auto } svg { max-width: 100%; height: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
+th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
+"""
+TEXT_HEADS = ("phase", "contestant", "target", "provider")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")  # told apart by colour-blind readers too (Okabe and Ito 2008)
+Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
+
+
+def render(report: Report) -> str:
+    """The page's text.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    plots = [
+        _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6)),
+        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share is not None], "percent of limit", _shares),
+        _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3)),
+    ]
+    parts = [
+        "<!DOCTYPE html>",
+        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>posenc benchmark</title><style>{STYLE}</style></head><body>',
+        "<h1>posenc benchmark</h1>",
+        f"<p>{html.escape(report.remark())} Lines are medians, bands the 10th to 90th percentile.</p>",
+        *plots,
+        "<h2>All rows</h2>",
+        _table(ROW_HEADS, report.row_cells()),
+        "<h2>Loading</h2>",
+        _table(LOAD_HEADS, report.load_cells()),
+        "</body></html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _times(factor: float) -> Mark:
+    def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+        contexts = [row.context for row in rows]
+        axes.plot(contexts, [factor * row.seconds.median for row in rows], marker="o", label=rows[0].contestant, **style)
+        axes.fill_between(contexts, [factor * row.seconds.low for row in rows], [factor * row.seconds.high for row in rows], alpha=0.2, linewidth=0, **style)
+        axes.set_yscale("log")
+
+    return mark
+
+
+def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+    axes.plot([row.context for row in rows], [100 * (row.share or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
+    axes.set_ylim(bottom=0)
+
+
+def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
+    """A heading and a plot over the context, one line per contestant; nothing where there are no rows."""
+    if not rows:
+        return ""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("benchmark: a page needs matplotlib, got none; install posenc-export[report]") from None
+    names = list(dict.fromkeys(row.contestant for row in rows))
+    contexts = sorted({row.context for row in rows})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        axes = figure.subplots()
+        for index, name in enumerate(names):
+            mark(axes, [row for row in rows if row.contestant == name], {"color": COLOURS[index % len(COLOURS)]})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(contexts, [str(context) for context in contexts])
+        axes.minorticks_off()
+        axes.set_xlabel("context, tokens")
+        axes.set_ylabel(unit)
+        axes.grid(color="#d8dee4", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return f'<h2>{html.escape(title)}</h2>\n<div class="scroll">{_inline(stream.getvalue(), title)}</div>'
+
+
+def _inline(svg: str, title: str) -> str:
+    """An SVG document as an HTML element: without prologue, namespace addresses and ids that another figure also uses."""
+    prefix = re.sub("[^a-z]", "", title.lower())
+    element = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :])
+    element = re.sub(r'\bid="', f'id="{prefix}-', element)
+    element = element.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
+    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(title, quote=True)}"', 1)
+
+
+def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:
+    kinds = [' class="text"' if head in TEXT_HEADS else "" for head in heads]
+    lines = ["".join(f"<th{k}>{html.escape(head)}</th>" for head, k in zip(heads, kinds, strict=True))]
+    lines += ["".join(f"<td{k}>{html.escape(cell)}</td>" for cell, k in zip(line, kinds, strict=True)) for line in cells]
+    return '<div class="scroll"><table>' + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table></div>"

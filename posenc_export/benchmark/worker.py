@@ -1,0 +1,205 @@
+"""One contestant in a process of its own: JSON requests on stdin, one JSON reply each on stdout.
+
+Started by workers.Worker as `python -m posenc_export.benchmark.worker`; imports torch or onnxruntime only as its contestant needs.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, TextIO, Tuple
+
+import numpy as np
+
+from posenc_export.benchmark.disturbance import watched
+
+BURST = 16  # steps on an append cache before they are taken back together
+CHUNK = 1024  # tokens a call: bounds the scores of a long prompt, leaves a short one whole
+WARM = 5  # steps after a rest, untimed: the others emptied the processor's caches
+SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+Request = Dict[str, Any]
+Opened = Tuple[Any, Any, float]  # session, manifest, seconds to load
+
+
+def open_session(request: Request) -> Opened:
+    """Imports first, then the timed load."""
+    folder, threads = Path(request["folder"]), request["threads"]
+    if request["runtime"] == "artefact":
+        return _open_artefact(folder, request["provider"], threads)
+    import torch
+
+    from posenc_export.export.describe import eager
+    from posenc_export.models.config import from_json
+    from posenc_export.models.presets import seeded
+    from posenc_export.runtime import Session
+    from posenc_export.runtime import manifest as manifests
+    from posenc_export.runtime.torch_graph import TorchGraph
+
+    torch.set_num_threads(threads)
+    described = manifests.read(folder)
+    start = time.perf_counter()
+    module, manifest = eager(seeded(from_json(described.config)).to(getattr(torch, described.dtype)))
+    if request["runtime"] == "torch.compile":
+        module = torch.compile(module, dynamic=True)
+    session = Session(TorchGraph(module, manifest), manifest)
+    return session, manifest, time.perf_counter() - start
+
+
+def _open_artefact(folder: Path, provider: str, threads: int) -> Opened:
+    from posenc_export.runtime import load
+    from posenc_export.runtime import manifest as manifests
+
+    manifest = manifests.read(folder)
+    if manifest.target in ("torchscript", "pt2"):
+        import torch
+
+        torch.set_num_threads(threads)
+    else:
+        import onnxruntime  # noqa: F401  loaded here, so that it does not count as load time
+    start = time.perf_counter()
+    session = load(folder, provider=provider, threads=threads)
+    return session, manifest, time.perf_counter() - start
+
+
+class Bench:
+    """The timed calls on one session.
+
+    Args:
+        open_session: gives session, manifest and load seconds for a request.
+    """
+
+    def __init__(self, open_session: Callable[[Request], Opened]) -> None:
+        self.open_session = open_session
+        self.buffer = np.zeros(0, np.float32)
+
+    def load(self, request: Request) -> Dict[str, Any]:
+        """Load, then a short prompt and a few steps, so that nothing later compiles or allocates for the first time."""
+        self.session, self.manifest, seconds = self.open_session(request)
+        self.grows = any(state.update == "append" for state in self.manifest.states)
+        self.burst = min(BURST, self.manifest.max_positions // 2)
+        self.token = self._prompt(1)[:, 0]
+        start = time.perf_counter()
+        length = min(16, self.manifest.max_positions - 1)
+        self.session.prefill(self._prompt(length), chunk=max(1, length // 2))
+        self.session.step(self.token)
+        return {"load": seconds, "warm_up": time.perf_counter() - start, "peak": peak_bytes()}
+
+    def prefill(self, request: Request) -> Dict[str, Any]:
+        """One prompt of `context` tokens from an empty cache."""
+        values, reading = watched(lambda: [self._prefill(request["context"])])
+        return {"seconds": values, "reading": reading.to_json()}
+
+    def decode(self, request: Request) -> Dict[str, Any]:
+        """Steps at `context` for about `duration` seconds; the context is there already if the last request left it."""
+        context = request["context"]
+        start = min(context - self.burst // 2, self.manifest.max_positions - self.burst) if self.grows else context - 1
+        if request["fresh"]:
+            self._prefill(max(1, start))
+        turn = self._grown_steps if self.grows else self._steps
+        turn(min(WARM, self.burst))
+        values, reading = watched(lambda: _repeat(lambda: turn(self.burst), request["duration"]))
+        return {"seconds": values, "reading": reading.to_json()}
+
+    def memory(self, request: Request) -> Dict[str, Any]:
+        return {"peak": peak_bytes()}
+
+    def bandwidth(self, request: Request) -> Dict[str, Any]:
+        """Seconds to read `bytes` bytes, by the quicker of numpy.sum and numpy.dot."""
+        if self.buffer.nbytes != request["bytes"] // 4 * 4:
+            self.buffer = np.ones(request["bytes"] // 4, np.float32)
+        buffer = self.buffer
+        reads: List[Callable[[], Any]] = [buffer.sum, lambda: buffer.dot(buffer)]
+        values, reading = watched(lambda: [min(_median(read, request["duration"] / 2) for read in reads)])
+        return {"seconds": values, "reading": reading.to_json()}
+
+    def _prompt(self, tokens: int) -> Any:
+        """[1,S] int64 token ids or [1,S,E] hidden states, all alike: no value changes what a call costs."""
+        source = self.manifest.inputs[0]
+        if self.manifest.kind == "decoder":
+            return np.zeros((1, tokens), np.int64)
+        return np.full((1, tokens, source.axes[-1]), 0.5, source.dtype)
+
+    def _prefill(self, tokens: int) -> float:
+        self.session.reset()
+        prompt = self._prompt(tokens)
+        start = time.perf_counter()
+        self.session.prefill(prompt, chunk=CHUNK)
+        return time.perf_counter() - start
+
+    def _steps(self, count: int) -> List[float]:
+        """Steps at one and the same context; each is taken back outside the clock."""
+        times = []
+        for _ in range(count):
+            times.append(_timed(self.session.step, self.token))
+            self.session.rewind(1)
+        return times
+
+    def _grown_steps(self, count: int) -> List[float]:
+        """Steps around the context: taking one back from a grown cache would leave a view of it, which the next step copies."""
+        times = [_timed(self.session.step, self.token) for _ in range(count)]
+        self.session.rewind(count)
+        return times[1:]  # the first runs on the view
+
+
+def peak_bytes() -> int:
+    """Most memory ever resident; ru_maxrss would start at the parent's, which it takes over at exec."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: TextIO) -> None:
+    """Answer until the input ends; an error becomes a reply, so that the caller can name the contestant."""
+    bench = Bench(open_session)
+    actions = {"load": bench.load, "prefill": bench.prefill, "decode": bench.decode, "memory": bench.memory, "bandwidth": bench.bandwidth}
+    for line in requests:
+        request = json.loads(line)
+        try:
+            reply = actions[request["do"]](request)
+        except Exception as error:  # whatever it is, the caller reports it and ends every worker
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def main(opener: Callable[[Request], Opened] = open_session) -> None:
+    """Replies keep the real stdout; what libraries print goes to stderr."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a stopped worker would outlive a killed caller
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        serve(opener, sys.stdin, replies)
+
+
+def _timed(call: Callable[[Any], Any], argument: Any) -> float:
+    start = time.perf_counter()
+    call(argument)
+    return time.perf_counter() - start
+
+
+def _repeat(turn: Callable[[], List[float]], duration: float) -> List[float]:
+    """One value, the median of all steps taken in `duration` seconds."""
+    times = turn()
+    end = time.perf_counter() + duration - sum(times)
+    while time.perf_counter() < end:
+        times += turn()
+    return [float(np.median(times))]
+
+
+def _median(read: Callable[[], Any], duration: float) -> float:
+    read()
+    end = time.perf_counter() + duration
+    times: List[float] = []
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        read()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+if __name__ == "__main__":
+    main()

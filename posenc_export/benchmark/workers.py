@@ -1,0 +1,94 @@
+"""The worker processes, of which one runs at a time: the others are stopped, and all are killed at the end whatever happens."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+COMMAND = [sys.executable, "-m", "posenc_export.benchmark.worker"]
+PATIENCE = 600.0  # seconds for one reply; torch.compile takes minutes at its first call
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Worker:
+    """A stopped process that runs only while `ask` waits for its reply.
+
+    Args:
+        label: the contestant's name, for errors.
+        threads: for the libraries that take the number from the environment.
+    """
+
+    def __init__(self, label: str, threads: int) -> None:
+        self.label = label
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
+        self.child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=_environment(threads), start_new_session=True)
+
+    def ask(self, do: str, **request: Any) -> Dict[str, Any]:
+        """One request, its reply.
+
+        Raises:
+            ValueError: the contestant failed, died or did not answer in time.
+        """
+        assert self.child.stdin is not None and self.child.stdout is not None
+        self._signal(signal.SIGCONT)
+        try:
+            self.child.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            raise self._died(do) from None
+        if not select.select([self.child.stdout], [], [], PATIENCE)[0]:
+            raise ValueError(f"benchmark {self.label}: {do} ends within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
+        line = self.child.stdout.readline()
+        if not line:
+            raise self._died(do)
+        self._signal(signal.SIGSTOP)
+        reply: Dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise ValueError(f"benchmark {self.label}: {do} succeeds, got {reply['error']}; leave it out or mend it")
+        return reply
+
+    def end(self) -> None:
+        """Kill the process and what it started; SIGKILL takes stopped ones too."""
+        self._signal(signal.SIGKILL)
+        self.child.wait()
+        for stream in (self.child.stdout, self.log):
+            if stream is not None:
+                stream.close()
+        if self.child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.child.stdin.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, number)
+
+    def _died(self, do: str) -> ValueError:
+        code = self.child.wait()
+        self.log.seek(0)
+        last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return ValueError(f"benchmark {self.label}: the worker lives through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
+
+
+@contextlib.contextmanager
+def crew(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
+    """A worker per label, all ended on the way out, errors and interrupts included."""
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for label in labels:
+            worker = Worker(label, threads)
+            stack.callback(worker.end)
+            workers.append(worker)
+        yield workers
+
+
+def _environment(threads: int) -> Dict[str, str]:
+    """TORCHINDUCTOR_COMPILE_THREADS=1: inductor compiles in the worker itself, without children of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return {**os.environ, **numbers, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}

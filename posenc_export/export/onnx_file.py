@@ -1,0 +1,127 @@
+"""From a module to model.onnx: trace once with semantic nodes, lower for the target, strip, save."""
+
+import collections
+import dataclasses
+import logging
+import warnings
+from pathlib import Path
+from typing import Dict, List, Mapping
+
+import onnx_ir as ir
+import torch
+
+from posenc_export import ops
+from posenc_export.export.describe import Model, trace_inputs
+from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
+from posenc_export.export.signatures import SIGNATURES
+from posenc_export.runtime.manifest import Manifest, Value
+
+FILE_NAME = "model.onnx"
+IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
+PRODUCER = "posenc_export"
+
+
+def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Mapping[str, Lowering], folder: Path) -> Manifest:
+    """Write folder/model.onnx; the manifest comes back with the inputs, states, opset and operators of the graph.
+
+    Raises:
+        ValueError: the target cannot represent the module.
+    """
+    graph_model = _semantic(model, manifest, opset)
+    graph = graph_model.graph
+    _name(graph, manifest)
+    rewriter = Rewriter(graph, manifest.dtype)
+    rewriter.run(lowering)
+    rewriter.finish()
+    manifest = _drop_unread(graph, manifest)
+    _strip(graph_model, opset)
+    ir.save(graph_model, folder / FILE_NAME)
+    operators = collections.Counter(node.op_type for node in graph)
+    return dataclasses.replace(manifest, opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())))
+
+
+def _semantic(model: Model, manifest: Manifest, opset: int) -> ir.Model:
+    module = SIGNATURES[manifest.signature](model).eval()
+    arguments, shapes = trace_inputs(manifest)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
+    with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
+        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=opset, optimize=True, verbose=False)
+    assert program is not None and program.exported_program is not None
+    _refuse_mutation(program.exported_program)
+    return program.model
+
+
+def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
+    """An ONNX graph keeps no state of its own: a mutated buffer or input would be dropped without a word."""
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise ValueError(f"export: state crosses the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
+
+
+def _name(graph: ir.Graph, manifest: Manifest) -> None:
+    """Names of the ecosystem for inputs and outputs; the position of each tells which it is."""
+    inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]
+    outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
+    assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    slots = {state.past: state.axes for state in manifest.states}
+    for value in graph.inputs:
+        if value.name in slots:
+            value.shape = ir.Shape(slots[value.name])
+
+
+def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
+    """Inputs that the lowered graph does not read go, and states with them; inputs it asked for come into the manifest."""
+    kept, outputs = [], [graph.outputs[0]]
+    for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
+        past = next(v for v in graph.inputs if v.name == state.past)
+        if past.uses():
+            kept.append(state)
+            outputs.append(value)
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    _rename_outputs(outputs, [manifest.outputs[0].name, *(state.present for state in kept)])
+    drop_dead(graph)
+    for value in list(graph.inputs)[1:]:
+        if not value.uses():
+            graph.inputs.remove(value)
+    states = {state.past for state in kept}
+    inputs = [_described(v) for v in graph.inputs if v.name not in states]
+    return dataclasses.replace(manifest, inputs=inputs, states=kept)
+
+
+def _described(value: ir.Value) -> Value:
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    return Value(value.name, value.dtype.numpy().name, tuple(a if isinstance(a, int) else str(a.value) for a in value.shape))
+
+
+def _rename_outputs(values: List[ir.Value], names: List[str]) -> None:
+    for value, name in zip(values, names, strict=True):
+        value.name = name
+
+
+def _strip(model: ir.Model, opset: int) -> None:
+    """Nothing of where or when it was made: equal modules give equal bytes, and no path leaves the machine."""
+    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, None
+    model.doc_string = model.graph.doc_string = None
+    model.graph.name = "posenc"
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    domains: Dict[str, int] = {"": opset}
+    boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
+    for index, node in enumerate(model.graph):
+        node.name, node.doc_string = f"{node.op_type}_{index}", None
+        node.metadata_props.clear()
+        if node.domain:
+            domains[node.domain] = 1
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if id(value) not in boundary:
+                value.shape = None
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.opset_imports.clear()
+    model.opset_imports.update(domains)

@@ -1,0 +1,121 @@
+"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them."""
+
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export import ops
+
+Values = Sequence[Optional[ir.Value]]
+Lowering = Callable[["Rewriter", ir.Node], ir.Value]
+
+
+class Rewriter:
+    """Emits nodes in front of the node being lowered; equal emissions with the same inputs are one node.
+
+    Args:
+        graph: the semantic graph, changed in place.
+        dtype: numpy dtype name of activations.
+    """
+
+    def __init__(self, graph: ir.Graph, dtype: str) -> None:
+        self.graph, self.dtype = graph, dtype
+        self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
+        self._at: Optional[ir.Node] = None
+        self._seen: Dict[Any, Tuple[ir.Value, ...]] = {}
+        self._names = 0
+
+    def run(self, table: Mapping[str, Lowering]) -> None:
+        """Lower every semantic node that the table names, in graph order."""
+        for node in list(self.graph):
+            if node.domain == ops.DOMAIN and node.op_type in table:
+                self._at = node
+                node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
+
+    def emit(self, op: str, inputs: Values, outputs: int = 1, domain: str = "", **attributes: Any) -> Union[ir.Value, Any]:
+        """The output of a new node, or a tuple of them where outputs > 1."""
+        key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(attributes.items())), outputs)
+        if key not in self._seen:
+            assert self._at is not None
+            node = ir.node(op, list(inputs), attributes=attributes, domain=domain, num_outputs=outputs)
+            for value in node.outputs:
+                self._names += 1
+                value.name = f"lowered.{op.lower()}_{self._names}"
+            self.graph.insert_before(self._at, node)
+            self._seen[key] = tuple(node.outputs)
+        made = self._seen[key]
+        return made[0] if outputs == 1 else made
+
+    def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
+        """An initialiser holding array; equal ones are shared."""
+        data = np.asarray(array, dtype=dtype)
+        key = ("constant", data.dtype.str, data.shape, data.tobytes())
+        if key not in self._seen:
+            self._names += 1
+            value = ir.Value(name=f"lowered.constant_{self._names}", shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.from_numpy(data.dtype)))
+            value.const_value = ir.tensor(data, name=value.name)
+            self.graph.register_initializer(value)
+            self._seen[key] = (value,)
+        return self._seen[key][0]
+
+    def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
+        """A graph input of that name, made where there is none yet."""
+        for value in self.graph.inputs:
+            if value.name == name:
+                return value
+        value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(dtype))
+        self.graph.inputs.append(value)
+        return value
+
+    def table(self, value: ir.Value) -> ir.Value:
+        """A float32 table in the dtype of activations."""
+        if value.const_value is None:
+            raise ValueError(f"export: tables are constants, got {value.name}; compute them when the module is built")
+        return value if self.dtype == "float32" else self.constant(value.const_value.numpy(), self.dtype)
+
+    def packed(self, value: ir.Value) -> ir.Value:
+        """Heads [B,S,N,D] as [B,S,N*D]."""
+        node = value.producer()
+        if node is not None and node.op_type == "Heads":
+            return node.inputs[0]  # type: ignore[return-value]
+        return self.emit("Reshape", [value, self.constant([0, 0, -1])])  # type: ignore[no-any-return]
+
+    def unpacked(self, value: ir.Value, heads: int) -> ir.Value:
+        """[B,S,N*D] as semantic heads [B,S,N,D], still to be lowered."""
+        node = self.emit("Heads", [value], domain=ops.DOMAIN, heads=float(heads))
+        return node  # type: ignore[no-any-return]
+
+    def finish(self) -> None:
+        """Lower what is left of Heads, drop dead nodes, unused inputs and initialisers."""
+        for node in list(self.graph):
+            if node.domain == ops.DOMAIN and node.op_type == "Heads":
+                self._at = node
+                made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
+                node.outputs[0].replace_all_uses_with(made)
+        drop_dead(self.graph)
+        left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
+        if left:
+            raise ValueError(f"export: this target has no lowering for {', '.join(left)}; choose target onnx or torchscript")
+
+
+def number(node: ir.Node, name: str) -> int:
+    """An integer attribute of a semantic node."""
+    return int(node.attributes[name].value)
+
+
+def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
+    """The semantic node of type op that makes value, if one does."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == ops.DOMAIN and node.op_type == op else None
+
+
+def drop_dead(graph: ir.Graph) -> None:
+    """Remove nodes and initialisers that no output needs."""
+    kept = {id(value) for value in graph.outputs}
+    for node in reversed(list(graph)):
+        if not any(value.uses() or id(value) in kept for value in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]

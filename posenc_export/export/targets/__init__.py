@@ -1,0 +1,73 @@
+"""The targets, by name: what each writes and how its caches behave."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+from posenc_export.export.describe import Model
+from posenc_export.export.onnx_file import write_onnx
+from posenc_export.export.targets import onnx_growing, onnx_static, ort
+from posenc_export.export.torchscript_file import write_torchscript
+from posenc_export.runtime.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to deploy.
+
+    Args:
+        graph: what the file holds, in a line.
+        cache: how its caches behave, in a line.
+        write: (model, manifest, folder) to the finished manifest.
+        layout: of each signature, "rows" or "columns" (runtime.manifest).
+        update: of its caches, "append" or "in_place".
+        geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
+    """
+
+    graph: str
+    cache: str
+    write: Callable[[Model, Manifest, Path], Manifest]
+    layout: Dict[str, str]
+    update: str
+    geometry: Dict[str, Any]
+    dtypes: Tuple[str, ...] = ("float32", "float16")
+
+
+COLUMNS = {"positions": "columns", "mask": "columns"}
+ROWS = {"positions": "rows", "mask": "columns"}
+BUCKET = 256  # slots; the standard operators cost what the capacity is, not what is valid
+
+TARGETS = {
+    "onnx": Target(
+        "ai.onnx operators, opset 23",
+        "grows: past in, present out",
+        lambda model, manifest, folder: write_onnx(model, manifest, onnx_growing.OPSET, onnx_growing.LOWERING, folder),
+        COLUMNS,
+        "append",
+        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+    ),
+    "onnx-static": Target(
+        "ai.onnx operators, opset 24",
+        "fixed capacity, in place, grown in buckets",
+        lambda model, manifest, folder: write_onnx(model, manifest, onnx_static.OPSET, onnx_static.LOWERING, folder),
+        ROWS,
+        "in_place",
+        {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
+    ),
+    "ort": Target(
+        "com.microsoft fused operators where exact",
+        "fixed capacity, in place, cost of the valid length",
+        lambda model, manifest, folder: write_onnx(model, manifest, ort.OPSET, ort.LOWERING, folder),
+        ROWS,
+        "in_place",
+        {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
+    ),
+    "torchscript": Target(
+        "scripted and frozen module",
+        "grows: tensors in and out",
+        write_torchscript,
+        COLUMNS,
+        "append",
+        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+    ),
+}

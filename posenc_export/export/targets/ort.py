@@ -1,0 +1,124 @@
+"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers, cost O(valid length); standard operators elsewhere.
+
+With position_ids, rows are compact: row b's tokens fill its own first slots, so slot differences are position differences and the node
+may rotate by slot, exactly, for any offset. With attention_mask, slots are columns: rotation stands outside and the mask is a bias.
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import onnx_ir as ir
+
+from posenc_export.export.rewriter import Rewriter, number, producer
+from posenc_export.export.targets import standard
+
+OPSET = 23
+DOMAIN = "com.microsoft"
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def lengths(rewriter: Rewriter) -> Tuple[ir.Value, ir.Value]:
+    """seqlens_k [B] int32, valid tokens per row minus 1, and total_sequence_length [] int32, the most of any row: from the session."""
+    return rewriter.input("seqlens_k", INT32, ["batch_size"]), rewriter.input("total_sequence_length", INT32, [])
+
+
+def lengths_of_mask(rewriter: Rewriter, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:
+    """The same two where every column is a slot."""
+    total = rewriter.emit("Cast", [rewriter.emit("Shape", [attention_mask], start=1, end=2)], to=int(INT32))
+    last = rewriter.emit("Sub", [total, rewriter.constant([1], "int32")])
+    rows = rewriter.emit("Expand", [last, rewriter.emit("Shape", [attention_mask], start=0, end=1)])
+    return rows, rewriter.emit("Squeeze", [total])
+
+
+def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Key positions of compact rows: first_position [B,1], that of slot 0, counted up to the longest row."""
+    _, total = lengths(rewriter)
+    count = rewriter.emit("Cast", [total], to=int(INT64))
+    slots = rewriter.emit("Range", [rewriter.constant(0), count, rewriter.constant(1)])
+    return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])  # type: ignore[no-any-return]
+
+
+def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    q, keys, values, mask = node.inputs
+    append_key, append_value = producer(keys, "Append"), producer(values, "Append")
+    if append_key is None or append_value is None:
+        raise ValueError("export: target ort attends to what it appends, got other keys; choose target torchscript")
+    _check_head_size(append_key)
+    by_columns = next((value for value in rewriter.graph.inputs if value.name == "attention_mask"), None)
+    semantic_mask = producer(mask, "Mask")
+    if by_columns is not None:
+        seqlens, total = lengths_of_mask(rewriter, by_columns)
+        bias, causal, rotation = mask, 1, None
+    else:
+        assert semantic_mask is not None
+        seqlens, total = lengths(rewriter)
+        bias = None if semantic_mask.inputs[2] is None else standard.in_dtype(rewriter, semantic_mask.inputs[2])
+        causal, rotation = number(semantic_mask, "causal"), _rotation(q, append_key.inputs[1])
+    assert append_value.inputs[1] is not None
+    sources = [q, append_key.inputs[1], append_value.inputs[1]]
+    attributes: Dict[str, Any] = {} if causal else {"causal": 0}
+    tables: List[Optional[ir.Value]] = [None, None]
+    if rotation is None:
+        sources = [_rotated(rewriter, value) for value in sources]
+    else:
+        tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
+        attributes |= {"do_rotary": 1, "rotary_interleaved": number(rotation, "interleaved")}
+        sources = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
+    y, present_key, present_value = rewriter.emit(
+        "GroupQueryAttention",
+        [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias],
+        outputs=3,
+        domain=DOMAIN,
+        num_heads=number(node, "heads"),
+        kv_num_heads=number(node, "kv_heads"),
+        scale=float(node.attributes["scale"].value),
+        **attributes,
+    )
+    append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
+    append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
+    return y  # type: ignore[no-any-return]
+
+
+def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Lowered only where slots are columns; of compact rows GroupQueryAttention knows the mask itself."""
+    if any(value.name == "attention_mask" for value in rewriter.graph.inputs):
+        return standard.mask(rewriter, node)
+    return node.outputs[0]
+
+
+def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
+    """The rotation of q, where q and k turn by the same tables and the kernel takes their sizes (D a multiple of 16, r/2 of 8)."""
+    of_q, of_k = producer(q, "Rotate"), producer(k, "Rotate")
+    if of_q is None or of_k is None or of_q.inputs[1:] != of_k.inputs[1:]:
+        return None
+    assert of_q.inputs[0] is not None and of_q.inputs[2] is not None and of_q.inputs[0].shape is not None and of_q.inputs[2].shape is not None
+    taken = int(of_q.inputs[0].shape[3]) % 16 == 0 and int(of_q.inputs[2].shape[1]) % 8 == 0
+    return of_q if taken else None
+
+
+def _rotated(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
+    node = producer(value, "Rotate")
+    return value if node is None else standard.rotate(rewriter, node)
+
+
+def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[Optional[ir.Value]]:
+    """q, k, v as [B,S,N*D]; one packed input where they are the three parts of one projection."""
+    parts = [rewriter.packed(value) for value in sources if value is not None]
+    split = parts[0].producer()
+    if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
+        return [split.inputs[0], None, None]
+    return list(parts)
+
+
+def _check_head_size(append_key: ir.Node) -> None:
+    assert append_key.inputs[0] is not None and append_key.inputs[0].shape is not None
+    size = int(append_key.inputs[0].shape[3])
+    if size % 8:
+        raise ValueError(f"export: target ort takes head sizes that are multiples of 8 (GroupQueryAttention), got {size}; choose target onnx or another head size")
+
+
+LOWERING = {
+    "AppendPositions": append_positions,
+    "FitPositions": standard.as_is,
+    "Mask": mask,
+    "Attend": attend,
+}

@@ -1,0 +1,68 @@
+"""The model once more, in float64 numpy, one token and one head at a time: what the eager module is checked against."""
+
+import math
+from typing import Dict, List, Union
+
+import numpy as np
+
+from posenc_export.encodings.base import Oracle
+from posenc_export.models.attention import AttentionBlock
+from posenc_export.models.config import AttentionConfig
+from posenc_export.models.decoder import Decoder
+
+Weights = Dict[str, np.ndarray]
+
+
+def full_pass(model: Union[Decoder, AttentionBlock], inputs: np.ndarray, start: int) -> np.ndarray:
+    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ... to outputs [S,V] or [S,E], float64."""
+    weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
+    oracle, positions = model.encoding.oracle(), range(start, start + len(inputs))
+    if isinstance(model, AttentionBlock):
+        x = np.stack([oracle.embed(row.astype(np.float64), p) for row, p in zip(inputs, positions, strict=True)])
+        return _attention(weights, "attention.", model.config, oracle, x, positions)
+    config = model.config
+    x = np.stack([oracle.embed(weights["embedding.weight"][token].copy(), p) for token, p in zip(inputs, positions, strict=True)])
+    for layer in range(config.layers):
+        name = f"layers.{layer}."
+        x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions)
+        x = x + _mlp(weights, f"{name}mlp.", config.mlp, _norm(weights, f"{name}mlp_norm", config.norm, config.epsilon, x))
+    head = weights["embedding.weight" if config.tied else "head.weight"]
+    return _norm(weights, "norm", config.norm, config.epsilon, x) @ head.T
+
+
+def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Oracle, x: np.ndarray, positions: range) -> np.ndarray:
+    size, group = config.head_size, config.heads // config.kv_heads
+    projected = _linear(weights, f"{name}qkv", x).reshape(len(x), -1, size)
+    q, k, v = projected[:, : config.heads], projected[:, config.heads : config.heads + config.kv_heads], projected[:, config.heads + config.kv_heads :]
+    q, k = _rotated(oracle, q, positions), _rotated(oracle, k, positions)
+    mixed = np.zeros_like(q)
+    for head in range(config.heads):
+        for i, query in enumerate(positions):
+            seen = [j for j in range(len(x)) if j <= i or not config.causal]
+            scores = np.array([q[i, head] @ k[j, head // group] / math.sqrt(size) + oracle.bias(head, query, positions[j]) for j in seen])
+            shares = np.exp(scores - scores.max())
+            mixed[i, head] = shares @ v[seen, head // group] / shares.sum()
+    return _linear(weights, f"{name}output", mixed.reshape(len(x), -1))
+
+
+def _rotated(oracle: Oracle, x: np.ndarray, positions: range) -> np.ndarray:
+    rows: List[np.ndarray] = [np.stack([oracle.rotate(head, p) for head in row]) for row, p in zip(x, positions, strict=True)]
+    return np.stack(rows)
+
+
+def _norm(weights: Weights, name: str, kind: str, epsilon: float, x: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True) if kind == "layer" else x
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * weights[f"{name}.weight"]
+    return scaled + weights.get(f"{name}.bias", 0.0)
+
+
+def _mlp(weights: Weights, name: str, kind: str, x: np.ndarray) -> np.ndarray:
+    up = _linear(weights, f"{name}up", x)
+    if kind == "swiglu":
+        gate = _linear(weights, f"{name}gate", x)
+        return _linear(weights, f"{name}down", gate / (1 + np.exp(-gate)) * up)
+    return _linear(weights, f"{name}down", up * 0.5 * (1 + np.vectorize(math.erf)(up / math.sqrt(2))))
+
+
+def _linear(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)

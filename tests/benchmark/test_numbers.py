@@ -1,0 +1,76 @@
+"""Statistics, limits and the rule that tells a disturbed sample."""
+
+import pytest
+
+from posenc_export.benchmark.disturbance import TICK, Reading, disturbed, watched
+from posenc_export.benchmark.limits import share_of_limit, step_bytes, step_weights
+from posenc_export.benchmark.spread import quantile, spread
+from posenc_export.models.config import AttentionConfig, DecoderConfig, to_json
+from posenc_export.models.presets import seeded
+
+BLOCK = AttentionConfig(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
+MODELS = {
+    "block": BLOCK,
+    "swiglu": DecoderConfig(50, 3, 24, BLOCK),
+    "gelu": DecoderConfig(50, 2, 24, BLOCK, norm="layer", mlp="gelu", mlp_bias=True),
+}
+QUIET = Reading(wall=0.1, cpu=0.2, others=0.0, waited=0.0, spin=1e-3)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.1, 1.4), (0.5, 3.0), (0.9, 4.6), (1.0, 5.0)])
+def test_a_quantile_is_linear_between_neighbours(share, value):
+    assert quantile([5.0, 1.0, 4.0, 2.0, 3.0], share) == pytest.approx(value)
+
+
+def test_one_slow_sample_does_not_move_the_median():
+    found = spread([1.0] * 10 + [1000.0])
+    assert (found.median, found.low, found.samples) == (1.0, 1.0, 11)
+
+
+def test_a_quantile_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one value, got none"):
+        quantile([], 0.5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_read_per_step_are_the_models_parameters(name):
+    config = MODELS[name]
+    parameters = sum(p.numel() for key, p in seeded(config).named_parameters() if "encoding" not in key)
+    embedding_row = config.width if name == "block" else config.attention.width
+    assert step_weights(to_json(config)) == parameters + (0 if name == "block" else embedding_row)
+
+
+def test_cache_bytes_follow_context_and_dtype():
+    plain = to_json(MODELS["swiglu"])
+    token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size
+    assert step_bytes(plain, "float32", 11) - step_bytes(plain, "float32", 10) == 4 * token
+    assert step_bytes(plain, "float16", 11) - step_bytes(plain, "float16", 10) == 2 * token
+
+
+def test_the_share_of_the_limit_is_bytes_over_time_over_bandwidth():
+    assert share_of_limit(2_000_000, 1e-3, 8e9) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("seconds", "bandwidth"), [(0.0, 1e9), (1e-3, 0.0)])
+def test_a_share_without_time_or_bandwidth_is_refused(seconds, bandwidth):
+    with pytest.raises(ValueError, match="are positive"):
+        share_of_limit(1, seconds, bandwidth)
+
+
+def test_a_quiet_sample_stands():
+    assert not disturbed(QUIET, quickest_spin=1e-3, cores=2)
+
+
+@pytest.mark.parametrize("change", [{"others": 0.1}, {"waited": 0.02}, {"spin": 1.5e-3}], ids=lambda c: next(iter(c)))
+def test_a_sample_is_disturbed_by(change):
+    assert disturbed(Reading(**{**QUIET.to_json(), **change}), quickest_spin=1e-3, cores=2)
+
+
+def test_the_coarse_clock_of_the_system_alone_disturbs_nothing():
+    assert not disturbed(Reading(**{**QUIET.to_json(), "others": 2 * TICK}), quickest_spin=1e-3, cores=2)
+
+
+def test_a_reading_covers_the_work():
+    values, reading = watched(lambda: [float(sum(range(200_000)))])
+    assert values == [19999900000.0]
+    assert reading.wall > 0 and reading.cpu > 0 and reading.spin > 0

@@ -1,0 +1,161 @@
+"""A whole run with contestants that only sleep: turns, lifecycle of the workers, refusals."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from posenc_export.benchmark import run, workers
+from posenc_export.benchmark.run import Samples
+from posenc_export.benchmark.workers import Worker, crew
+from posenc_export.export.describe import describe
+from posenc_export.models.config import AttentionConfig
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import manifest as manifests
+
+FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
+READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Makes an artefact folder that holds a manifest only."""
+    monkeypatch.setattr(workers, "COMMAND", FAKE)
+
+    def make(name, target="ort", width=32):
+        (tmp_path / name).mkdir()
+        update = "in_place" if target == "ort" else "append"
+        model = seeded(AttentionConfig(width, 4, 128))
+        manifests.write(describe(model, target, "positions", "rows", update, capacity_bucket=0, continuation_rows=1, contiguous=True), tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+def alive(pid):
+    """Running, not a zombie."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    return bool(found) and not found.startswith("Z")
+
+
+def state(worker):
+    return Path(f"/proc/{worker.child.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+
+
+@pytest.fixture
+def pids(tmp_path, monkeypatch):
+    """Process ids of the workers and of their children, once they have loaded."""
+    monkeypatch.setenv("FAKE_WORKER_PIDS", str(tmp_path / "pids"))
+    return lambda: [int(line) for line in (tmp_path / "pids").read_text(encoding="ascii").split()]
+
+
+def test_every_contestant_has_a_row_per_context_and_phase(folder):
+    lines = []
+    report = run([folder("a"), folder("slow", "onnx")], contexts=(16, 64, 4096), rounds=2, seconds=0.2, progress=lines.append)
+    expected = {(p, c, n) for p in ("decode", "prefill") for c in (16, 64) for n in ("eager", "a", "slow")}
+    assert {(row.phase, row.context, row.contestant) for row in report.rows} == expected
+    assert any("load slow" in line for line in lines)
+
+
+def test_the_slower_contestant_is_found(folder):
+    report = run([folder("a"), folder("slow")], runtimes=(), contexts=(16,), rounds=3, seconds=0.3)
+    ratio = {row.contestant: row.ratio for row in report.rows if row.phase == "decode"}
+    assert ratio["a"] == 1.0
+    assert ratio["slow"] > 2.0
+
+
+def test_workers_are_stopped_between_their_turns(folder):
+    path = folder("a")
+    with crew(["a", "b"], 1) as pair:
+        for worker in pair:
+            worker.ask("load", runtime="artefact", folder=str(path), provider="cpu", threads=1)
+        time.sleep(0.05)
+        assert [state(worker) for worker in pair] == ["T", "T"]
+
+
+def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
+    run([folder("a")], contexts=(16,), rounds=1, seconds=0.05)
+    time.sleep(0.05)
+    assert len(pids()) == 4
+    assert not any(map(alive, pids()))
+
+
+def test_workers_are_gone_after_an_error(folder, pids):
+    with pytest.raises(ValueError, match="benchmark fails: load succeeds, got ValueError: the fake fails as told"):
+        run([folder("a"), folder("fails")], runtimes=(), contexts=(16,))
+    time.sleep(0.05)
+    assert len(pids()) == 4
+    assert not any(map(alive, pids()))
+
+
+def test_workers_are_gone_after_an_interrupt(folder, pids):
+    def interrupt(line):
+        if line.startswith("context"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([folder("a")], contexts=(16,), progress=interrupt)
+    time.sleep(0.05)
+    assert not any(map(alive, pids()))
+
+
+def test_a_worker_that_dies_is_told_with_its_last_words(folder):
+    with pytest.raises(ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"):
+        run([folder("dies")], runtimes=(), contexts=(16,))
+
+
+def test_a_worker_that_does_not_answer_is_given_up(folder, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.2)
+    monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-c", "import time; time.sleep(60)"])
+    worker = Worker("mute", 1)
+    try:
+        with pytest.raises(ValueError, match="got no answer"):
+            worker.ask("load")
+    finally:
+        worker.end()
+
+
+def test_a_disturbed_sample_is_redone():
+    replies = iter([{"seconds": [9.0], "reading": {**READING, "others": 0.1}}, {"seconds": [1.0], "reading": READING}])
+    samples = Samples(patience=3, cores=2)
+    samples.take(lambda: next(replies), {})
+    assert (samples.seconds, samples.redone, samples.left) == ([1.0], 1, 0)
+
+
+def test_a_sample_disturbed_to_the_end_is_kept_and_counted():
+    samples = Samples(patience=3, cores=2)
+    for _ in range(2):
+        samples.take(lambda: {"seconds": [9.0], "reading": {**READING, "waited": 0.1}}, {})
+    assert (samples.seconds, samples.redone, samples.left) == ([9.0, 9.0], 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"runtimes": ("jax",)}, "runtimes are eager, torch.compile, got jax"),
+        ({"contexts": (4096,)}, "at most max_positions, 128, got 4096"),
+        ({"contexts": (1,)}, "at least 2 tokens, got 1"),
+        ({"rounds": 0}, "rounds, threads and seconds are positive"),
+    ],
+)
+def test_options_are_refused(folder, options, rule):
+    with pytest.raises(ValueError, match=rule):
+        run([folder("a")], **options)
+
+
+def test_no_folder_is_refused():
+    with pytest.raises(ValueError, match="at least one artefact folder, got none"):
+        run([])
+
+
+def test_runtimes_beside_folders_of_two_models_are_refused(folder):
+    with pytest.raises(ValueError, match="runtimes rebuild one model"):
+        run([folder("a"), folder("b", width=64)])
+
+
+@pytest.mark.parametrize("module", ["torch", "onnxruntime", "matplotlib", "numpy"])
+def test_the_caller_imports_no(module):
+    code = f"import sys, posenc_export.benchmark; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0

@@ -1,0 +1,87 @@
+"""Each module against its float64 oracle, entry by entry, near 0 and far out."""
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import encodings
+from posenc_export.numerics import tolerance, worst_error
+from tests.tiny import VARIANTS
+
+FAR = 1 << 15
+GEOMETRY = encodings.Geometry(width=24, heads=6, head_size=16, max_positions=FAR)
+POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
+
+
+@pytest.fixture(params=VARIANTS)
+def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
+    torch.manual_seed(0)
+    return encodings.build(VARIANTS[request.param], GEOMETRY)
+
+
+def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
+    x = torch.randn(1, len(POSITIONS), GEOMETRY.width)
+    actual = encoding.embed(x, torch.tensor([POSITIONS])).detach().numpy()[0]
+    expected = np.stack([encoding.oracle().embed(row.astype(np.float64), p) for row, p in zip(x[0].numpy(), POSITIONS, strict=True)])
+    assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
+
+
+def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.PositionEncoding) -> None:
+    q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
+    for x, actual in zip((q, k), encoding.rotate(q, k, torch.tensor([POSITIONS])), strict=True):
+        rows = zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)
+        expected = np.stack([[encoding.oracle().rotate(head, p) for head in row] for row, p in rows])
+        assert worst_error(actual.numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+def test_bias_matches_the_oracle_and_is_zero_where_there_is_none(encoding: encodings.PositionEncoding) -> None:
+    positions = torch.tensor([POSITIONS])
+    bias = encoding.bias(positions, positions)
+    expected = np.array([[[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)])
+    actual = np.zeros_like(expected) if bias is None else bias.numpy()[0]
+    assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
+
+
+def test_tables_keep_their_digits_through_a_cast_to_half(encoding: encodings.PositionEncoding) -> None:
+    q = torch.randn(1, len(POSITIONS), 6, 16)
+    before = encoding.rotate(q, q, torch.tensor([POSITIONS]))[0]
+    encoding.half().float()
+    assert torch.equal(encoding.rotate(q, q, torch.tensor([POSITIONS]))[0], before)
+
+
+def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
+    rope = encodings.build({"name": "rope"}, GEOMETRY)
+    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+
+    def score(query: int, key: int) -> float:
+        return float((rope.rotate(q, k, torch.tensor([[query]]))[0] * rope.rotate(q, k, torch.tensor([[key]]))[1]).sum())
+
+    assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
+def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers is not installed")
+    expected = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(torch.tensor([[0]]), torch.tensor([[1]]))[0, :, 0, 0]  # type: ignore[index]
+    assert torch.allclose(slopes, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("ropes", "name is one of"),
+        ("rope:thata=1", "parameter is one of"),
+        ("rope:theta=big", "type float"),
+        ("rope:rotary=7", "rotary size is even"),
+        ("rope:rotary=32", "rotary size is even"),
+        ("rope:layout=pairs", "layout is one of"),
+        ("alibi:max_bias=0", "max_bias is above 0"),
+        ("learned:offset=-1", "offset is 0 or more"),
+        ("sinusoidal:base=1", "base is above 1"),
+        ("rope:theta", "name=value"),
+    ],
+)
+def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encodings.build(encodings.parse(spec), GEOMETRY)

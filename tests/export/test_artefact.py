@@ -1,0 +1,79 @@
+"""What an artefact folder holds, and what it must not hold."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from posenc_export.export import TARGETS, export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+from tests.tiny import block
+
+PROGRAM = "from tests.tiny import block; from posenc_export.export import export; from posenc_export.models.presets import seeded; export(seeded(block('alibi')), {!r}, {!r})"
+
+
+def _bytes(folder: Path) -> Dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_same_input_gives_the_same_bytes_in_another_folder_and_process(target: str, tmp_path: Path) -> None:
+    export(seeded(block("rope")), target, tmp_path / "warm", verify=False)
+    export(seeded(block("alibi")), target, tmp_path / "here")
+    for seed in ("1", "2"):
+        there = tmp_path / f"some/other/place{seed}"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
+        subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(target, str(there))], check=True, env=environment)
+        assert _bytes(there) == _bytes(tmp_path / "here")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_artefact_holds_a_local_path(target: str, tmp_path: Path) -> None:
+    export(seeded(block("rope")), target, tmp_path / "artefact", verify=False)
+    contents = list(_bytes(tmp_path / "artefact").values())
+    if target == "torchscript":
+        with zipfile.ZipFile(tmp_path / "artefact" / "model.pt") as archive:
+            contents += [archive.read(name) for name in archive.namelist()]
+    for path in (str(Path.cwd()), str(tmp_path), sys.prefix, str(Path.home())):
+        assert not any(path.encode() in content for content in contents), path
+
+
+def test_rope_block_for_ort_is_two_projections_and_one_fused_node(tmp_path: Path) -> None:
+    manifest = export(seeded(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    assert manifest.operators == {"GroupQueryAttention": 1, "MatMul": 2}
+
+
+def test_no_artefact_stores_a_bias_matrix(tmp_path: Path) -> None:
+    export(seeded(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False)
+    assert (tmp_path / "artefact" / "model.onnx").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("name", ["model.onnx", manifests.FILE_NAME])
+def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
+    export(seeded(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    path = tmp_path / "artefact" / name
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"GroupQuery", b"GroupQuerx") if name == "model.onnx" else content.replace(b"1100", b"9100"))
+    with pytest.raises(ValueError, match="export again"):
+        load(tmp_path / "artefact")
+    path.unlink()
+    with pytest.raises(ValueError, match="got none"):
+        load(tmp_path / "artefact")
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="new, empty or an artefact"):
+        export(seeded(block("rope")), "ort", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_near_miss_of_a_target_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean onnx-static"):
+        export(seeded(block("rope")), "onnx-statick", tmp_path / "artefact")
