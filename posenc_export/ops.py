@@ -87,6 +87,15 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
     return key_positions
 
 
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """Key minus query position [B,1,S,T] float32, from [B,S] and [B,T] int64; entries at padding mean nothing."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
+            return _node("Distances", [q_positions, k_positions], {}, torch.empty(0, dtype=torch.float32), shape)
+    return (k_positions[:, None, None] - q_positions[:, None, :, None]).to(torch.float32)
+
+
 def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tensor], causal: bool, like: Tensor) -> Tensor:
     """Additive mask [B,1 or H,S,T] in like's dtype: bias where key j may be seen from query i, -inf elsewhere.
 

@@ -41,11 +41,7 @@ def watched(work: Callable[[], List[float]]) -> Tuple[List[float], Reading]:
 
 def disturbed(reading: Reading, quickest_spin: float, cores: int) -> bool:
     """quickest_spin: the shortest reference loop any worker saw. /proc/stat counts in ticks, one of which per core may be off."""
-    return (
-        reading.waited > WAITED * reading.wall
-        or reading.others > OTHERS * reading.wall + TICK * cores
-        or reading.spin > SLOWED * quickest_spin
-    )
+    return reading.waited > WAITED * reading.wall or reading.others > OTHERS * reading.wall + TICK * cores or reading.spin > SLOWED * quickest_spin
 
 
 def _spin() -> float:

@@ -15,7 +15,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td {
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
 """
 TEXT_HEADS = ("phase", "contestant", "target", "provider")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")  # told apart by colour-blind readers too (Okabe and Ito 2008)
+# Told apart by colour-blind readers too (Okabe and Ito 2008).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 
 
@@ -51,6 +52,8 @@ def _times(factor: float) -> Mark:
         axes.plot(contexts, [factor * row.seconds.median for row in rows], marker="o", label=rows[0].contestant, **style)
         axes.fill_between(contexts, [factor * row.seconds.low for row in rows], [factor * row.seconds.high for row in rows], alpha=0.2, linewidth=0, **style)
         axes.set_yscale("log")
+        axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
 
     return mark
 

@@ -6,6 +6,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 
 
@@ -13,7 +14,7 @@ class ALiBi(PositionEncoding):
     """scores - m_h |i - j|, m_h = 2^(-max_bias h / H), h = 1 .. H.
 
     A head count that is no power of two takes the slopes of the power n below it, then every other slope of 2n (the authors' code).
-    One form serves causal and symmetric attention: the mask of the block decides which keys are seen.
+    Causal and symmetric attention differ in the block's mask only.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -29,15 +30,17 @@ class ALiBi(PositionEncoding):
         super().__init__()
         if not max_bias > 0:
             raise ValueError(f"alibi: max_bias is above 0, got {max_bias}")
-        self.max_bias, self.heads = float(max_bias), geometry.heads
+        self.max_bias, self.heads, self.causal = float(max_bias), geometry.heads, geometry.causal
         below = 2 ** int(math.log2(geometry.heads))
         exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: geometry.heads]
         self.slopes = Table(2.0 ** (-self.max_bias * exponents))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distances = (k_positions.unsqueeze(1) - q_positions.unsqueeze(2)).abs().to(self.slopes.rows.dtype)
-        return distances.unsqueeze(1) * -self.slopes.rows.view(-1, 1, 1)
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; where causal, right for keys up to the query."""
+        distances = ops.distances(q_positions, k_positions)
+        if not self.causal:  # a causal block hides keys ahead, and behind the query -abs(j - i) is j - i
+            distances = -distances.abs()
+        return distances * self.slopes.rows.view(-1, 1, 1)
 
     def oracle(self) -> Oracle:
         return ALiBiOracle(self.heads, self.max_bias)

@@ -10,7 +10,7 @@ from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.config import AttentionConfig, DecoderConfig
 from posenc_export.models.decoder import Decoder
 
-FOLDER = Path(__file__).parent / "presets"
+FOLDER = Path(__file__).parent / "weights"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 PRESETS: Dict[str, DecoderConfig] = {

@@ -1,0 +1,35 @@
+"""Run an artefact: numpy and ONNX Runtime, nothing else."""
+
+from pathlib import Path
+from typing import Optional, Union
+
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.session import Session
+
+__all__ = ["Manifest", "Session", "load"]
+
+
+def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, capacity: Optional[int] = None) -> Session:
+    """A session on an artefact folder, after its files are checked against its manifest.
+
+    Args:
+        provider: "auto", "cpu" or "cuda".
+        threads: of one operator; all cores where None.
+        capacity: slots of in-place caches, at most the range of positions.
+
+    Raises:
+        ValueError: not an artefact, an altered one, a provider that is not there.
+        ModuleNotFoundError: the extra the target needs is not installed.
+    """
+    folder = Path(folder)
+    manifest = manifests.read(folder)
+    if manifest.target == "torchscript":
+        from posenc_export.runtime.torch_graph import load_torchscript
+
+        if provider == "cuda":
+            raise ValueError("runtime: target torchscript runs on provider cpu, got cuda; export target onnx or ort")
+        return Session(load_torchscript(str(folder / "model.pt"), manifest, threads), manifest)
+    from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
+
+    return Session(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider), threads), manifest, capacity)

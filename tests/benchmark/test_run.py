@@ -10,10 +10,8 @@ import pytest
 from posenc_export.benchmark import run, workers
 from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.workers import Worker, crew
-from posenc_export.export.describe import describe
-from posenc_export.models.config import AttentionConfig
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest, State, Value
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
@@ -27,8 +25,10 @@ def folder(tmp_path, monkeypatch):
     def make(name, target="ort", width=32):
         (tmp_path / name).mkdir()
         update = "in_place" if target == "ort" else "append"
-        model = seeded(AttentionConfig(width, 4, 128))
-        manifests.write(describe(model, target, "positions", "rows", update, capacity_bucket=0, continuation_rows=1, contiguous=True), tmp_path / name)
+        config = {"kind": "block", "width": width, "heads": 4, "kv_heads": 4, "head_size": 8, "qkv_bias": False, "output_bias": False}
+        values = [Value(name, "float32", ("batch_size", "sequence_length", width)) for name in ("hidden_states", "output")]
+        states = [State("past", "present", "float32", ("batch_size", 4, "slots", 8), update, 2)]
+        manifests.write(Manifest("block", target, "positions", "float32", "rows", config, values[:1], values[1:], states, 128, 0, 1, True), tmp_path / name)
         return tmp_path / name
 
     return make
@@ -155,7 +155,7 @@ def test_runtimes_beside_folders_of_two_models_are_refused(folder):
         run([folder("a"), folder("b", width=64)])
 
 
-@pytest.mark.parametrize("module", ["torch", "onnxruntime", "matplotlib", "numpy"])
+@pytest.mark.parametrize("module", ["torch", "onnxruntime", "matplotlib"])
 def test_the_caller_imports_no(module):
     code = f"import sys, posenc_export.benchmark; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0

@@ -1,5 +1,7 @@
 """Each module against its float64 oracle, entry by entry, near 0 and far out."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -34,11 +36,15 @@ def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.Posi
         assert worst_error(actual.numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
-def test_bias_matches_the_oracle_and_is_zero_where_there_is_none(encoding: encodings.PositionEncoding) -> None:
-    positions = torch.tensor([POSITIONS])
-    bias = encoding.bias(positions, positions)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bias_matches_the_oracle_wherever_the_mask_lets_see(variant: str, causal: bool) -> None:
+    encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=causal))
+    bias = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
     expected = np.array([[[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)])
     actual = np.zeros_like(expected) if bias is None else bias.numpy()[0]
+    if causal:
+        actual, expected = np.tril(actual), np.tril(expected)
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
 
@@ -63,7 +69,7 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
 def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers is not installed")
     expected = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(torch.tensor([[0]]), torch.tensor([[1]]))[0, :, 0, 0]  # type: ignore[index]
+    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(torch.tensor([[1]]), torch.tensor([[0]]))[0, :, 0, 0]  # type: ignore[index]
     assert torch.allclose(slopes, expected, rtol=1e-6, atol=0)
 
 

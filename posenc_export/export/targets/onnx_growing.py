@@ -37,6 +37,7 @@ LOWERING = {
     "Rotate": standard.rotate,
     "AppendPositions": append_positions,
     "FitPositions": standard.as_is,
+    "Distances": standard.distances,
     "Mask": standard.mask,
     "Attend": attend,
 }

@@ -39,6 +39,7 @@ LOWERING = {
     "Append": append,
     "AppendPositions": append_positions,
     "FitPositions": fit_positions,
+    "Distances": standard.distances,
     "Mask": standard.mask,
     "Attend": attend,
 }

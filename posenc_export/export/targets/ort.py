@@ -16,6 +16,11 @@ DOMAIN = "com.microsoft"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
+def by_columns(rewriter: Rewriter) -> Optional[ir.Value]:
+    """attention_mask, where slots are columns; None where rows are compact."""
+    return next((value for value in rewriter.graph.inputs if value.name == "attention_mask"), None)
+
+
 def lengths(rewriter: Rewriter) -> Tuple[ir.Value, ir.Value]:
     """seqlens_k [B] int32, valid tokens per row minus 1, and total_sequence_length [] int32, the most of any row: from the session."""
     return rewriter.input("seqlens_k", INT32, ["batch_size"]), rewriter.input("total_sequence_length", INT32, [])
@@ -37,16 +42,27 @@ def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])  # type: ignore[no-any-return]
 
 
+def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Of compact rows slot minus cache_position [B,S], the slot of each new token: exact in float32 below 2^24 slots, and no node too many at decode."""
+    if by_columns(rewriter) is not None:
+        return standard.distances(rewriter, node)
+    _, total = lengths(rewriter)
+    count = rewriter.emit("Cast", [total], to=int(ir.DataType.FLOAT))
+    slots = rewriter.emit("Range", [rewriter.constant(0, "float32"), count, rewriter.constant(1, "float32")])
+    queries = rewriter.emit("Cast", [rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])], to=int(ir.DataType.FLOAT))
+    return rewriter.emit("Sub", [slots, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])  # type: ignore[no-any-return]
+
+
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     q, keys, values, mask = node.inputs
     append_key, append_value = producer(keys, "Append"), producer(values, "Append")
     if append_key is None or append_value is None:
         raise ValueError("export: target ort attends to what it appends, got other keys; choose target torchscript")
     _check_head_size(append_key)
-    by_columns = next((value for value in rewriter.graph.inputs if value.name == "attention_mask"), None)
     semantic_mask = producer(mask, "Mask")
-    if by_columns is not None:
-        seqlens, total = lengths_of_mask(rewriter, by_columns)
+    attention_mask = by_columns(rewriter)
+    if attention_mask is not None:
+        seqlens, total = lengths_of_mask(rewriter, attention_mask)
         bias, causal, rotation = mask, 1, None
     else:
         assert semantic_mask is not None
@@ -80,9 +96,7 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Lowered only where slots are columns; of compact rows GroupQueryAttention knows the mask itself."""
-    if any(value.name == "attention_mask" for value in rewriter.graph.inputs):
-        return standard.mask(rewriter, node)
-    return node.outputs[0]
+    return node.outputs[0] if by_columns(rewriter) is None else standard.mask(rewriter, node)
 
 
 def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
@@ -119,6 +133,7 @@ def _check_head_size(append_key: ir.Node) -> None:
 LOWERING = {
     "AppendPositions": append_positions,
     "FitPositions": standard.as_is,
+    "Distances": distances,
     "Mask": mask,
     "Attend": attend,
 }

@@ -25,6 +25,13 @@ def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return rewriter.unpacked(turned, heads)
 
 
+def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Key minus query position, subtracted as int64: exact at any offset."""
+    queries = rewriter.emit("Unsqueeze", [node.inputs[0], rewriter.constant([1, 3])])
+    keys = rewriter.emit("Unsqueeze", [node.inputs[1], rewriter.constant([1, 2])])
+    return rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], to=int(ir.DataType.FLOAT))  # type: ignore[no-any-return]
+
+
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Additive [B,1 or H,S,T] in the dtype of activations: bias or 0 where visible, -inf elsewhere."""
     positions, key_positions, bias, _ = node.inputs

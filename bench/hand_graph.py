@@ -1,0 +1,263 @@
+"""Decode against a graph written by hand: what the export, the session and the capacity cost over MatMul, GroupQueryAttention, MatMul.
+
+    python bench/hand_graph.py ROPE_FOLDER [ALIBI_FOLDER] [--json FILE]
+
+ROPE_FOLDER: a block of target `ort`, width 512, 8 heads, float32. Everything runs on ONNX Runtime in this one process, burst by burst in turn;
+disturbed bursts are redone. Raw runs go through `run_with_iobinding` with shared cache buffers on both sides.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper
+
+from posenc_export.benchmark.disturbance import disturbed, watched
+from posenc_export.benchmark.report import aligned, duration
+from posenc_export.benchmark.spread import Spread, quantile, spread
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+
+WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
+IR_VERSION, OPSET = 10, 23  # what torch.onnx writes
+BASE = 10000.0  # of the angles; its value costs nothing
+CONTEXTS = (128, 1024, 8192)
+CAPACITIES = (512, 32768)
+REST = 0.05  # seconds; the other session's threads spin for 10 to 30 ms after its last run (measured, ONNX Runtime 1.31.1)
+WARM = 5  # calls after the rest, not counted
+Call = Callable[[], Any]
+
+
+def hand_graph(rows: int) -> bytes:
+    """Serialised model: x [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and the same caches."""
+    node = helper.make_node
+    sources = ["qkv", "", "", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos", "sin"]
+    attended = ["attended", "present_key", "present_value"]
+    nodes = [
+        node("MatMul", ["hidden_states", "qkv_weight"], ["qkv"]),
+        node("GroupQueryAttention", sources, attended, domain="com.microsoft", num_heads=HEADS, kv_num_heads=HEADS, do_rotary=1),
+        node("MatMul", ["attended", "output_weight"], ["output"]),
+    ]
+    hidden, cache = ["batch", "new", WIDTH], ["batch", HEADS, "capacity", HEAD_SIZE]
+    inputs = _values(onnx.TensorProto.FLOAT, hidden_states=hidden, past_key=cache, past_value=cache)
+    inputs += _values(onnx.TensorProto.INT32, seqlens_k=["batch"], total_sequence_length=[])
+    outputs = _values(onnx.TensorProto.FLOAT, output=hidden, present_key=cache, present_value=cache)
+    graph = helper.make_graph(nodes, "hand", inputs, outputs, _weights(rows))
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()  # type: ignore[no-any-return]
+
+
+def _weights(rows: int) -> List[Any]:
+    rng = np.random.default_rng(0)
+    angles = np.arange(rows)[:, None] * BASE ** (-np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+    tables = {
+        "qkv_weight": rng.standard_normal((WIDTH, 3 * WIDTH)) * 0.04,
+        "output_weight": rng.standard_normal((WIDTH, WIDTH)) * 0.04,
+        "cos": np.cos(angles),
+        "sin": np.sin(angles),
+    }
+    return [onnx.numpy_helper.from_array(table.astype(np.float32), name) for name, table in tables.items()]
+
+
+def _values(kind: int, **axes: Sequence[Any]) -> List[Any]:
+    return [helper.make_tensor_value_info(name, kind, shape) for name, shape in axes.items()]
+
+
+class Bound:
+    """A graph with everything bound, ready for the step at `context` again and again.
+
+    Args:
+        model: path or bytes.
+        capacity: slots of the cache buffers; what is input and output shares one buffer.
+    """
+
+    def __init__(self, model: Any, context: int, capacity: int, threads: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.binding = self.session.io_binding()
+        self.kept: List[Any] = []  # OrtValues only borrow their arrays
+        caches = []
+        for value in self.session.get_inputs():
+            bound = self._bind(_content(value.name, value.type, value.shape, context, capacity))
+            self.binding.bind_ortvalue_input(value.name, bound)
+            if len(value.shape) == 4:
+                caches.append(bound)
+        for value in self.session.get_outputs():
+            held = caches.pop(0) if len(value.shape) == 4 else self._bind(np.zeros((1, 1, WIDTH), np.float32))
+            self.binding.bind_ortvalue_output(value.name, held)
+
+    def __call__(self) -> None:
+        self.session.run_with_iobinding(self.binding)
+
+    def _bind(self, array: np.ndarray) -> Any:
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        self.kept += [array, value]
+        return value
+
+
+def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: int) -> np.ndarray:
+    """A value for every input either graph has.
+
+    Raises:
+        ValueError: an input this program does not know.
+    """
+    rng = np.random.default_rng(1)
+    if len(axes) == 4:
+        return rng.standard_normal((1, HEADS, capacity, HEAD_SIZE)).astype(np.float32)
+    if name == "hidden_states":
+        return rng.standard_normal((1, 1, WIDTH)).astype(np.float32)
+    known = {"seqlens_k": [context - 1], "total_sequence_length": context, "position_ids": [[context - 1]], "first_position": [[0]]}
+    if name not in known:
+        raise ValueError(f"hand_graph: inputs are hidden_states, caches, {', '.join(known)}, got {name!r}; give a block of target ort with signature positions")
+    return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
+
+
+class Race:
+    """Bursts of several calls in turn; a turn somebody disturbed is taken again."""
+
+    def __init__(self, calls: Dict[str, Call], burst: int) -> None:
+        self.calls, self.burst, self.redone, self.left = calls, burst, 0, 0
+
+    def run(self, rounds: int) -> Dict[str, List[float]]:
+        """Per call, the median seconds of each burst; bursts of one index belong together."""
+        cores = os.cpu_count() or 1
+        times: Dict[str, List[float]] = {name: [] for name in self.calls}
+        quickest = float("inf")
+        patience = rounds
+        while len(next(iter(times.values()))) < rounds:
+            turn, reading = watched(self._turn)
+            quickest = min(quickest, reading.spin)
+            if disturbed(reading, quickest, cores) and patience > 0:
+                patience, self.redone = patience - 1, self.redone + 1
+                continue
+            self.left += disturbed(reading, quickest, cores)
+            for name, value in zip(times, turn, strict=True):
+                times[name].append(value)
+        return times
+
+    def _turn(self) -> List[float]:
+        return [_burst(call, self.burst) for call in self.calls.values()]
+
+
+def _burst(call: Call, count: int) -> float:
+    """Median seconds of a call; a call that gives seconds has timed itself."""
+    time.sleep(REST)
+    for _ in range(WARM):
+        call()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        own = call()
+        times.append(time.perf_counter() - start if own is None else own)
+    return quantile(times, 0.5)
+
+
+def stepper(folder: Path, context: int, capacity: int, threads: int) -> Call:
+    """session.step at `context`, timing itself so that taking the step back stays outside."""
+    session = load(folder, provider="cpu", threads=threads, capacity=capacity)
+    rng = np.random.default_rng(1)
+    session.prefill(rng.standard_normal((1, context - 1, WIDTH)).astype(np.float32), chunk=1024)
+    token = rng.standard_normal((1, WIDTH)).astype(np.float32)
+
+    def step() -> float:
+        start = time.perf_counter()
+        session.step(token)
+        seconds = time.perf_counter() - start
+        session.rewind(1)
+        return seconds
+
+    return step
+
+
+def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
+    """second over first: the ratio of each pair of bursts, so that drift cancels, and the difference of the medians."""
+    race = Race({first[0]: first[1], second[0]: second[1]}, options.burst)
+    times = race.run(options.rounds)
+    one, two = times[first[0]], times[second[0]]
+    ratios = spread([b / a for a, b in zip(one, two, strict=True)])
+    gap = spread([b - a for a, b in zip(one, two, strict=True)])
+    return {
+        "what": title,
+        "names": [first[0], second[0]],
+        "seconds": [asdict(spread(one)), asdict(spread(two))],
+        "ratio": asdict(ratios),
+        "difference": asdict(gap),
+        "redone": race.redone,
+        "left": race.left,
+    }
+
+
+def cases(options: argparse.Namespace) -> List[Dict[str, Any]]:
+    """Every comparison the folders allow."""
+    folder, threads = options.rope, options.threads
+    model, limit = str(folder / "model.onnx"), manifests.read(folder).max_positions
+    found = []
+    for context in [c for c in CONTEXTS if c <= limit]:
+        capacity = min(limit, context + 64)
+        raw = ("artefact", Bound(model, context, capacity, threads))
+        found.append(compare(f"artefact / hand, context {context}", ("hand", Bound(hand_graph(capacity), context, capacity, threads)), raw, options))
+        found.append(compare(f"session / raw, context {context}", raw, ("session", stepper(folder, context, capacity, threads)), options))
+        if options.alibi:
+            other = ("alibi", Bound(str(options.alibi / "model.onnx"), context, capacity, threads))
+            found.append(compare(f"alibi / rope, context {context}", ("rope", raw[1]), other, options))
+    small, large = CAPACITIES
+    if limit >= large:
+        ends = [(f"capacity {c}", stepper(folder, 128, c, threads)) for c in CAPACITIES]
+        found.append(compare(f"session at context 128, capacity {large} / {small}", *ends, options))
+        ends = [(f"capacity {c}", Bound(model, 128, c, threads)) for c in CAPACITIES]
+        found.append(compare(f"raw at context 128, capacity {large} / {small}", *ends, options))
+    return found
+
+
+def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
+    heads = ("what", "first", "second", "ratio", "p10", "p90", "difference us", "redone", "disturbed")
+    cells = []
+    for each in found:
+        ratio, seconds = Spread(**each["ratio"]), [duration(part["median"]) for part in each["seconds"]]
+        gap = f"{1e6 * each['difference']['median']:.1f}"
+        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["left"])))
+    return aligned(heads, cells)
+
+
+def check(folder: Path) -> None:
+    """Raises: ValueError: not a float32 ort block of the hand graph's sizes."""
+    manifest = manifests.read(folder)
+    config = manifest.config
+    got = (manifest.kind, manifest.target, manifest.dtype, config.get("width"), config.get("heads"), config.get("kv_heads"), config.get("head_size"))
+    wanted = ("block", "ort", "float32", WIDTH, HEADS, HEADS, HEAD_SIZE)
+    if got != wanted:
+        raise ValueError(f"hand_graph {folder}: kind, target, dtype, width, heads, kv_heads, head_size are {wanted}, got {got}; export such a block")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rope", type=Path, help="artefact folder of a rope block")
+    parser.add_argument("alibi", type=Path, nargs="?", help="artefact folder of an alibi block of the same sizes")
+    parser.add_argument("--rounds", type=int, default=40, help="pairs of bursts per comparison")
+    parser.add_argument("--burst", type=int, default=40, help="calls per burst")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    options = parser.parse_args(arguments)
+    for folder in filter(None, (options.rope, options.alibi)):
+        check(folder)
+    found = cases(options)
+    print("\n".join(lines(found)))
+    result = {"threads": options.threads, "onnxruntime": ort.__version__, "results": found}
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

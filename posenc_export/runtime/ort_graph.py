@@ -1,0 +1,243 @@
+"""A graph under ONNX Runtime, and its caches: buffers bound to inputs and outputs by address, on the host or on the device."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+try:
+    import onnxruntime
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("runtime: onnxruntime is needed, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
+
+from posenc_export.runtime.manifest import Manifest, State
+
+Feeds = Dict[str, np.ndarray]
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+GROWTH = 256  # slots added at a time to buffers of growing caches
+
+
+def choose_provider(name: str) -> str:
+    """ "cpu" or "cuda"; "auto" is cuda where ONNX Runtime has it.
+
+    Raises:
+        ValueError: an unknown name, or a provider this installation lacks.
+    """
+    present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
+    if name == "auto":
+        return "cuda" if "cuda" in present else "cpu"
+    if name not in PROVIDERS:
+        raise ValueError(f"runtime: provider is one of auto, {', '.join(PROVIDERS)}, got {name!r}")
+    if name not in present:
+        raise ValueError(f"runtime: provider {name} needs an ONNX Runtime that has it, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
+    return name
+
+
+class OrtGraph:
+    """A loaded model.onnx.
+
+    Args:
+        path: the file.
+        manifest: its description.
+        provider: "cpu" or "cuda".
+        threads: of one operator; all cores where None.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        # Far keys under ALiBi get shares below 1e-38: as subnormal numbers they would slow the product with the values by 1.7x at 8192.
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        if threads:
+            options.intra_op_num_threads = threads
+        self.manifest, self.device = manifest, provider
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
+        if PROVIDERS[provider] not in self.session.get_providers():
+            raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries")
+
+    def open(self, batch: int, capacity: int) -> "OrtCache":
+        """Empty caches for `batch` rows."""
+        return OrtCache(self, batch, capacity)
+
+
+class Buffer:
+    """Memory for one state, on the host (numpy) or on the device (OrtValue).
+
+    Args:
+        shape, dtype, fill: of its content.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
+        self.shape, self.device = tuple(shape), device
+        self.array: np.ndarray = np.full(self.shape, fill, dtype)
+        self.address = int(self.array.ctypes.data)
+        if device == "cuda":
+            self.value = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
+            self.address = int(self.value.data_ptr())
+
+    def read(self) -> np.ndarray:
+        """The content: a view on the host, a copy from the device."""
+        return self.array if self.device == "cpu" else self.value.numpy()  # type: ignore[no-any-return]
+
+    def write(self, content: np.ndarray) -> None:
+        """Put content [same shape] in place."""
+        if self.device == "cpu":
+            self.array[...] = content
+        else:
+            self.value.update_inplace(np.ascontiguousarray(content))
+
+
+class OrtCache:
+    """The states of one session. `columns` counts the slots in use of growing states.
+
+    Args:
+        graph: what runs on them.
+        batch: rows B.
+        capacity: slots M of in-place states.
+    """
+
+    def __init__(self, graph: OrtGraph, batch: int, capacity: int) -> None:
+        self.graph, self.batch, self.capacity, self.columns = graph, batch, capacity, 0
+        self.states = graph.manifest.states
+        self.grows = any(state.update == "append" for state in self.states)
+        self.room = GROWTH if self.grows else capacity
+        self.past = [self._buffer(state) for state in self.states]
+        self.present = [self._buffer(state) for state in self.states] if self.grows else self.past
+
+    def run(self, feeds: Feeds, row: Optional[int] = None) -> np.ndarray:
+        """One call on all rows, or on one row of in-place caches; output [B or 1,S,*]."""
+        binding = self._bind(feeds, row)
+        name = self.graph.manifest.outputs[0].name
+        binding.bind_output(name, "cpu")
+        self.graph.session.run_with_iobinding(binding)
+        self._advance(feeds)
+        return np.array(binding.get_outputs()[len(self.states)].numpy())  # outputs come in the order they were bound
+
+    def stepper(self, feeds: Feeds) -> Callable[[], np.ndarray]:
+        """A call of one token per row that reads `feeds` anew each time; its output [B,1,*] is one buffer, overwritten by the next call."""
+        output = self.graph.manifest.outputs[0]
+        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (self.batch, 1, 0), strict=True)], output.dtype)
+        session, pointer = self.graph.session, result.ctypes.data
+
+        def bound() -> Any:
+            binding = self._bind(feeds, None)
+            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
+            return binding
+
+        if not self.grows:
+            binding, run = bound(), session.run_with_iobinding
+
+            def step() -> np.ndarray:
+                run(binding)
+                return result
+
+            return step
+
+        def grow() -> np.ndarray:
+            session.run_with_iobinding(bound())
+            self._advance(feeds)
+            return result
+
+        return grow
+
+    def reserve(self, slots: int) -> bool:
+        """Room for `slots` slots in in-place states; True where the buffers moved."""
+        if self.grows or slots <= self.capacity:
+            return False
+        bucket = max(self.graph.manifest.capacity_bucket, 1)
+        self.capacity = self.room = -(-slots // bucket) * bucket
+        for index, state in enumerate(self.states):
+            self.past[index] = self._moved(state, self.past[index])
+        return True
+
+    def fork(self) -> "OrtCache":
+        """The same content in memory of its own."""
+        other = OrtCache(self.graph, self.batch, self.capacity)
+        other.columns = self.columns
+        if self.grows:
+            other._make_room(self.columns)
+        for index, state in enumerate(self.states):
+            if self.grows:
+                other.past[index].write(_resized(self.past[index].read().reshape(-1), other.past[index].shape[0]))
+            else:
+                other.past[index].write(self.past[index].read())
+        return other
+
+    def hide(self, keep: np.ndarray) -> None:
+        """Mark slots as never written where keep [B,slots in use] is False."""
+        for state, buffer in zip(self.states, self.past, strict=True):
+            if state.past == "past_positions":
+                slots = keep.shape[1]
+                if self.grows:
+                    view = buffer.array[: self.batch * self.columns].reshape(self.batch, self.columns)
+                    view[:, :slots][~keep] = state.fill
+                else:
+                    buffer.array[:, :slots][~keep] = state.fill
+                    buffer.array[:, slots:] = state.fill
+
+    def trim(self, columns: int) -> None:
+        """Drop the columns of growing states from `columns` on."""
+        if not self.grows or columns == self.columns:
+            return
+        for state, buffer in zip(self.states, self.past, strict=True):
+            shape = self._shape(state, self.columns)
+            flat = buffer.read()
+            content = flat[: int(np.prod(shape))].reshape(shape)
+            kept = np.ascontiguousarray(np.moveaxis(np.moveaxis(content, state.axis, 0)[:columns], 0, state.axis)).reshape(-1)
+            buffer.write(_resized(kept, buffer.shape[0]))
+        self.columns = columns
+
+    def _bind(self, feeds: Feeds, row: Optional[int]) -> Any:
+        binding = self.graph.session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        new = next(iter(feeds.values())).shape[1]
+        if self.grows:
+            self._make_room(self.columns + new)
+        for state, past, present in zip(self.states, self.past, self.present, strict=True):
+            before = self._shape(state, self.columns if self.grows else self.capacity, 1 if row is not None else self.batch)
+            after = self._shape(state, self.columns + new if self.grows else self.capacity, 1 if row is not None else self.batch)
+            offset = 0 if row is None else row * int(np.prod(before)) * past.array.itemsize
+            binding.bind_input(state.past, past.device, 0, past.array.dtype, before, past.address + offset)
+            binding.bind_output(state.present, present.device, 0, present.array.dtype, after, present.address + offset)
+        return binding
+
+    def _advance(self, feeds: Feeds) -> None:
+        if self.grows:
+            self.columns += next(iter(feeds.values())).shape[1]
+            self.past, self.present = self.present, self.past
+
+    def _make_room(self, columns: int) -> None:
+        if columns <= self.room:
+            return
+        self.room = max(2 * self.room, -(-columns // GROWTH) * GROWTH)
+        self.past = [self._moved(state, buffer) for state, buffer in zip(self.states, self.past, strict=True)]
+        self.present = [self._buffer(state) for state in self.states]
+
+    def _buffer(self, state: State) -> Buffer:
+        shape: List[int] = self._shape(state, self.room)
+        # Positions stay on the host: they are small, and a rewind writes them.
+        device = "cpu" if state.past == "past_positions" else self.graph.device
+        return Buffer([int(np.prod(shape))] if self.grows else shape, state.dtype, state.fill, device)
+
+    def _moved(self, state: State, old: Buffer) -> Buffer:
+        buffer = self._buffer(state)
+        if self.grows:
+            buffer.write(_resized(old.read(), buffer.shape[0]))
+        else:
+            content = buffer.array
+            content[tuple(slice(0, size) for size in old.shape)] = old.read()
+            buffer.write(content)
+        return buffer
+
+    def _shape(self, state: State, slots: int, batch: Optional[int] = None) -> List[int]:
+        rows = self.batch if batch is None else batch
+        return [rows if index == 0 else slots if index == state.axis else int(axis) for index, axis in enumerate(state.axes)]
+
+
+def _resized(flat: np.ndarray, size: int) -> np.ndarray:
+    out = np.zeros(size, flat.dtype)
+    count = min(size, len(flat))
+    out[:count] = flat[:count]
+    return out

@@ -1,0 +1,101 @@
+"""A TorchScript file or a live torch module behind the same interface; torch is imported here only, and only when used."""
+
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+from posenc_export.runtime.manifest import Manifest
+
+Feeds = Dict[str, np.ndarray]
+
+
+def load_torchscript(path: str, manifest: Manifest, threads: Optional[int]) -> "TorchGraph":
+    """A model.pt.
+
+    Raises:
+        ModuleNotFoundError: torch is not installed.
+    """
+    import warnings
+
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("runtime: target torchscript needs torch, got none; pip install 'posenc-export[export]'", name="torch") from error
+    if threads:
+        torch.set_num_threads(threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
+        warnings.simplefilter("ignore", FutureWarning)
+        return TorchGraph(torch.jit.load(path), manifest)
+
+
+class TorchGraph:
+    """A module in a calling convention: (input, position_ids, past_positions, states) or (input, attention_mask, states).
+
+    Args:
+        module: eager, compiled or scripted.
+        manifest: its description; all states "append".
+    """
+
+    def __init__(self, module: Any, manifest: Manifest) -> None:
+        self.module, self.manifest = module, manifest
+
+    def open(self, batch: int, capacity: int) -> "TorchCache":
+        """Empty caches for `batch` rows; they grow, capacity is ignored."""
+        return TorchCache(self, batch)
+
+
+class TorchCache:
+    """The states of one session, as tensors that each call replaces."""
+
+    grows = True
+
+    def __init__(self, graph: TorchGraph, batch: int) -> None:
+        import torch
+
+        self.graph, self.batch, self.columns, self.capacity = graph, batch, 0, 0
+        self.states: List[Any] = []
+        for state in graph.manifest.states:
+            shape = [batch if index == 0 else 0 if index == state.axis else int(axis) for index, axis in enumerate(state.axes)]
+            self.states.append(torch.zeros(shape, dtype=getattr(torch, state.dtype)))
+
+    def run(self, feeds: Feeds, row: Optional[int] = None) -> np.ndarray:
+        """One call on all rows; output [B,S,*]."""
+        import torch
+
+        arguments = [torch.from_numpy(array) for array in feeds.values()]
+        with torch.inference_mode():
+            if self.graph.manifest.signature == "positions":
+                output, positions, present = self.graph.module(*arguments, self.states[0], self.states[1:])
+                self.states = [positions, *present]
+            else:
+                output, self.states = self.graph.module(*arguments, self.states)
+        self.columns += next(iter(feeds.values())).shape[1]
+        return output.numpy()  # type: ignore[no-any-return]
+
+    def stepper(self, feeds: Feeds) -> Callable[[], np.ndarray]:
+        """A call that reads `feeds` anew each time."""
+        return lambda: self.run({name: array.copy() for name, array in feeds.items()})
+
+    def reserve(self, slots: int) -> bool:
+        """Growing caches need no room ahead."""
+        return False
+
+    def fork(self) -> "TorchCache":
+        """The same content; tensors are never written in place, so both may hold them."""
+        other = TorchCache(self.graph, self.batch)
+        other.states, other.columns = list(self.states), self.columns
+        return other
+
+    def hide(self, keep: np.ndarray) -> None:
+        """Mark columns as never written where keep [B,columns] is False."""
+        import torch
+
+        for index, state in enumerate(self.graph.manifest.states):
+            if state.past == "past_positions":
+                self.states[index] = torch.where(torch.from_numpy(keep), self.states[index], state.fill)
+
+    def trim(self, columns: int) -> None:
+        """Drop the columns from `columns` on."""
+        self.states = [value.narrow(state.axis, 0, columns).clone() for state, value in zip(self.graph.manifest.states, self.states, strict=True)]
+        self.columns = columns
