@@ -1,0 +1,23 @@
+"""Position encodings as deployable attention blocks, exact at every offset. Names load on first use: importing this imports neither torch nor onnxruntime."""
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "load": "posenc_export.runtime",
+    "Session": "posenc_export.runtime",
+    "Manifest": "posenc_export.runtime",
+    "AttentionConfig": "posenc_export.models.config",
+    "DecoderConfig": "posenc_export.models.config",
+    "AttentionBlock": "posenc_export.models.attention",
+    "Decoder": "posenc_export.models.decoder",
+    "load_preset": "posenc_export.models.presets",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module posenc_export has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

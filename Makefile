@@ -1,0 +1,29 @@
+# Everything stands in .venv; a machine with Python >= 3.11 and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/ready
+	$(BIN)/python -m posenc_export.demo build/demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build
