@@ -73,8 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     generating.add_argument("folder", type=Path)
     generating.add_argument("--prompt", required=True)
     generating.add_argument("--tokens", type=int, default=64)
-    for name, kind, default in (("temperature", float, 0.0), ("top-k", int, 0), ("top-p", float, 1.0), ("seed", int, 0)):
-        generating.add_argument(f"--{name}", type=kind, default=default)
+    generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
+    generating.add_argument("--top-p", type=float, default=1.0)
+    generating.add_argument("--seed", type=int, default=0)
     generating.add_argument("--provider", default="auto", help="auto, cpu or cuda")
     generating.set_defaults(run=_generate)
 

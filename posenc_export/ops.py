@@ -33,7 +33,7 @@ def emitting() -> bool:
 
 @torch.jit.unused
 def _node(name: str, inputs: List[Optional[Tensor]], attributes: Dict[str, float], like: Tensor, shape: List[int]) -> Tensor:
-    return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, attributes, dtype=like.dtype, shape=shape, version=1)
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, {**attributes}, dtype=like.dtype, shape=shape, version=1)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -103,8 +103,8 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     """
     if not torch.jit.is_scripting():
         if emitting():
-            heads = 1 if bias is None else bias.size(1)
-            return _node("Mask", [positions, key_positions, bias, like], {"causal": float(causal)}, like, [positions.size(0), heads, positions.size(1), key_positions.size(1)])
+            shape = [positions.size(0), 1 if bias is None else bias.size(1), positions.size(1), key_positions.size(1)]
+            return _node("Mask", [positions, key_positions, bias, like], {"causal": float(causal)}, like, shape)
     visible = key_positions.unsqueeze(1).ge(0)
     if causal:
         visible = visible & key_positions.unsqueeze(1).le(positions.unsqueeze(2))
@@ -116,7 +116,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) 
     """softmax(scale q k + mask) v: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], to [B,S,H*D]. A row that sees nothing gives 0."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Attend", [q, keys, values, mask], {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}
+            return _node("Attend", [q, keys, values, mask], attributes, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
     )

@@ -33,19 +33,23 @@ class Rewriter:
                 self._at = node
                 node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
 
-    def emit(self, op: str, inputs: Values, outputs: int = 1, domain: str = "", **attributes: Any) -> Union[ir.Value, Any]:
-        """The output of a new node, or a tuple of them where outputs > 1."""
-        key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(attributes.items())), outputs)
+    def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
+        """The output of a new node."""
+        return self.emit_all(op, inputs, 1, domain, attributes)[0]
+
+    def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
+        """The outputs of a new node."""
+        given = dict(attributes or {})
+        key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(given.items())), outputs)
         if key not in self._seen:
             assert self._at is not None
-            node = ir.node(op, list(inputs), attributes=attributes, domain=domain, num_outputs=outputs)
+            node = ir.node(op, list(inputs), attributes=given, domain=domain, num_outputs=outputs)
             for value in node.outputs:
                 self._names += 1
                 value.name = f"lowered.{op.lower()}_{self._names}"
             self.graph.insert_before(self._at, node)
             self._seen[key] = tuple(node.outputs)
-        made = self._seen[key]
-        return made[0] if outputs == 1 else made
+        return self._seen[key]
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """An initialiser holding array; equal ones are shared."""
@@ -79,12 +83,11 @@ class Rewriter:
         node = value.producer()
         if node is not None and node.op_type == "Heads":
             return node.inputs[0]  # type: ignore[return-value]
-        return self.emit("Reshape", [value, self.constant([0, 0, -1])])  # type: ignore[no-any-return]
+        return self.emit("Reshape", [value, self.constant([0, 0, -1])])
 
     def unpacked(self, value: ir.Value, heads: int) -> ir.Value:
         """[B,S,N*D] as semantic heads [B,S,N,D], still to be lowered."""
-        node = self.emit("Heads", [value], domain=ops.DOMAIN, heads=float(heads))
-        return node  # type: ignore[no-any-return]
+        return self.emit("Heads", [value], ops.DOMAIN, {"heads": float(heads)})
 
     def finish(self) -> None:
         """Lower what is left of Heads, drop dead nodes, unused inputs and initialisers."""
@@ -102,6 +105,14 @@ class Rewriter:
 def number(node: ir.Node, name: str) -> int:
     """An integer attribute of a semantic node."""
     return int(node.attributes[name].value)
+
+
+def size(value: Optional[ir.Value], axis: int) -> int:
+    """A fixed size of a value."""
+    assert value is not None and value.shape is not None
+    found = value.shape[axis]
+    assert isinstance(found, int), f"axis {axis} of {value.name} is dynamic"
+    return found
 
 
 def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:

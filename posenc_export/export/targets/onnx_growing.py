@@ -9,7 +9,7 @@ OPSET = 23
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    return rewriter.emit("Concat", node.inputs[:2], axis=1)  # type: ignore[no-any-return]
+    return rewriter.emit("Concat", node.inputs[:2], attributes={"axis": 1})
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -20,17 +20,15 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         raise ValueError("export: target onnx attends to what it appends, got other keys; choose target torchscript")
     past_key, new_key, past_value, new_value = *append_key.inputs[:2], *append_value.inputs[:2]
     assert q is not None and new_key is not None and new_value is not None
-    y, present_key, present_value = rewriter.emit(
+    y, present_key, present_value = rewriter.emit_all(
         "Attention",
         [rewriter.packed(q), rewriter.packed(new_key), rewriter.packed(new_value), mask, past_key, past_value],
-        outputs=3,
-        q_num_heads=number(node, "heads"),
-        kv_num_heads=number(node, "kv_heads"),
-        scale=float(node.attributes["scale"].value),
+        3,
+        attributes={"q_num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), "scale": float(node.attributes["scale"].value)},
     )
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 LOWERING = {

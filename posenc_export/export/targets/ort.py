@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, producer
+from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
 OPSET = 23
@@ -28,18 +28,18 @@ def lengths(rewriter: Rewriter) -> Tuple[ir.Value, ir.Value]:
 
 def lengths_of_mask(rewriter: Rewriter, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:
     """The same two where every column is a slot."""
-    total = rewriter.emit("Cast", [rewriter.emit("Shape", [attention_mask], start=1, end=2)], to=int(INT32))
+    total = rewriter.emit("Cast", [rewriter.emit("Shape", [attention_mask], attributes={"start": 1, "end": 2})], attributes={"to": int(INT32)})
     last = rewriter.emit("Sub", [total, rewriter.constant([1], "int32")])
-    rows = rewriter.emit("Expand", [last, rewriter.emit("Shape", [attention_mask], start=0, end=1)])
+    rows = rewriter.emit("Expand", [last, rewriter.emit("Shape", [attention_mask], attributes={"start": 0, "end": 1})])
     return rows, rewriter.emit("Squeeze", [total])
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Key positions of compact rows: first_position [B,1], that of slot 0, counted up to the longest row."""
     _, total = lengths(rewriter)
-    count = rewriter.emit("Cast", [total], to=int(INT64))
+    count = rewriter.emit("Cast", [total], attributes={"to": int(INT64)})
     slots = rewriter.emit("Range", [rewriter.constant(0), count, rewriter.constant(1)])
-    return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])  # type: ignore[no-any-return]
+    return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])
 
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -47,10 +47,10 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     if by_columns(rewriter) is not None:
         return standard.distances(rewriter, node)
     _, total = lengths(rewriter)
-    count = rewriter.emit("Cast", [total], to=int(ir.DataType.FLOAT))
+    count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
     slots = rewriter.emit("Range", [rewriter.constant(0, "float32"), count, rewriter.constant(1, "float32")])
-    queries = rewriter.emit("Cast", [rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])], to=int(ir.DataType.FLOAT))
-    return rewriter.emit("Sub", [slots, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])  # type: ignore[no-any-return]
+    queries = rewriter.emit("Cast", [rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])], attributes={"to": int(ir.DataType.FLOAT)})
+    return rewriter.emit("Sub", [slots, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -71,7 +71,9 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         causal, rotation = number(semantic_mask, "causal"), _rotation(q, append_key.inputs[1])
     assert append_value.inputs[1] is not None
     sources = [q, append_key.inputs[1], append_value.inputs[1]]
-    attributes: Dict[str, Any] = {} if causal else {"causal": 0}
+    attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), "scale": float(node.attributes["scale"].value)}
+    if not causal:
+        attributes["causal"] = 0
     tables: List[Optional[ir.Value]] = [None, None]
     if rotation is None:
         sources = [_rotated(rewriter, value) for value in sources]
@@ -79,19 +81,16 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
         attributes |= {"do_rotary": 1, "rotary_interleaved": number(rotation, "interleaved")}
         sources = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
-    y, present_key, present_value = rewriter.emit(
+    y, present_key, present_value = rewriter.emit_all(
         "GroupQueryAttention",
         [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias],
-        outputs=3,
-        domain=DOMAIN,
-        num_heads=number(node, "heads"),
-        kv_num_heads=number(node, "kv_heads"),
-        scale=float(node.attributes["scale"].value),
-        **attributes,
+        3,
+        DOMAIN,
+        attributes,
     )
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -104,8 +103,7 @@ def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]
     of_q, of_k = producer(q, "Rotate"), producer(k, "Rotate")
     if of_q is None or of_k is None or of_q.inputs[1:] != of_k.inputs[1:]:
         return None
-    assert of_q.inputs[0] is not None and of_q.inputs[2] is not None and of_q.inputs[0].shape is not None and of_q.inputs[2].shape is not None
-    taken = int(of_q.inputs[0].shape[3]) % 16 == 0 and int(of_q.inputs[2].shape[1]) % 8 == 0
+    taken = size(of_q.inputs[0], 3) % 16 == 0 and size(of_q.inputs[2], 1) % 8 == 0
     return of_q if taken else None
 
 
@@ -124,10 +122,9 @@ def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[
 
 
 def _check_head_size(append_key: ir.Node) -> None:
-    assert append_key.inputs[0] is not None and append_key.inputs[0].shape is not None
-    size = int(append_key.inputs[0].shape[3])
-    if size % 8:
-        raise ValueError(f"export: target ort takes head sizes that are multiples of 8 (GroupQueryAttention), got {size}; choose target onnx or another head size")
+    found = size(append_key.inputs[0], 3)
+    if found % 8:
+        raise ValueError(f"export: target ort takes head sizes that are multiples of 8 (GroupQueryAttention), got {found}; choose target onnx or another head size")
 
 
 LOWERING = {

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number
+from posenc_export.export.rewriter import Rewriter, number, size
 
 NEVER = -np.inf
 
@@ -11,17 +11,13 @@ NEVER = -np.inf
 def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """RotaryEmbedding-23 on packed heads; -1 reads row 0, whose result nobody sees."""
     x, positions, cos, sin = node.inputs
-    assert x is not None and x.shape is not None and cos is not None and sin is not None and cos.shape is not None
-    heads, rotary = int(x.shape[2]), 2 * int(cos.shape[1])
+    assert x is not None and cos is not None and sin is not None
+    heads, rotary = size(x, 2), 2 * size(cos, 1)
     rows = rewriter.emit("Max", [positions, rewriter.constant(0)])
-    attributes = {} if rotary == int(x.shape[3]) else {"rotary_embedding_dim": rotary}
-    turned = rewriter.emit(
-        "RotaryEmbedding",
-        [rewriter.packed(x), rewriter.table(cos), rewriter.table(sin), rows],
-        interleaved=number(node, "interleaved"),
-        num_heads=heads,
-        **attributes,
-    )
+    attributes = {"interleaved": number(node, "interleaved"), "num_heads": heads}
+    if rotary < size(x, 3):
+        attributes["rotary_embedding_dim"] = rotary
+    turned = rewriter.emit("RotaryEmbedding", [rewriter.packed(x), rewriter.table(cos), rewriter.table(sin), rows], attributes=attributes)
     return rewriter.unpacked(turned, heads)
 
 
@@ -29,7 +25,7 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Key minus query position, subtracted as int64: exact at any offset."""
     queries = rewriter.emit("Unsqueeze", [node.inputs[0], rewriter.constant([1, 3])])
     keys = rewriter.emit("Unsqueeze", [node.inputs[1], rewriter.constant([1, 2])])
-    return rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], to=int(ir.DataType.FLOAT))  # type: ignore[no-any-return]
+    return rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], attributes={"to": int(ir.DataType.FLOAT)})
 
 
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -42,14 +38,14 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         visible = rewriter.emit("And", [visible, rewriter.emit("LessOrEqual", [keys, queries])])
     visible = rewriter.emit("Unsqueeze", [visible, rewriter.constant([1])])
     scores = rewriter.constant(0, rewriter.dtype) if bias is None else in_dtype(rewriter, bias)
-    return rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, rewriter.dtype)])  # type: ignore[no-any-return]
+    return rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, rewriter.dtype)])
 
 
 def in_dtype(rewriter: Rewriter, value: ir.Value) -> ir.Value:
     """A float32 value in the dtype of activations."""
     if rewriter.dtype == "float32":
         return value
-    return rewriter.emit("Cast", [value], to=int(rewriter.onnx_dtype))  # type: ignore[no-any-return]
+    return rewriter.emit("Cast", [value], attributes={"to": int(rewriter.onnx_dtype)})
 
 
 def as_is(rewriter: Rewriter, node: ir.Node) -> ir.Value:
