@@ -91,8 +91,9 @@ class Session:
         """
         if self._step is None:
             self._prepare_step()
-        if self._room <= 0:
+        if self._room <= 0:  # of this binding: the range may be used up, or only the bucket
             self._check_room(np.ones(self._rows, np.int64))
+            self._prepare_step()
         x, step = self._x, self._step
         if self._vocabulary:
             tokens = np.asarray(inputs)

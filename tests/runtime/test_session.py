@@ -1,0 +1,117 @@
+"""The session: refusals, capacity, sampling, independence; parity of every cut is in tests/export."""
+
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import Session, load
+from posenc_export.runtime.sampling import choose
+from tests.tiny import block, decoder
+
+TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    top = tmp_path_factory.mktemp("artefacts")
+    for target in TARGETS:
+        export(seeded(decoder("rope")), target, top / target, verify=False)
+    export(seeded(block("alibi")), "ort", top / "block", verify=False)
+    export(seeded(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
+    return {path.name: path for path in top.iterdir()}
+
+
+@pytest.fixture(params=TARGETS)
+def session(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Session:
+    return load(folders[request.param], threads=1)
+
+
+TOKENS = np.arange(12, dtype=np.int64)[None]
+
+
+def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(session: Session) -> None:
+    session.prefill(TOKENS, start=1100 - 13)
+    session.step(TOKENS[:, 0])
+    with pytest.raises(ValueError, match="positions are 0 .. 1099, got 1100"):
+        session.step(TOKENS[:, 0])
+    with pytest.raises(ValueError, match="got 1101"):
+        session.prefill(TOKENS[:, :2])
+    assert session.position.tolist() == [1100]
+    session.rewind(1)
+    session.step(TOKENS[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.step(TOKENS[:, 0]), "a prefill comes before"),
+        (lambda s: s.prefill(TOKENS + 60), "token ids are 0 .. 60"),
+        (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
+        (lambda s: s.prefill(TOKENS.astype(np.float32)), "inputs are int64, got float32"),
+        (lambda s: s.prefill([TOKENS[0], TOKENS[0, :0]]), "every row has a token"),
+        (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "attention_mask is"),
+        (lambda s: (s.prefill(TOKENS), s.rewind(13)), "a rewind is 0 .."),
+        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "start is given for an empty cache"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "rows are the 1 in the cache"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "token ids are"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "takes 1 tokens"),
+        (lambda s: list(s.generate(TOKENS, 1, temperature=-1.0)), "temperature"),
+    ],
+)
+def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(session)
+
+
+def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="the cache holds 8 tokens, got 12"):
+        load(folders["ort"], capacity=8).prefill(TOKENS)
+
+
+def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="export with signature positions"):
+        load(folders["mask"]).prefill(TOKENS, start=5)
+
+
+def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="provider is one of"):
+        load(folders["ort"], provider="tpu")
+
+
+def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Dict[str, Path]) -> None:
+    tokens = np.random.default_rng(0).integers(61, size=(2, 300))
+    static, fused = load(folders["onnx-static"], threads=1), load(folders["ort"], threads=1)
+    a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
+    steps = [(static.step(tokens[:, i]).copy(), fused.step(tokens[:, i]).copy()) for i in range(250, 300)]
+    assert static._cache.capacity == 512
+    assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
+
+
+def test_generate_is_the_same_for_the_same_seed_and_another_for_another(session: Session) -> None:
+    def text(seed: int) -> list:
+        session.reset()
+        return [int(t[0]) for t in session.generate(TOKENS, 12, temperature=1.0, seed=seed)]
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_greedy_ties_go_to_the_lower_id_and_top_k_1_is_greedy() -> None:
+    logits = np.array([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]])
+    assert choose(logits, 0, 0, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
+    assert choose(logits, 1.0, 1, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.2]]))
+    drawn = {int(choose(logits, 1.0, 0, 0.6, np.random.default_rng(seed))[0]) for seed in range(200)}
+    assert drawn == {0, 1}
+
+
+def test_draws_follow_the_shares() -> None:
+    random = np.random.default_rng(0)
+    drawn = np.bincount([int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)], minlength=3) / 4000
+    assert np.abs(drawn - [0.7, 0.2, 0.1]).max() < 4 * np.sqrt(0.25 / 4000)

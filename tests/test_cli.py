@@ -1,0 +1,87 @@
+"""The command as typed: one line for each error, and nothing written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from posenc_export.cli import main
+
+BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
+BAD = {
+    "unknown encoding": [*BLOCK, "--encoding", "ropes", "--target", "ort"],
+    "unknown parameter": [*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"],
+    "odd rotary size": [*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"],
+    "heads not divisible": [*BLOCK, "--kv-heads", "3", "--target", "ort"],
+    "head size the kernel refuses": [*BLOCK, "--head-size", "12", "--target", "ort"],
+    "unknown target": [*BLOCK, "--target", "onx"],
+    "unknown preset": ["export", "tiny-rop", "--target", "ort"],
+    "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([*BAD[case], "-o", str(tmp_path / "artefact")]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
+    assert len(errors) == 1 and "got" in errors[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_folder_that_is_no_artefact_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    assert "posenc.json" in capsys.readouterr().err
+
+
+def test_a_command_that_does_not_exist_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["exprot"])
+    assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
+    assert rows["rope"]["hook"] == "rotate" and rows["alibi"]["hook"] == "bias" and rows["learned"]["hook"] == "embed"
+
+
+def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = str(tmp_path / "artefact")
+    (row,) = _answer(["export", "tiny-rope", "--target", "ort", "-o", folder], capsys)  # type: ignore[misc]
+    assert row["passed"]
+    assert _answer(["inspect", folder], capsys)["operators"]["GroupQueryAttention"] == 5  # type: ignore[index]
+    text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--tokens", "24"], capsys)
+    assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
+    assert main(["generate", folder, "--prompt", "x" * 5000, "--tokens", "1"]) == 2
+    assert "positions are 0 .. 4095" in capsys.readouterr().err
+    assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
+    assert "provider cuda" in capsys.readouterr().err
+
+
+HIDDEN = """
+import sys
+for name in ("torch", "onnx", "onnx_ir", "onnxscript"):
+    sys.modules[name] = None
+from posenc_export.cli import main
+assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--tokens", "5"]) == 0
+"""
+
+
+def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(tmp_path: Path) -> None:
+    folder = str(tmp_path / "artefact")
+    assert main(["export", "tiny-alibi", "--target", "ort", "--no-verify", "-o", folder]) == 0
+    subprocess.run([sys.executable, "-c", HIDDEN, folder], check=True)
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    program = "import sys, posenc_export, posenc_export.runtime; assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
