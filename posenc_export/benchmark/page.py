@@ -11,7 +11,8 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 .scroll { overflow-x: auto } svg { max-width: 100%; height: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem }
+th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
 """
 TEXT_HEADS = ("phase", "contestant", "target", "provider")
@@ -33,7 +34,8 @@ def render(report: Report) -> str:
     ]
     parts = [
         "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>posenc benchmark</title><style>{STYLE}</style></head><body>',
+        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
         "<h1>posenc benchmark</h1>",
         f"<p>{html.escape(report.remark())} Lines are medians, bands the 10th to 90th percentile.</p>",
         *plots,

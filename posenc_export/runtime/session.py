@@ -119,7 +119,12 @@ class Session:
         back = np.broadcast_to(np.asarray(n, np.int64), (self._rows,))
         if (back < 0).any() or (back > self._length).any():
             raise ValueError(f"session: a rewind is 0 .. the tokens of the row {self._length.tolist()}, got {back.tolist()}")
-        self._sync()
+        if self.manifest.layout == "rows" and self._step is not None and self._moving and back.min() == back.max():
+            for name in self._moving:  # the next step stands where an earlier one stood: its binding serves again
+                self._feeds[name] -= back[0].astype(self._feeds[name].dtype)
+            self._room += int(back[0])
+        else:
+            self._sync()
         self._length = self._length - back
         if self.manifest.layout == "rows":
             self._cache.hide(np.arange(int(self._length.max(initial=0)))[None] < self._length[:, None])
