@@ -34,7 +34,7 @@ def render(report: Report) -> str:
     ]
     parts = [
         "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
         "<h1>posenc benchmark</h1>",
         f"<p>{html.escape(report.remark())} Lines are medians, bands the 10th to 90th percentile.</p>",
