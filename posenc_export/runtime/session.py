@@ -45,6 +45,15 @@ class Session:
         return self._rows
 
     @property
+    def _length(self) -> np.ndarray:
+        """Tokens per row: those at the last binding and the steps since, which a step only counts."""
+        return self._settled + self._steps
+
+    @_length.setter
+    def _length(self, value: np.ndarray) -> None:
+        self._settled, self._steps = value, 0
+
+    @property
     def length(self) -> np.ndarray:
         """Tokens in the cache [B] int64."""
         return self._length.copy()
@@ -94,19 +103,20 @@ class Session:
         if self._room <= 0:  # of this binding: the range may be used up, or only the bucket
             self._check_room(np.ones(self._rows, np.int64))
             self._prepare_step()
-        x, step = self._x, self._step
         if self._vocabulary:
             tokens = np.asarray(inputs)
-            if tokens.shape != (self._rows,) or tokens.min() < 0 or tokens.max() >= self._vocabulary:
+            if tokens.shape != (self._rows,):
                 self._refuse_tokens(tokens)
-            x[:, 0] = tokens
+            self._new[...] = tokens
+            if self._unsigned.max() >= self._vocabulary:
+                self._refuse_tokens(tokens)
         else:
-            x[:, 0] = inputs
-        for name in self._moving:
-            self._feeds[name] += 1
-        assert step is not None
-        output = step()
-        self._length += 1
+            self._new[...] = inputs
+        for counter in self._counters:
+            counter += 1
+        assert self._step is not None
+        output = self._step()
+        self._steps += 1
         self._room -= 1
         return output[:, 0]
 
@@ -119,9 +129,9 @@ class Session:
         back = np.broadcast_to(np.asarray(n, np.int64), (self._rows,))
         if (back < 0).any() or (back > self._length).any():
             raise ValueError(f"session: a rewind is 0 .. the tokens of the row {self._length.tolist()}, got {back.tolist()}")
-        if self.manifest.layout == "rows" and self._step is not None and self._moving and back.min() == back.max():
-            for name in self._moving:  # the next step stands where an earlier one stood: its binding serves again
-                self._feeds[name] -= back[0].astype(self._feeds[name].dtype)
+        if self.manifest.layout == "rows" and self._step is not None and self._counters and back.min() == back.max():
+            for counter in self._counters:  # the next step stands where an earlier one stood: its binding serves again
+                counter -= int(back[0])
             self._room += int(back[0])
         else:
             self._sync()
@@ -238,20 +248,20 @@ class Session:
             raise ValueError("session: every row holds a token before a step, got an empty row; prefill it")
         self._cache.reserve(int(self._length.max()) + 1)
         self._x = np.zeros((self._rows, 1, *([int(self._input.axes[2])] if len(self._input.axes) == 3 else [])), self._input.dtype)
+        self._new = self._x[:, 0]
+        self._unsigned = self._x.view(np.uint64) if self._vocabulary else self._x  # one comparison sees ids below 0 as well
         self._stepped_from = self._length.copy()
         room = self._room_of_rows()
         if self._in_place and self.manifest.capacity_bucket:
             room = min(room, self._cache.capacity - int(self._length.max()))
         self._room = room
         if self.manifest.signature == "mask":  # the mask is a column longer at every step: no feed can be kept
-            self._moving: List[str] = []
+            self._counters: List[np.ndarray] = []
             self._step = self._step_with_mask
             return
-        self._feeds = self._values(self._x, np.ones(self._rows, np.int64), slice(None))
-        self._moving = [name for name in self._feeds if name not in (self._input.name, "first_position")]
-        for name in self._moving:
-            self._feeds[name] -= 1
-        self._step = self._cache.stepper(self._feeds)
+        feeds = self._values(self._x, np.ones(self._rows, np.int64), slice(None))
+        self._counters = _counters(feeds, [name for name in feeds if name not in (self._input.name, "first_position")])
+        self._step = self._cache.stepper(feeds)
 
     def _step_with_mask(self) -> np.ndarray:
         values = self._values(self._x, np.ones(self._rows, np.int64), slice(None))
@@ -298,6 +308,19 @@ class Session:
         if len(tokens) != self._rows and self._step is not None:
             raise ValueError(f"session: a step takes {self._rows} tokens, got {len(tokens)}")
         raise ValueError(f"session: token ids are 0 .. {self._vocabulary - 1}, got {int(tokens.min())} .. {int(tokens.max())}")
+
+
+def _counters(feeds: Dict[str, np.ndarray], names: List[str]) -> List[np.ndarray]:
+    """Put the feeds of these names, each one lower, into one array per dtype, so that one addition moves them all to the next step."""
+    found = []
+    for dtype in sorted({feeds[name].dtype.str for name in names}):
+        group = [name for name in names if feeds[name].dtype.str == dtype]
+        block = np.concatenate([feeds[name].reshape(-1) - 1 for name in group]).astype(dtype)
+        ends = np.cumsum([feeds[name].size for name in group])
+        for name, end in zip(group, ends, strict=True):
+            feeds[name] = block[end - feeds[name].size : end].reshape(feeds[name].shape)
+        found.append(block)
+    return found
 
 
 def _valid(inputs: Rows, attention_mask: Optional[np.ndarray], dtype: str) -> Any:
