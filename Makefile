@@ -6,7 +6,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
@@ -18,6 +18,9 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+bench: $(VENV)/ready
+	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
+	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager --json build/bench.json --html build/bench.html
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

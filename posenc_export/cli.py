@@ -4,46 +4,51 @@ import argparse
 import codecs
 import json
 import os
+import shutil
 import sys
-import time
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-BAD_INPUT, FAILED_CHECK, INTERRUPTED = 2, 1, 130
+from posenc_export.terminal import BAD_INPUT, OneLineParser, Progress, missing, nearest, show
 
-
-class OneLineParser(argparse.ArgumentParser):
-    """Errors in one line, like every other error of the command."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
-class Progress:
-    """A line on stderr for each stage, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        print(f"[{time.monotonic() - self.start:5.1f} s] {line}", file=sys.stderr, flush=True)
+FAILED_CHECK, INTERRUPTED = 1, 130
+# What describes a block and its default; a preset brings its own.
+BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "seed": 0}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; its exit status: 0, 2 for bad input, 1 for a failed check."""
     options = _parser().parse_args(arguments)
+    options.say = Progress()
     try:
-        return int(options.run(options))
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"posenc: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        status = int(options.run(options))
+        sys.stdout.flush()  # a reader that left shows here, not at exit
+        return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say to it
         return 0
+    except KeyboardInterrupt:
+        options.say.close()
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        line = missing(error)
+        if line is None:  # no extra brings it: a fault of ours, not of the input
+            raise
+        return _refuse(options, line)
+    except OSError as error:
+        return _refuse(options, f"file: it can be read and written, got {error.strerror or error} for {error.filename}; give another path")
+    except ValueError as error:
+        return _refuse(options, str(error))
+
+
+def _refuse(options: argparse.Namespace, line: str) -> int:
+    options.say.close()
+    print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("model", help="a preset, or 'block'")
     exporting.add_argument("--target", action="append", required=True, help="may be given several times: one subfolder each")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
-    exporting.add_argument("--encoding", default="rope", help="of a block: name or name:parameter=value,...")
-    for name, default in (("width", 512), ("heads", 8), ("kv-heads", 0), ("head-size", 0), ("max-positions", 4096), ("seed", 0)):
-        exporting.add_argument(f"--{name}", type=int, default=default, help=f"of a block (default {default or 'from the others'})")
+    for name, default in BLOCK.items():  # absent is not the default: a preset refuses them
+        said = "from heads and width" if name in ("kv_heads", "head_size") else default
+        exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), help=f"of a block (default {said})")
     exporting.add_argument("--signature", default="positions", help="positions or mask")
     exporting.add_argument("--dtype", default="float32", help="float32 or float16")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
@@ -98,17 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(rows: List[Dict[str, Any]], as_json: bool) -> None:
-    """Rows of equal keys as a table, or as JSON."""
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _list(options: argparse.Namespace) -> int:
     from posenc_export.export import TARGETS
     from posenc_export.models.catalogue import encodings, presets
@@ -119,34 +113,74 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     for index, rows in enumerate(groups.values()):
         print("\n" if index else "", end="")
-        _show(rows, False)
+        show(rows)
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
-    from posenc_export import encodings
-    from posenc_export.export import VerificationError, export
-    from posenc_export.models.config import AttentionConfig
-    from posenc_export.models.presets import load_preset, seeded
+    from posenc_export.export import VerificationError
 
-    if options.model == "block":
-        spec = encodings.parse(options.encoding)
-        config = AttentionConfig(options.width, options.heads, options.max_positions, options.kv_heads, options.head_size, spec)
-        model: Any = seeded(config, options.seed)
-    else:
-        model = load_preset(options.model)
-    single, say = len(options.target) == 1, Progress()
-    rows = []
-    for target in options.target:
-        folder = options.output if single else options.output / target
-        try:
-            manifest = export(model, target, folder, options.signature, options.dtype, not options.no_verify, say)
-        except VerificationError as error:
-            print(f"posenc: {error}", file=sys.stderr)
-            return FAILED_CHECK
-        rows.append({"target": target, "folder": str(folder), **_summary(manifest.certificate)})
-    _show(rows, options.json)
+    targets = list(dict.fromkeys(options.target))
+    folders = [options.output / target if len(targets) > 1 else options.output for target in targets]
+    _check_export(targets, folders)
+    model = _model(options)
+    try:
+        certificates = _write(model, targets, folders, options)
+    except VerificationError as error:
+        _refuse(options, str(error))
+        return FAILED_CHECK
+    options.say.close()
+    rows = [{"target": t, "folder": str(f), **_summary(c)} for t, f, c in zip(targets, folders, certificates, strict=True)]
+    print(json.dumps(rows, indent=1)) if options.json else show(rows)
     return 0
+
+
+def _check_export(targets: List[str], folders: List[Path]) -> None:
+    """Refuse before any work what needs none to be known."""
+    from posenc_export.export import TARGETS
+    from posenc_export.runtime.manifest import FILE_NAME
+
+    for target in targets:
+        if target not in TARGETS:
+            raise ValueError(f"export: target is one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
+    for folder in folders:
+        if folder.exists() and not (folder / FILE_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"export: the folder is new, empty or an artefact, got {folder}; choose another")
+
+
+def _model(options: argparse.Namespace) -> Any:
+    from posenc_export import encodings
+    from posenc_export.models.config import AttentionConfig
+    from posenc_export.models.presets import PRESETS, load_preset, seeded
+
+    given = {name: getattr(options, name) for name in BLOCK if getattr(options, name) is not None}
+    if options.model != "block":
+        if options.model not in PRESETS:
+            raise ValueError(f"export: model is block or one of {', '.join(PRESETS)}, got {options.model!r}; {nearest(options.model, [*PRESETS, 'block'])}")
+        if given:
+            raise ValueError(f"export: {options.model} brings its own shape and weights, got --{next(iter(given)).replace('_', '-')}; leave it out or export a block")
+        return load_preset(options.model)
+    values: Dict[str, Any] = {**BLOCK, **given}
+    seed, spec = values.pop("seed"), encodings.parse(values.pop("encoding"))
+    return seeded(AttentionConfig(encoding=spec, **values), seed)
+
+
+def _write(model: Any, targets: List[str], folders: List[Path], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
+    """All artefacts or none: they are made beside their place and get their names when the last one is proved. Their certificates."""
+    from posenc_export.export import export
+
+    standing = next(parent for parent in options.output.absolute().parents if parent.exists())
+    certificates = []
+    with tempfile.TemporaryDirectory(dir=standing, prefix=".posenc-") as temporary:
+        for target in targets:
+            made = export(model, target, Path(temporary) / target, options.signature, options.dtype, not options.no_verify, options.say)
+            certificates.append(made.certificate)
+        for target, folder in zip(targets, folders, strict=True):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(Path(temporary) / target, folder)
+    return certificates
 
 
 def _summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -159,12 +193,13 @@ def _summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
 def _verify(options: argparse.Namespace) -> int:
     from posenc_export.export import verify
 
-    certificate = verify(options.folder, progress=Progress())
+    certificate = verify(options.folder, progress=options.say)
+    options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))
     else:
         cells = certificate["cells"].items()
-        _show([{"cell": name, "worst error": f"{error:.1e}", "": "" if error <= certificate["tolerance"] else "EXCEEDS"} for name, error in cells], False)
+        show([{"cell": name, "worst error": f"{error:.1e}", "": "" if error <= certificate["tolerance"] else "EXCEEDS"} for name, error in cells])
         print(f"tolerance {certificate['tolerance']:.1e}: {'passed' if certificate['passed'] else 'FAILED'}")
     return 0 if certificate["passed"] else FAILED_CHECK
 
@@ -172,21 +207,25 @@ def _verify(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from posenc_export.runtime import load
 
+    if options.tokens < 1:
+        raise ValueError(f"generate: tokens is at least 1, got {options.tokens}; give --tokens N")
     session = load(options.folder, options.provider)
     if session.manifest.config.get("vocabulary") != 256:
         raise ValueError(f"generate: the artefact is a byte-level decoder (vocabulary 256), got a {session.manifest.kind}; drive it through posenc_export.load")
-    prompt = list(options.prompt.encode())
+    prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
     if not prompt:
-        raise ValueError("generate: the prompt has a character, got an empty one")
-    made = []
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    if not options.json:
-        print(options.prompt, end="", flush=True)
-    for token in session.generate([np.array(prompt)], options.tokens, options.temperature, options.top_k, options.top_p, options.seed):
+        raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
+    shown, decoder = prompt.decode(errors="replace"), codecs.getincrementaldecoder("utf-8")(errors="replace")
+    made: List[int] = []
+    for token in session.generate([np.array(list(prompt))], options.tokens, options.temperature, options.top_k, options.top_p, options.seed):
+        if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
+            print(("" if made else shown) + decoder.decode(bytes([int(token[0])])), end="", flush=True)
+        elif len(made) % 256 == 255:
+            options.say(f"{len(made) + 1} of {options.tokens} tokens")
         made.append(int(token[0]))
-        if not options.json:
-            print(decoder.decode(bytes(made[-1:])), end="", flush=True)
-    print(json.dumps({"prompt": options.prompt, "text": bytes(made).decode(errors="replace"), "tokens": made}) if options.json else "")
+    options.say.close()
+    text = bytes(made).decode(errors="replace")
+    print(json.dumps({"prompt": shown, "text": text, "tokens": made}) if options.json else decoder.decode(b"", final=True))
     return 0
 
 
@@ -197,7 +236,12 @@ def _bench(options: argparse.Namespace) -> int:
         contexts = tuple(int(context) for context in options.contexts.split(","))
     except ValueError:
         raise ValueError(f"bench: contexts are numbers with commas between, got {options.contexts!r}") from None
-    report = run(options.folders, runtimes=tuple(options.runtime), contexts=contexts, seconds=options.seconds, progress=Progress())
+    if options.html and find_spec("matplotlib") is None:  # said before minutes of measuring, not after
+        raise ModuleNotFoundError(name="matplotlib")
+    for path in filter(None, (options.json, options.html)):
+        _check_writable(path)
+    report = run(options.folders, runtimes=tuple(options.runtime), contexts=contexts, seconds=options.seconds, progress=options.say)
+    options.say.close()
     print(report.table())
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +250,12 @@ def _bench(options: argparse.Namespace) -> int:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         report.html(options.html)
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    standing = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not (path.exists() or standing.is_dir()) or not os.access(standing, os.W_OK):
+        raise ValueError(f"bench: the report goes to a file that can be written, got {path}; give another path")
 
 
 def _inspect(options: argparse.Namespace) -> int:

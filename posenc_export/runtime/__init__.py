@@ -23,12 +23,14 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
         ModuleNotFoundError: the extra the target needs is not installed.
     """
     folder = Path(folder)
+    if threads is not None and threads < 1:
+        raise ValueError(f"runtime: threads are at least 1, got {threads}; leave it out for all cores")
     manifest = manifests.read(folder)
     if manifest.target == "torchscript":
         from posenc_export.runtime.torch_graph import load_torchscript
 
-        if provider == "cuda":
-            raise ValueError("runtime: target torchscript runs on provider cpu, got cuda; export target onnx or ort")
+        if provider not in ("auto", "cpu"):
+            raise ValueError(f"runtime: target torchscript runs on provider cpu, got {provider}; export target onnx or ort")
         return Session(load_torchscript(str(folder / "model.pt"), manifest, threads), manifest)
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 

@@ -53,7 +53,7 @@ class OrtGraph:
         self.manifest, self.device = manifest, provider
         self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
-            raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries")
+            raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries, or give cpu")
 
     def open(self, batch: int, capacity: int) -> "OrtCache":
         """Empty caches for `batch` rows."""
@@ -70,7 +70,8 @@ class Buffer:
 
     def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
         self.shape, self.device = tuple(shape), device
-        self.array: np.ndarray = np.full(self.shape, fill, dtype)
+        # Zeros cost no memory until they are written: a long range is free until it is used.
+        self.array: np.ndarray = np.full(self.shape, fill, dtype) if fill else np.zeros(self.shape, dtype)
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             self.value = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
@@ -125,7 +126,8 @@ class OrtCache:
             binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
             return binding
 
-        if not self.grows:
+        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
+        if not self.grows and self.graph.device == "cpu":
             binding, run = bound(), session.run_with_iobinding
 
             def step() -> np.ndarray:
@@ -151,8 +153,8 @@ class OrtCache:
             self.past[index] = self._moved(state, self.past[index])
         return True
 
-    def fork(self) -> "OrtCache":
-        """The same content in memory of its own."""
+    def fork(self, slots: int) -> "OrtCache":
+        """The same content in memory of its own; where rows stand in place, their first `slots` slots."""
         other = OrtCache(self.graph, self.batch, self.capacity)
         other.columns = self.columns
         if self.grows:
@@ -160,6 +162,9 @@ class OrtCache:
         for index, state in enumerate(self.states):
             if self.grows:
                 other.past[index].write(_resized(self.past[index].read().reshape(-1), other.past[index].shape[0]))
+            elif self.graph.manifest.layout == "rows" and self.past[index].device == "cpu":
+                valid = (slice(None),) * state.axis + (slice(slots),)
+                other.past[index].array[valid] = self.past[index].array[valid]
             else:
                 other.past[index].write(self.past[index].read())
         return other

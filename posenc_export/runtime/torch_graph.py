@@ -81,7 +81,7 @@ class TorchCache:
         """Growing caches need no room ahead."""
         return False
 
-    def fork(self) -> "TorchCache":
+    def fork(self, slots: int) -> "TorchCache":
         """The same content; tensors are never written in place, so both may hold them."""
         other = TorchCache(self.graph, self.batch)
         other.states, other.columns = list(self.states), self.columns

@@ -1,0 +1,52 @@
+"""What a graph is fed for a call, and the limits a call must keep.
+
+Shapes: B batch, S new tokens, T columns in use.
+"""
+
+from typing import Callable, Dict, List
+
+import numpy as np
+
+from posenc_export.runtime.manifest import Manifest
+
+
+def build(manifest: Manifest, x: np.ndarray, counts: np.ndarray, length: np.ndarray, start: np.ndarray, slots: np.ndarray) -> Dict[str, np.ndarray]:
+    """The inputs the manifest lists, by name: x [B,S] or [B,S,E], counts of them, tokens held and first positions [B], held slots [B,T-S] bool."""
+    offsets = np.arange(x.shape[1])
+    inside = offsets[None] < counts[:, None]
+    places = length[:, None] + offsets
+    makers: Dict[str, Callable[[], np.ndarray]] = {
+        manifest.inputs[0].name: lambda: x,
+        "position_ids": lambda: np.where(inside, start[:, None] + places, -1),
+        "cache_position": lambda: places,
+        "first_position": lambda: start[:, None].copy(),
+        "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),  # a row without tokens: one, to be overwritten
+        "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
+        "attention_mask": lambda: np.concatenate((slots, inside), axis=1).astype(np.int64),
+    }
+    return {value.name: makers[value.name]() for value in manifest.inputs}
+
+
+def check_tokens(vocabulary: int, rows: List[np.ndarray]) -> None:
+    """Refuse ids outside 0 .. vocabulary - 1.
+
+    Raises:
+        ValueError: the lowest and the highest id of the row.
+    """
+    for row in rows:
+        if row.size and (row.min() < 0 or row.max() >= vocabulary):
+            raise ValueError(f"session: token ids are 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}")
+
+
+def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray) -> None:
+    """Refuse `counts` more tokens [B] where positions or an in-place cache of `capacity` slots end.
+
+    Raises:
+        ValueError: the first position outside the range, or the tokens that would have to be held.
+    """
+    held = length + counts
+    for where in (int((start + held).max()) - 1, int(start.min())):
+        if not 0 <= where < manifest.max_positions:
+            raise ValueError(f"session: positions are 0 .. {manifest.max_positions - 1}, got {where}; rewind, or export with larger max_positions")
+    if any(state.update == "in_place" for state in manifest.states) and int(held.max()) > capacity:
+        raise ValueError(f"session: the cache holds {capacity} tokens, got {int(held.max())}; load with a larger capacity")

@@ -1,0 +1,75 @@
+"""What callers hand to a session, checked and brought to one form.
+
+Shapes: B batch, S columns, E model width.
+"""
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from posenc_export.runtime.manifest import Value
+
+Rows = Union[np.ndarray, Sequence[Any]]
+Numbers = Union[None, int, Sequence[int], np.ndarray]
+
+
+def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> Tuple[List[np.ndarray], np.ndarray]:
+    """Columns of the valid tokens of each row, and the rows as one array [B,S] or [B,S,E] of value's dtype.
+
+    Raises:
+        ValueError: another dtype or shape than the graph input has, a mask of another shape or other values than 0 and 1.
+    """
+    padded, lengths = _whole(inputs, value) if isinstance(inputs, np.ndarray) else _stacked(inputs, value)
+    inside = np.arange(padded.shape[1])[None] < lengths[:, None]
+    if attention_mask is not None:
+        mask = np.asarray(attention_mask)
+        if mask.shape != inside.shape:
+            raise ValueError(f"session: attention_mask is {list(inside.shape)} as the inputs, got {list(mask.shape)}")
+        if not ((mask == 0) | (mask == 1)).all():
+            raise ValueError(f"session: attention_mask is 1 at tokens and 0 at padding, got {mask.min()} .. {mask.max()}")
+        inside &= mask == 1
+    return [np.flatnonzero(row) for row in inside], padded
+
+
+def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
+    """One whole number, or one per row, as [B] int64; None is 0.
+
+    Raises:
+        ValueError: fractions, or another count than there are rows.
+    """
+    given = np.asarray(0 if numbers is None else numbers)
+    if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)):
+        raise ValueError(f"session: {name} is a whole number or one for each of {rows} rows, got {numbers!r}")
+    return np.broadcast_to(given, (rows,)).astype(np.int64)
+
+
+def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    if inputs.dtype != np.dtype(value.dtype):
+        raise ValueError(f"session: inputs are {value.dtype}, got {inputs.dtype}")
+    if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
+        raise ValueError(f"session: {value.name} is {list(value.axes)}, got shape {list(inputs.shape)}")
+    return inputs, np.full(len(inputs), inputs.shape[1])
+
+
+def _stacked(inputs: Sequence[Any], value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    rows = [_row(row, value) for row in inputs]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    padded = _zeros((len(rows), int(lengths.max(initial=0))), value)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded, lengths
+
+
+def _zeros(leading: Tuple[int, ...], value: Value) -> np.ndarray:
+    return np.zeros([*leading, *(int(axis) for axis in value.axes[2:])], value.dtype)
+
+
+def _row(row: Any, value: Value) -> np.ndarray:
+    array = np.asarray(row)
+    if not array.size and array.ndim:
+        return _zeros((0,), value)
+    if not np.can_cast(array.dtype, value.dtype, "same_kind"):
+        raise ValueError(f"session: inputs are {value.dtype}, got {array.dtype}")
+    if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
+        raise ValueError(f"session: a row of {value.name} is {list(value.axes[1:])}, got shape {list(array.shape)}")
+    return array.astype(value.dtype)

@@ -1,0 +1,70 @@
+"""What the command says and how: progress on stderr, tables, errors in one line."""
+
+import argparse
+import difflib
+import re
+import sys
+import time
+from typing import Any, Dict, Iterable, List, NoReturn, Optional
+
+BAD_INPUT = 2
+EXTRAS = {
+    "torch": "export",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "onnxruntime": "cpu' or 'posenc-export[gpu",
+    "matplotlib": "report",
+}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The remedy for a name that is none of `names`."""
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"did you mean {near[0]}?" if near else "choose among these"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Errors in one line, like every other error of the command, with the nearest choice."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        choices = re.findall(r"[\w.-]+", wrong[2]) if wrong else []
+        near = f"{nearest(wrong[1], choices)}; " if wrong else ""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
+
+
+class Progress:
+    """Stages on stderr with the seconds since the start: one line each, or on a terminal one line that is written over."""
+
+    def __init__(self) -> None:
+        self.start, self.shown = time.monotonic(), 0
+
+    def __call__(self, stage: str) -> None:
+        line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
+        if sys.stderr.isatty():
+            print(f"\r{line.ljust(self.shown)}", end="", file=sys.stderr, flush=True)
+            self.shown = len(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Clear the line on a terminal, so that what follows starts at its left edge."""
+        if self.shown:
+            print(f"\r{' ' * self.shown}\r", end="", file=sys.stderr, flush=True)
+            self.shown = 0
+
+
+def missing(error: ModuleNotFoundError) -> Optional[str]:
+    """The line for a module that an extra brings, or None where none does."""
+    module = (error.name or "").partition(".")[0]
+    return f"{module} is needed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+
+
+def show(rows: List[Dict[str, Any]]) -> None:
+    """Rows of equal keys as a table."""
+    table = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
