@@ -7,12 +7,13 @@ Shapes: B batch, S new tokens, P past, T = P + S, N heads of one kind, H query h
 """
 
 import contextlib
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 DOMAIN = "posenc"
+LOWEST = -1e30  # stands for -inf in scores: a softmax of nothing but -inf is not a number
 _emitting = [False]
 
 
@@ -112,13 +113,86 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     return torch.where(visible.unsqueeze(1), scores, float("-inf")).to(like.dtype)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """softmax(scale q k + mask) v: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], to [B,S,H*D]. A row that sees nothing gives 0."""
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optional[Tensor], scale: float) -> Tensor:
+    """softmax(scale q k + mask + content) v: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
+
+    A row that sees nothing gives 0.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}
-            return _node("Attend", [q, keys, values, mask], attributes, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
+            return _node("Attend", [q, keys, values, mask, content], attributes, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
+    if content is not None:
+        mask = mask + content.to(mask.dtype)
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
     )
     return y.transpose(1, 2).flatten(2)
+
+
+def products(q: Tensor, keys: Tensor) -> Tensor:
+    """q [B,S,H,D] times keys [B,K,T,D], unscaled: [B,H,S,T] float32."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
+            return _node("Products", [q, keys], attributes, torch.empty(0, dtype=torch.float32), [q.size(0), q.size(2), q.size(1), keys.size(2)])
+    grouped = q.to(torch.float32).transpose(1, 2).unflatten(1, [keys.size(1), -1])
+    return (grouped @ keys.to(torch.float32).unsqueeze(2).transpose(3, 4)).flatten(1, 2)
+
+
+def shares(scores: Tensor, mask: Tensor) -> Tensor:
+    """softmax(scores + mask) over keys, [B,H,S,T] float32; a row that sees nothing gives equal shares, which nobody reads."""
+    return torch.softmax((scores + mask.to(torch.float32)).clamp(min=LOWEST), dim=-1)
+
+
+def mix(shares: Tensor, values: Tensor) -> Tensor:
+    """shares [B,H,S,T] float32 of values [B,K,T,D] to [B,S,H*D] in values' dtype."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"heads": float(shares.size(1)), "kv_heads": float(values.size(1))}
+            return _node("Mix", [shares, values], attributes, values, [shares.size(0), shares.size(2), shares.size(1) * values.size(3)])
+    grouped = shares.unflatten(1, [values.size(1), -1])
+    return (grouped @ values.to(torch.float32).unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2).to(values.dtype)
+
+
+def pick(rows: Tensor, index: Tensor) -> Tensor:
+    """rows [B,H,S,R] at index [B,1 or H,S,T] int64, 0 .. R - 1: [B,H,S,T]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("Pick", [rows, index], {}, rows, [rows.size(0), rows.size(1), rows.size(2), index.size(3)])
+    return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
+
+
+def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
+    """Sum of shares [B,H,S,T] of the keys with each index [B,1 or H,S,T] int64, 0 .. rows - 1: [B,H,S,rows]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("Collect", [shares, index], {"rows": float(rows)}, shares, [shares.size(0), shares.size(1), shares.size(2), rows])
+    empty = torch.zeros([shares.size(0), shares.size(1), shares.size(2), rows], dtype=shares.dtype, device=shares.device)
+    return empty.scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
+
+
+def suffix_sum(x: Tensor) -> Tensor:
+    """Sum from each entry of the last axis to its end, the entry itself included; exact near the end, where sums are short."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("SuffixSum", [x], {}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def recur(x: Tensor, hidden: Tensor, positions: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
+    """A GRU over the tokens of a call: x [B,S,E], hidden [B,N], positions [B,S] (-1 leaves hidden as it is) to [B,S,N] and the last hidden [B,N].
+
+    Weights as torch.nn.GRU: [3N,E], [3N,N], [3N], [3N] in the order reset, update, new.
+    """
+    if not torch.jit.is_scripting():
+        if emitting():
+            inputs = [x, hidden, positions, weight, recurrent, bias, recurrent_bias]
+            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])  # type: ignore[arg-type]
+            return y, _node("LastHidden", [y], {}, hidden, [hidden.size(0), hidden.size(1)])
+    outputs: List[Tensor] = []
+    for index in range(x.size(1)):
+        following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)
+        hidden = torch.where(positions[:, index : index + 1].ge(0), following, hidden)
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1), hidden

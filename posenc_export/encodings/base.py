@@ -1,11 +1,14 @@
-"""The contract of a position encoding: four identity hooks, a range, and a float64 oracle written entry by entry."""
+"""The contract of a position encoding: identity hooks, declared states, a range, and a float64 oracle written entry by entry."""
 
+import math
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from posenc_export import ops
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Geometry:
         head_size: head size D.
         max_positions: positions 0 .. max_positions - 1 are the declared range.
         causal: keys after the query are hidden.
+        kv_heads: key and value heads K; H where 0.
     """
 
     width: int
@@ -25,6 +29,24 @@ class Geometry:
     head_size: int
     max_positions: int
     causal: bool = True
+    kv_heads: int = 0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state that an encoding or an attention carries from call to call, zeros at first.
+
+    Args:
+        name: in the artefact, behind its layer.
+        sizes: [B,*sizes] for a state replaced by every call; (N, D) of [B,N,T,D] for one that is appended to, as keys are.
+        grows: appended to (through ops.append), not replaced.
+        dtype: numpy name; that of activations where empty.
+    """
+
+    name: str
+    sizes: Tuple[int, ...]
+    grows: bool = False
+    dtype: str = ""
 
 
 class Oracle:
@@ -34,21 +56,57 @@ class Oracle:
         """x [E] of one token, float64."""
         return x
 
+    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        """x [n,E], the tokens of a row from its first on, to [n,E]; for encodings where one depends on those before."""
+        return np.stack([self.embed(row.copy(), p) for row, p in zip(x, positions, strict=True)])
+
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        """x [D] of one query or key head, float64."""
+        """x [D] of one query head, float64; of one key head too, unless `rotate_key` says otherwise."""
         return x
+
+    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+        """x [D] of one key head, float64."""
+        return self.rotate(x, position)
+
+    def observe(self, x: np.ndarray) -> None:
+        """x [n,E], what the attention of the layer reads, before scores are asked for."""
+
+    def score_scale(self, head_size: int) -> float:
+        """Factor on q k."""
+        return 1 / math.sqrt(head_size)
 
     def bias(self, head: int, query: int, key: int) -> float:
         """Score added for one head and one pair of positions."""
         return 0.0
 
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        """Scores [n] of one query q [D] at position query against rotated keys [n,D] at positions, oldest first."""
+        scale = self.score_scale(len(q))
+        return np.array([scale * float(q @ key) + self.bias(head, query, p) for key, p in zip(keys, positions, strict=True)])
+
+    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        """What a query at position query mixes [n,D] of values [n,D] at positions."""
+        return values
+
 
 class PositionEncoding(torch.nn.Module):
-    """Identity at every hook; an encoding overrides those where it acts, and `oracle`."""
+    """Identity at every hook; an encoding overrides those where it acts, and `oracle`.
+
+    `embed` and `bias` belong to the model, which has one instance; `rotate`, `observe` and `rescore` to a layer.
+    `shared`: all layers use that instance; where False, each has one of its own, with trained weights of its own.
+    `axes`: coordinates of a token beside its place in the sequence; where above 0, positions are [axes,B,S] in `embed` and `rotate`.
+    """
+
+    shared = True
+    axes = 0
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
         return x
+
+    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """As `embed`, with the states that `embed_states` declares; returns their next values."""
+        return self.embed(x, positions), states
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes."""
@@ -57,6 +115,27 @@ class PositionEncoding(torch.nn.Module):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to scores [B,H,S,T] float32, or None for none; entries at padding are ignored."""
         return None
+
+    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E] that the attention reads, and the states that `layer_states` declares; returns their next values, which `rescore` sees."""
+        return states
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """The attention itself, for encodings whose scores depend on content: q [B,S,H,D] (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T],
+        positions [B,S], key_positions [B,T] to [B,S,H*D]. Sizes in T are those of the target's cache: only `ops` may name them."""
+        return ops.attend(q, keys, values, mask, None, scale)
+
+    def embed_states(self) -> List[Carried]:
+        return []
+
+    def layer_states(self) -> List[Carried]:
+        return []
+
+    def score_scale(self, head_size: int) -> float:
+        """Factor on q k."""
+        return 1 / math.sqrt(head_size)
 
     def oracle(self) -> Oracle:
         return Oracle()

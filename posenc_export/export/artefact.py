@@ -13,7 +13,7 @@ from typing import Callable, Optional, Union
 import torch
 
 from posenc_export.export.describe import Model, describe, dtype_of
-from posenc_export.export.signatures import SIGNATURES
+from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import check
 from posenc_export.runtime import manifest as manifests
@@ -67,7 +67,7 @@ def export(
 
 
 def _check_names(target: str, signature: str, dtype: str) -> None:
-    for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(SIGNATURES)), ("dtype", dtype, ["float32", "float16"])):
+    for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(NAMES)), ("dtype", dtype, ["float32", "float16"])):
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))

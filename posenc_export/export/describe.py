@@ -1,17 +1,17 @@
 """What goes in and comes out of a model: its manifest, its trace inputs, and the eager module itself as a target."""
 
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 
-from posenc_export.export.signatures import SIGNATURES
-from posenc_export.models.attention import AttentionBlock
+from posenc_export.encodings.base import Carried
+from posenc_export.export.signatures import Model, wrap
+from posenc_export.models.attention import Attention
 from posenc_export.models.config import AttentionConfig, DecoderConfig, to_json
 from posenc_export.models.decoder import Decoder
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
 
-Model = Union[Decoder, AttentionBlock]
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 TRACE = {B: 2, S: 5, P: 3, T: 8}  # no 0 or 1: torch.export would fix those sizes
 
@@ -41,13 +41,13 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     decoder = isinstance(model, Decoder)
     source = Value("input_ids", "int64", (B, S)) if decoder else Value("hidden_states", dtype, (B, S, config.width))
     output = Value("logits", dtype, (B, S, model.config.vocabulary)) if isinstance(model.config, DecoderConfig) else Value("output", dtype, (B, S, config.width))
-    where = Value("position_ids", "int64", (B, S)) if signature == "positions" else Value("attention_mask", "int64", (B, T))
+    ids: Tuple[Axis, ...] = (1 + model.encoding.axes, B, S) if model.encoding.axes else (B, S)
+    where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T))
     slots: Axis = P if update == "append" else M
     states = [State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)] if signature == "positions" else []
-    axes = (B, config.kv_heads, slots, config.head_size)
-    for layer in range(layers_of(model)):
-        for part in ("key", "value"):
-            states.append(State(f"past_key_values.{layer}.{part}", f"present.{layer}.{part}", dtype, axes, update, 2))
+    states += [_state("past_embedding.", "present_embedding.", carried, slots, update, dtype) for carried in model.encoding.embed_states()]
+    for layer, attention in enumerate(_attentions(model)):
+        states += [_state(f"past_key_values.{layer}.", f"present.{layer}.", carried, slots, update, dtype) for carried in attention.states()]
     return Manifest(
         kind="decoder" if decoder else "block",
         target=target,
@@ -64,10 +64,21 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     )
 
 
+def _attentions(model: Model) -> List[Attention]:
+    return [layer.attention for layer in model.layers] if isinstance(model, Decoder) else [model.attention]  # type: ignore[misc]
+
+
+def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, dtype: str) -> State:
+    if carried.grows:
+        heads, size = carried.sizes
+        return State(past + carried.name, present + carried.name, carried.dtype or dtype, (B, heads, slots, size), update, 2)
+    return State(past + carried.name, present + carried.name, carried.dtype or dtype, (B, *carried.sizes), "replace", 0)
+
+
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
     """The live module in a calling convention, and the manifest a session drives it by."""
     manifest = describe(model, "eager", signature, "columns", "append", capacity_bucket=0, continuation_rows=0, contiguous=False)
-    return SIGNATURES[signature](model).eval(), manifest
+    return wrap(model, signature), manifest
 
 
 def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:

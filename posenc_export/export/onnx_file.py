@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import warnings
 from pathlib import Path
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -13,7 +13,7 @@ import torch
 from posenc_export import ops
 from posenc_export.export.describe import Model, trace_inputs
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
-from posenc_export.export.signatures import SIGNATURES
+from posenc_export.export.signatures import wrap
 from posenc_export.runtime.manifest import Manifest, Value
 
 FILE_NAME = "model.onnx"
@@ -21,8 +21,11 @@ IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases l
 PRODUCER = "posenc_export"
 
 
-def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Mapping[str, Lowering], folder: Path) -> Manifest:
+def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
     """Write folder/model.onnx; the manifest comes back with the inputs, states, opset and operators of the graph.
+
+    Args:
+        lowering: tables of the target, each run over the whole graph before the next.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -31,7 +34,8 @@ def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Mapping[s
     graph = graph_model.graph
     _name(graph, manifest)
     rewriter = Rewriter(graph, manifest.dtype)
-    rewriter.run(lowering)
+    for phase in lowering:
+        rewriter.run(phase)
     rewriter.finish()
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model, opset)
@@ -41,7 +45,7 @@ def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Mapping[s
 
 
 def _semantic(model: Model, manifest: Manifest, opset: int) -> ir.Model:
-    module = SIGNATURES[manifest.signature](model).eval()
+    module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
     with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():

@@ -97,9 +97,10 @@ class Rewriter:
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
         drop_dead(self.graph)
+        self.graph.sort()  # a later phase may have used what an earlier one emitted further down
         left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
         if left:
-            raise ValueError(f"export: this target has no lowering for {', '.join(left)}; choose target onnx or torchscript")
+            raise ValueError(f"export: this target has no lowering for {', '.join(left)}; choose target torchscript")
 
 
 def number(node: ir.Node, name: str) -> int:

@@ -9,7 +9,7 @@ from typing import Dict
 import torch
 
 from posenc_export.export.describe import Model
-from posenc_export.export.signatures import SIGNATURES
+from posenc_export.export.signatures import wrap
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt"
@@ -24,7 +24,7 @@ def write_torchscript(model: Model, manifest: Manifest, folder: Path) -> Manifes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
-        torch.jit.freeze(torch.jit.script(SIGNATURES[manifest.signature](model).eval())).save(str(path))
+        torch.jit.freeze(torch.jit.script(wrap(model, manifest.signature))).save(str(path))
     _normalise(path)
     return manifest
 

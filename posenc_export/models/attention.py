@@ -1,13 +1,12 @@
 """The attention block, written once for every encoding and target."""
 
-import math
 from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export import encodings, ops
-from posenc_export.encodings.base import PositionEncoding
+from posenc_export.encodings.base import Carried, PositionEncoding
 from posenc_export.models.config import AttentionConfig
 
 
@@ -16,25 +15,35 @@ class Attention(torch.nn.Module):
 
     Args:
         config: sizes and biases.
-        encoding: acts on queries and keys here; its bias comes with the mask.
+        encoding: acts on queries, keys and scores here; its bias comes with the mask.
     """
 
     def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.sizes = [config.heads * config.head_size, config.kv_heads * config.head_size, config.kv_heads * config.head_size]
-        self.scale = 1.0 / math.sqrt(config.head_size)
+        self.scale = encoding.score_scale(config.head_size)
         self.encoding = encoding
         self.qkv = torch.nn.Linear(config.width, sum(self.sizes), bias=config.qkv_bias)
         self.output = torch.nn.Linear(self.sizes[0], config.width, bias=config.output_bias)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, write_index: Tensor, past_key: Tensor, past_value: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """x [B,S,E], positions [B,S], mask [B,1 or H,S,T], write_index [B], past [B,K,P,D] twice to x's shape, present [B,K,T,D] twice."""
+    @torch.jit.unused
+    def states(self) -> List[Carried]:
+        """What this attention carries from call to call, in the order `forward` takes."""
+        cache = (self.kv_heads, self.head_size)
+        return [Carried("key", cache, grows=True), Carried("value", cache, grows=True), *self.encoding.layer_states()]
+
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index [B], states to x's shape, states."""
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k = self.encoding.rotate(ops.split_heads(q, self.heads), ops.split_heads(k, self.kv_heads), positions)
-        keys = ops.append(past_key, k, write_index)
-        values = ops.append(past_value, ops.split_heads(v, self.kv_heads), write_index)
-        return self.output(ops.attend(q, keys, values, mask, self.scale)), keys, values
+        q, k = self.encoding.rotate(ops.split_heads(q, self.heads), ops.split_heads(k, self.kv_heads), coordinates)
+        keys = ops.append(states[0], k, write_index)
+        values = ops.append(states[1], ops.split_heads(v, self.kv_heads), write_index)
+        carried = self.encoding.observe(x, positions, write_index, states[2:])
+        y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
+        return self.output(y), [keys, values] + carried
 
 
 class AttentionBlock(torch.nn.Module):
@@ -50,11 +59,13 @@ class AttentionBlock(torch.nn.Module):
         self.config = config
         self.encoding = encodings.build(config.encoding, config.geometry)
         self.attention = Attention(config, self.encoding)
-        self.causal = config.causal
+        self.causal, self.embed_states = config.causal, len(self.encoding.embed_states())
 
-    def forward(self, x: Tensor, positions: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], key_positions [B,T], write_index [B], states [key, value] to output [B,S,E] and new states."""
-        x = self.encoding.embed(x, positions)
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,E], positions [B,S], coordinates [B,S] or [A,B,S], key_positions [B,T], write_index [B], states to output [B,S,E] and new states."""
+        x, carried = self.encoding.embed_next(x, coordinates, states[: self.embed_states])
         mask = ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), self.causal, x)
-        y, keys, values = self.attention(x, positions, mask, write_index, states[0], states[1])
-        return y, [keys, values]
+        y, present = self.attention(x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :])
+        return y, carried + present

@@ -55,7 +55,7 @@ class AttentionConfig:
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(self.width, self.heads, self.head_size, self.max_positions, self.causal)
+        return Geometry(self.width, self.heads, self.head_size, self.max_positions, self.causal, self.kv_heads)
 
 
 @dataclass(frozen=True)

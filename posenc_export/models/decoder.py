@@ -50,15 +50,17 @@ class Layer(torch.nn.Module):
         self.attention = Attention(config.attention, encoding)
         self.mlp = MLPS[config.mlp](width, config.hidden, config.mlp_bias)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, write_index: Tensor, past_key: Tensor, past_value: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
-        y, keys, values = self.attention(self.attention_norm(x), positions, mask, write_index, past_key, past_value)
+        y, present = self.attention(self.attention_norm(x), positions, coordinates, key_positions, mask, write_index, states)
         x = x + y
-        return x + self.mlp(self.mlp_norm(x)), keys, values
+        return x + self.mlp(self.mlp_norm(x)), present
 
 
 class Decoder(torch.nn.Module):
-    """Token ids to logits; one encoding shared by all layers.
+    """Token ids to logits; one encoding for all layers, or one for each (PositionEncoding.shared).
 
     Args:
         config: the decoder's description.
@@ -68,22 +70,29 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
-        self.encoding = encodings.build(config.attention.encoding, config.attention.geometry)
-        self.embedding = torch.nn.Embedding(config.vocabulary, config.attention.width)
+        attention = config.attention
+        built = [encodings.build(attention.encoding, attention.geometry)]
+        built += [built[0] if built[0].shared else encodings.build(attention.encoding, attention.geometry) for _ in range(config.layers - 1)]
+        self.encoding = built[0]
+        self.embedding = torch.nn.Embedding(config.vocabulary, attention.width)
         torch.nn.init.normal_(self.embedding.weight, std=0.02)  # the standard deviation of GPT-2
-        self.layers = torch.nn.ModuleList(Layer(config, self.encoding) for _ in range(config.layers))
-        self.norm = NORMS[config.norm](config.attention.width, eps=config.epsilon)
-        self.head = torch.nn.Linear(config.attention.width, config.vocabulary, bias=False)
+        self.layers = torch.nn.ModuleList(Layer(config, encoding) for encoding in built)
+        self.norm = NORMS[config.norm](attention.width, eps=config.epsilon)
+        self.head = torch.nn.Linear(attention.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        self.causal = config.attention.causal
+        self.causal = attention.causal
+        self.embed_states, self.layer_states = len(built[0].embed_states()), 2 + len(built[0].layer_states())
 
-    def forward(self, x: Tensor, positions: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 token ids, positions [B,S], key_positions [B,T], write_index [B], states [key, value] per layer to logits [B,S,V], new states."""
-        x = self.encoding.embed(self.embedding(x), positions)
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S] int64 token ids, the rest as AttentionBlock.forward, states layer by layer, to logits [B,S,V] and new states."""
+        x, present = self.encoding.embed_next(self.embedding(x), coordinates, states[: self.embed_states])
         mask = ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), self.causal, x)
-        present: List[Tensor] = []
-        for index, layer in enumerate(self.layers):
-            x, keys, values = layer(x, positions, mask, write_index, states[2 * index], states[2 * index + 1])
-            present += [keys, values]
+        first = self.embed_states
+        for layer in self.layers:
+            x, carried = layer(x, positions, coordinates, key_positions, mask, write_index, states[first : first + self.layer_states])
+            present = present + carried
+            first += self.layer_states
         return self.head(self.norm(x)), present

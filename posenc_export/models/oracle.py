@@ -1,7 +1,7 @@
 """The model once more, in float64 numpy, one token and one head at a time: what the eager module is checked against."""
 
 import math
-from typing import Dict, List, Union
+from typing import Callable, Dict, List, Union
 
 import numpy as np
 
@@ -18,12 +18,12 @@ def full_pass(model: Union[Decoder, AttentionBlock], inputs: np.ndarray, start: 
     weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
     oracle, positions = model.encoding.oracle(), range(start, start + len(inputs))
     if isinstance(model, AttentionBlock):
-        x = np.stack([oracle.embed(row.astype(np.float64), p) for row, p in zip(inputs, positions, strict=True)])
+        x = oracle.embed_rows(inputs.astype(np.float64), positions)
         return _attention(weights, "attention.", model.config, oracle, x, positions)
     config = model.config
-    x = np.stack([oracle.embed(weights["embedding.weight"][token].copy(), p) for token, p in zip(inputs, positions, strict=True)])
+    x = oracle.embed_rows(weights["embedding.weight"][inputs], positions)
     for layer in range(config.layers):
-        name = f"layers.{layer}."
+        name, oracle = f"layers.{layer}.", model.layers[layer].attention.encoding.oracle()  # type: ignore[union-attr,operator]
         x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions)
         x = x + _mlp(weights, f"{name}mlp.", config.mlp, _norm(weights, f"{name}mlp_norm", config.norm, config.epsilon, x))
     head = weights["embedding.weight" if config.tied else "head.weight"]
@@ -34,19 +34,21 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
     size, group = config.head_size, config.heads // config.kv_heads
     projected = _linear(weights, f"{name}qkv", x).reshape(len(x), -1, size)
     q, k, v = projected[:, : config.heads], projected[:, config.heads : config.heads + config.kv_heads], projected[:, config.heads + config.kv_heads :]
-    q, k = _rotated(oracle, q, positions), _rotated(oracle, k, positions)
+    q, k = _rotated(oracle.rotate, q, positions), _rotated(oracle.rotate_key, k, positions)
+    oracle.observe(x)
     mixed = np.zeros_like(q)
     for head in range(config.heads):
         for i, query in enumerate(positions):
             seen = [j for j in range(len(x)) if j <= i or not config.causal]
-            scores = np.array([q[i, head] @ k[j, head // group] / math.sqrt(size) + oracle.bias(head, query, positions[j]) for j in seen])
+            at = [positions[j] for j in seen]
+            scores = oracle.scores(head, q[i, head], k[seen, head // group], query, at)
             shares = np.exp(scores - scores.max())
-            mixed[i, head] = shares @ v[seen, head // group] / shares.sum()
+            mixed[i, head] = shares @ oracle.values(head, v[seen, head // group], query, at) / shares.sum()
     return _linear(weights, f"{name}output", mixed.reshape(len(x), -1))
 
 
-def _rotated(oracle: Oracle, x: np.ndarray, positions: range) -> np.ndarray:
-    rows: List[np.ndarray] = [np.stack([oracle.rotate(head, p) for head in row]) for row, p in zip(x, positions, strict=True)]
+def _rotated(rotate: Callable[[np.ndarray, int], np.ndarray], x: np.ndarray, positions: range) -> np.ndarray:
+    rows: List[np.ndarray] = [np.stack([rotate(head, p) for head in row]) for row, p in zip(x, positions, strict=True)]
     return np.stack(rows)
 
 

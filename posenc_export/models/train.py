@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from posenc_export.models.decoder import Decoder
-from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH
+from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH, load_preset
 
 EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
 
@@ -51,7 +51,7 @@ def bits_per_byte(model: Decoder, held: Tensor, limit: int = 400) -> float:
     return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
 
 
-def train(name: str, minutes: float, batch: int, seed: int, rate: float) -> None:
+def train(name: str, minutes: float, batch: int, seed: int, rate: float, resume: bool) -> None:
     torch.manual_seed(seed)
     data, held = corpus()
     print(f"{name}: {len(data) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
@@ -59,6 +59,8 @@ def train(name: str, minutes: float, batch: int, seed: int, rate: float) -> None
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.02)
+    if resume:
+        model = load_preset(name).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     start, step, shown = time.monotonic(), 0, 0.0
     while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
@@ -90,5 +92,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--resume", action="store_true", help="go on from the weights in the package")
     options = parser.parse_args()
-    train(options.name, options.minutes, options.batch, options.seed, options.rate)
+    train(options.name, options.minutes, options.batch, options.seed, options.rate, options.resume)

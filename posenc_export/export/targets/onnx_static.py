@@ -27,20 +27,13 @@ def fit_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return rewriter.emit("Pad", [key_positions, pads, rewriter.constant(-1), rewriter.constant([1])])
 
 
-def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    q, keys, values, mask = node.inputs
-    by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
-    y = rewriter.emit("Attention", [by_head, keys, values, mask], attributes={"scale": float(node.attributes["scale"].value)})
-    return rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]}))
-
-
-LOWERING = {
-    "Rotate": standard.rotate,
-    "Append": append,
-    "AppendPositions": append_positions,
-    "FitPositions": fit_positions,
-    "Distances": standard.distances,
-    "Mask": standard.mask,
-    "Attend": attend,
-}
-
+LOWERING = (
+    {
+        **standard.LOWERING,
+        "Append": append,
+        "AppendPositions": append_positions,
+        "FitPositions": fit_positions,
+        "Distances": standard.distances,
+        "Mask": standard.mask,
+    },
+)

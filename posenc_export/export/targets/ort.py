@@ -4,7 +4,7 @@ With position_ids, rows are compact: row b's tokens fill its own first slots, so
 may rotate by slot, exactly, for any offset. With attention_mask, slots are columns: rotation stands outside and the mask is a bias.
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
@@ -34,6 +34,11 @@ def lengths_of_mask(rewriter: Rewriter, attention_mask: ir.Value) -> Tuple[ir.Va
     return rows, rewriter.emit("Squeeze", [total])
 
 
+def _cache_position(rewriter: Rewriter) -> ir.Value:
+    """The slot of each new token of compact rows [B,S]."""
+    return rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])
+
+
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Key positions of compact rows: first_position [B,1], that of slot 0, counted up to the longest row."""
     _, total = lengths(rewriter)
@@ -49,25 +54,26 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
     slots = rewriter.emit("Range", [rewriter.constant(0, "float32"), count, rewriter.constant(1, "float32")])
-    queries = rewriter.emit("Cast", [rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])], attributes={"to": int(ir.DataType.FLOAT)})
+    queries = rewriter.emit("Cast", [_cache_position(rewriter)], attributes={"to": int(ir.DataType.FLOAT)})
     return rewriter.emit("Sub", [slots, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    q, keys, values, mask = node.inputs
-    append_key, append_value = producer(keys, "Append"), producer(values, "Append")
-    if append_key is None or append_value is None:
-        raise ValueError("export: target ort attends to what it appends, got other keys; choose target torchscript")
+    """GroupQueryAttention, where it alone reads the keys and values it appends; else attention over the valid slots."""
+    appended = standard.appended_here(node)
+    if appended is None:
+        return standard.attend(rewriter, node)
+    append_key, append_value = appended
     _check_head_size(append_key)
-    semantic_mask = producer(mask, "Mask")
-    attention_mask = by_columns(rewriter)
+    q, attention_mask = node.inputs[0], by_columns(rewriter)
+    semantic_mask = producer(node.inputs[3], "Mask")
     if attention_mask is not None:
         seqlens, total = lengths_of_mask(rewriter, attention_mask)
-        bias, causal, rotation = mask, 1, None
+        bias, causal, rotation = standard.whole_mask(rewriter, node), 1, None
     else:
         assert semantic_mask is not None
         seqlens, total = lengths(rewriter)
-        bias = None if semantic_mask.inputs[2] is None else standard.in_dtype(rewriter, semantic_mask.inputs[2])
+        bias = _sum(rewriter, [semantic_mask.inputs[2], *node.inputs[4:]])
         causal, rotation = number(semantic_mask, "causal"), _rotation(q, append_key.inputs[1])
     assert append_value.inputs[1] is not None
     sources = [q, append_key.inputs[1], append_value.inputs[1]]
@@ -93,9 +99,27 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return y
 
 
-def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Lowered only where slots are columns; of compact rows GroupQueryAttention knows the mask itself."""
-    return node.outputs[0] if by_columns(rewriter) is None else standard.mask(rewriter, node)
+def _sum(rewriter: Rewriter, scores: Sequence[Optional[ir.Value]]) -> Optional[ir.Value]:
+    """Of float32 scores, those that are there, in the dtype of activations."""
+    there = [value for value in scores if value is not None]
+    if not there:
+        return None
+    return standard.in_dtype(rewriter, there[0] if len(there) == 1 else rewriter.emit("Add", there))
+
+
+def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Written in place into the whole buffer, which is the output; readers get its valid slots."""
+    past, new, write_index = node.inputs
+    update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
+    attention_mask = by_columns(rewriter)
+    if attention_mask is None:  # the slot of a row's first new token
+        write_index = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
+    buffer = rewriter.emit("TensorScatter", [past, update, write_index], attributes={"axis": 2})
+    total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
+    end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
+    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
+    node.outputs[0].replace_all_uses_with(valid)
+    return buffer
 
 
 def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
@@ -127,10 +151,13 @@ def _check_head_size(append_key: ir.Node) -> None:
         raise ValueError(f"export: target ort takes head sizes that are multiples of 8 (GroupQueryAttention), got {found}; choose target onnx or another head size")
 
 
-LOWERING = {
-    "AppendPositions": append_positions,
-    "FitPositions": standard.as_is,
-    "Distances": distances,
-    "Mask": mask,
-    "Attend": attend,
-}
+LOWERING = (
+    {
+        **{name: lowering for name, lowering in standard.LOWERING.items() if name != "Rotate"},
+        "AppendPositions": append_positions,
+        "FitPositions": standard.as_is,
+        "Distances": distances,
+        "Attend": attend,
+    },
+    {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # what no GroupQueryAttention took over
+)

@@ -1,9 +1,11 @@
-"""What the ai.onnx targets share: rotation and the mask, as standard operators."""
+"""What the targets share: rotation, mask and attention by parts, as standard operators."""
+
+from typing import Optional, Tuple
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, size
+from posenc_export.export.rewriter import Rewriter, number, producer, size
 
 NEVER = -np.inf
 
@@ -53,3 +55,151 @@ def as_is(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None
     return value
+
+
+def appended_here(node: ir.Node) -> Optional[Tuple[ir.Node, ir.Node]]:
+    """The Append nodes of the keys and values of an Attend, where it is their only reader; None where others read them too, or they are made otherwise."""
+    found = [producer(value, "Append") for value in node.inputs[1:3]]
+    if any(append is None or [user for user, _ in append.outputs[0].uses()] != [node] for append in found):
+        return None
+    return found[0], found[1]  # type: ignore[return-value]
+
+
+def whole_mask(rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    """The mask of an Attend with its content scores."""
+    mask, content = node.inputs[3:5] if len(node.inputs) > 4 else (node.inputs[3], None)
+    return mask if content is None else rewriter.emit("Add", [mask, in_dtype(rewriter, content)])
+
+
+def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Attention over keys and values [B,K,T,D] that stand as they are."""
+    by_head = rewriter.emit("Transpose", [node.inputs[0]], attributes={"perm": [0, 2, 1, 3]})
+    sources = [by_head, node.inputs[1], node.inputs[2], whole_mask(rewriter, node)]
+    y = rewriter.emit("Attention", sources, attributes={"scale": float(node.attributes["scale"].value)})
+    return rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]}))
+
+
+def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """q k of grouped heads: [B,S,H,D] and [B,K,T,D] to [B,H,S,T] float32."""
+    q, keys = (in_float(rewriter, value) for value in node.inputs)
+    by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
+    turned = rewriter.emit("Transpose", [keys], attributes={"perm": [0, 1, 3, 2]})
+    return _grouped(rewriter, node, by_head, turned)
+
+
+def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """shares [B,H,S,T] of grouped values [B,K,T,D] to [B,S,H*D]."""
+    shares, values = node.inputs
+    y = _grouped(rewriter, node, shares, in_float(rewriter, values))
+    return rewriter.packed(in_dtype(rewriter, rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
+
+
+def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value]) -> ir.Value:
+    """left [B,H,S,*] times right [B,K,*,n], a right for every H/K lefts: [B,H,S,n]. Sizes in T are read from the values: they are the target's own."""
+    heads, kv_heads = number(node, "heads"), number(node, "kv_heads")
+    if heads == kv_heads:
+        return rewriter.emit("MatMul", [left, right])
+    shape = rewriter.emit("Shape", [left])
+    inner = rewriter.emit("Slice", [shape, rewriter.constant([2]), rewriter.constant([4])])
+    groups = rewriter.emit("Concat", [rewriter.constant([0, kv_heads, heads // kv_heads]), inner], attributes={"axis": 0})
+    grouped = rewriter.emit("Reshape", [left, groups])
+    y = rewriter.emit("MatMul", [grouped, rewriter.emit("Unsqueeze", [right, rewriter.constant([2])])])
+    rows = rewriter.emit("Slice", [rewriter.emit("Shape", [y]), rewriter.constant([3]), rewriter.constant([5])])
+    return rewriter.emit("Reshape", [y, rewriter.emit("Concat", [rewriter.constant([0, heads]), rows], attributes={"axis": 0})])
+
+
+def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    rows, index = node.inputs
+    return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
+
+
+def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    shares, index = node.inputs
+    leading = rewriter.emit("Slice", [rewriter.emit("Shape", [shares]), rewriter.constant([0]), rewriter.constant([3])])
+    shape = rewriter.emit("Concat", [leading, rewriter.constant([number(node, "rows")])], attributes={"axis": 0})
+    zeros = rewriter.emit("Expand", [rewriter.constant(0, "float32"), shape])
+    return rewriter.emit("ScatterElements", [zeros, _for_every_head(rewriter, index, shares), shares], attributes={"axis": -1, "reduction": "add"})
+
+
+def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
+    """index [B,1 or H,S,T] as [B,H,S,T], H from like."""
+    shape = rewriter.emit("Concat", [rewriter.constant([1]), rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2}), rewriter.constant([1, 1])], attributes={"axis": 0})
+    return rewriter.emit("Expand", [index, shape])
+
+
+def suffix_sum(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    return rewriter.emit("CumSum", [node.inputs[0], rewriter.constant(-1)], attributes={"reverse": 1})
+
+
+def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """GRU over the valid tokens of each row, moved to its front and back: padding, wherever it stands, leaves the hidden vector as it is."""
+    x, hidden, positions, *weights = (in_float(rewriter, value) if index != 2 else value for index, value in enumerate(node.inputs))
+    width = number(node, "hidden")
+    order, count = _valid_first(rewriter, positions)
+    packed = rewriter.emit("ScatterElements", [x, _as_wide(rewriter, order, x), x], attributes={"axis": 1})
+    gates = [rewriter.emit("Unsqueeze", [_reordered(rewriter, weight, width), rewriter.constant([0])]) for weight in weights[:2]]
+    biases = rewriter.emit("Concat", [_reordered(rewriter, weight, width) for weight in weights[2:]], attributes={"axis": 0})
+    y, last = rewriter.emit_all(
+        "GRU",
+        [
+            rewriter.emit("Transpose", [packed], attributes={"perm": [1, 0, 2]}),
+            *gates,
+            rewriter.emit("Unsqueeze", [biases, rewriter.constant([0])]),
+            count,
+            rewriter.emit("Unsqueeze", [hidden, rewriter.constant([0])]),
+        ],
+        2,
+        attributes={"hidden_size": width, "linear_before_reset": 1},
+    )
+    for user, _ in list(node.outputs[0].uses()):
+        if user.op_type == "LastHidden":
+            kept = rewriter.emit("Where", [_any(rewriter, count), rewriter.emit("Squeeze", [last, rewriter.constant([0])]), hidden])
+            user.outputs[0].replace_all_uses_with(in_dtype(rewriter, kept), replace_graph_outputs=True)
+    by_row = rewriter.emit("Transpose", [rewriter.emit("Squeeze", [y, rewriter.constant([1])])], attributes={"perm": [1, 0, 2]})
+    return in_dtype(rewriter, rewriter.emit("GatherElements", [by_row, _as_wide(rewriter, order, by_row)], attributes={"axis": 1}))
+
+
+def _valid_first(rewriter: Rewriter, positions: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value]:
+    """Where each token goes [B,S] int64 so that valid ones come first in their order, and how many are valid [B] int32."""
+    valid = rewriter.emit("Cast", [rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(0)])], attributes={"to": int(ir.DataType.INT64)})
+    padding = rewriter.emit("Sub", [rewriter.constant(1), valid])
+    count = rewriter.emit("ReduceSum", [valid, rewriter.constant([1])], attributes={"keepdims": 1})
+    among_valid = rewriter.emit("CumSum", [valid, rewriter.constant(1)], attributes={"exclusive": 1})
+    among_padding = rewriter.emit("Add", [count, rewriter.emit("CumSum", [padding, rewriter.constant(1)], attributes={"exclusive": 1})])
+    is_valid = rewriter.emit("Cast", [valid], attributes={"to": int(ir.DataType.BOOL)})
+    order = rewriter.emit("Where", [is_valid, among_valid, among_padding])
+    return order, rewriter.emit("Cast", [rewriter.emit("Squeeze", [count, rewriter.constant([1])])], attributes={"to": int(ir.DataType.INT32)})
+
+
+def _as_wide(rewriter: Rewriter, order: ir.Value, like: Optional[ir.Value]) -> ir.Value:
+    """order [B,S] as [B,S,E] of like."""
+    return rewriter.emit("Expand", [rewriter.emit("Unsqueeze", [order, rewriter.constant([2])]), rewriter.emit("Shape", [like])])
+
+
+def _any(rewriter: Rewriter, count: ir.Value) -> ir.Value:
+    return rewriter.emit("Unsqueeze", [rewriter.emit("Greater", [count, rewriter.constant(0, "int32")]), rewriter.constant([1])])
+
+
+def _reordered(rewriter: Rewriter, weight: Optional[ir.Value], width: int) -> ir.Value:
+    """Gates of torch (reset, update, new) in the order of ONNX (update, reset, new)."""
+    order = np.concatenate((np.arange(width, 2 * width), np.arange(width), np.arange(2 * width, 3 * width)))
+    return rewriter.emit("Gather", [weight, rewriter.constant(order)], attributes={"axis": 0})
+
+
+def in_float(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """A value in the dtype of activations as float32."""
+    if rewriter.dtype == "float32":
+        return value
+    return rewriter.emit("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)})
+
+
+LOWERING = {
+    "Rotate": rotate,
+    "Attend": attend,
+    "Products": products,
+    "Mix": mix,
+    "Pick": pick,
+    "Collect": collect,
+    "SuffixSum": suffix_sum,
+    "Recur": recur,
+}
