@@ -95,10 +95,12 @@ class PositionEncoding(torch.nn.Module):
     `embed` and `bias` belong to the model, which has one instance; `rotate`, `observe` and `rescore` to a layer.
     `shared`: all layers use that instance; where False, each has one of its own, with trained weights of its own.
     `axes`: coordinates of a token beside its place in the sequence; where above 0, positions are [axes,B,S] in `embed` and `rotate`.
+    `chunk`: tokens of a row that a session feeds at a time; what an encoding makes of size [S,T] is bounded by it.
     """
 
     shared = True
     axes = 0
+    chunk = 512
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""

@@ -59,6 +59,8 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         outputs=[output],
         states=states,
         max_positions=config.max_positions,
+        axes=model.encoding.axes,
+        chunk=model.encoding.chunk,
         source=dict(getattr(model, "source", {})),
         **geometry,
     )

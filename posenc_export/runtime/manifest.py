@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "posenc.json"
 UPDATES = ("append", "in_place", "replace")
 Axis = Union[int, str]
@@ -28,6 +28,7 @@ class State:
 
     Args:
         update: "append" grows along axis, "in_place" has a fixed capacity along axis and shares one buffer, "replace" is new each call.
+        axes: B first; the one that is a name, `axis`, counts slots.
         fill: value of slots never written.
     """
 
@@ -54,6 +55,8 @@ class Manifest:
         capacity_bucket: in-place caches are sized in multiples of it; 0 for the whole range at once (a cost that does not follow capacity).
         continuation_rows: most rows a call of several new tokens on a filled cache may have; 0 for any.
         contiguous: positions of a row must follow each other without gaps.
+        axes: coordinates of a token beside its place; where above 0, position_ids is [1+axes,B,S], the place first.
+        chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
         certificate: what `verify` found, or None.
@@ -72,6 +75,8 @@ class Manifest:
     capacity_bucket: int
     continuation_rows: int
     contiguous: bool
+    axes: int = 0
+    chunk: int = 512
     opset: Dict[str, int] = field(default_factory=dict)
     operators: Dict[str, int] = field(default_factory=dict)
     versions: Dict[str, str] = field(default_factory=dict)

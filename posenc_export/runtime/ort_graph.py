@@ -92,6 +92,8 @@ class Buffer:
 class OrtCache:
     """The states of one session. `columns` counts the slots in use of growing states.
 
+    States written in place have one buffer; the others have two, the last call's and the next one's, which change places.
+
     Args:
         graph: what runs on them.
         batch: rows B.
@@ -102,24 +104,25 @@ class OrtCache:
         self.graph, self.batch, self.capacity, self.columns = graph, batch, capacity, 0
         self.states = graph.manifest.states
         self.grows = any(state.update == "append" for state in self.states)
+        self.in_place = all(state.update == "in_place" for state in self.states)
         self.room = GROWTH if self.grows else capacity
         self.past = [self._buffer(state) for state in self.states]
-        self.present = [self._buffer(state) for state in self.states] if self.grows else self.past
+        self.present = [past if state.update == "in_place" else self._buffer(state) for state, past in zip(self.states, self.past, strict=True)]
 
     def run(self, feeds: Feeds, row: Optional[int] = None) -> np.ndarray:
-        """One call on all rows, or on one row of in-place caches; output [B or 1,S,*]."""
+        """One call on all rows, or on one row of caches that do not grow; output [B or 1,S,*]."""
         binding = self._bind(feeds, row)
         name = self.graph.manifest.outputs[0].name
         binding.bind_output(name, "cpu")
         self.graph.session.run_with_iobinding(binding)
-        self._advance(feeds)
+        self._advance(feeds, row)
         return np.array(binding.get_outputs()[len(self.states)].numpy())  # outputs come in the order they were bound
 
     def stepper(self, feeds: Feeds) -> Callable[[], np.ndarray]:
-        """A call of one token per row that reads `feeds` anew each time; its output [B,1,*] is one buffer, overwritten by the next call."""
+        """A call of one token per row that reads `feeds` anew each time; its output [B,*] is one buffer, overwritten by the next call."""
         output = self.graph.manifest.outputs[0]
         result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (self.batch, 1, 0), strict=True)], output.dtype)
-        session, pointer = self.graph.session, result.ctypes.data
+        session, pointer, last = self.graph.session, result.ctypes.data, result[:, 0]
 
         def bound() -> Any:
             binding = self._bind(feeds, None)
@@ -127,21 +130,21 @@ class OrtCache:
             return binding
 
         # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if not self.grows and self.graph.device == "cpu":
+        if self.in_place and self.graph.device == "cpu":
             binding, run = bound(), session.run_with_iobinding
 
             def step() -> np.ndarray:
                 run(binding)
-                return result
+                return last
 
             return step
 
-        def grow() -> np.ndarray:
+        def rebind() -> np.ndarray:
             session.run_with_iobinding(bound())
-            self._advance(feeds)
-            return result
+            self._advance(feeds, None)
+            return last
 
-        return grow
+        return rebind
 
     def reserve(self, slots: int) -> bool:
         """Room for `slots` slots in in-place states; True where the buffers moved."""
@@ -150,7 +153,8 @@ class OrtCache:
         bucket = max(self.graph.manifest.capacity_bucket, 1)
         self.capacity = self.room = -(-slots // bucket) * bucket
         for index, state in enumerate(self.states):
-            self.past[index] = self._moved(state, self.past[index])
+            if state.update == "in_place":
+                self.past[index] = self.present[index] = self._moved(state, self.past[index])
         return True
 
     def fork(self, slots: int) -> "OrtCache":
@@ -159,15 +163,25 @@ class OrtCache:
         other.columns = self.columns
         if self.grows:
             other._make_room(self.columns)
-        for index, state in enumerate(self.states):
-            if self.grows:
-                other.past[index].write(_resized(self.past[index].read().reshape(-1), other.past[index].shape[0]))
-            elif self.graph.manifest.layout == "rows" and self.past[index].device == "cpu":
+        for state, mine, its in zip(self.states, self.past, other.past, strict=True):
+            if state.update == "append":
+                its.write(_resized(mine.read(), its.shape[0]))
+            elif state.update == "in_place" and self.graph.manifest.layout == "rows" and mine.device == "cpu":
                 valid = (slice(None),) * state.axis + (slice(slots),)
-                other.past[index].array[valid] = self.past[index].array[valid]
+                its.array[valid] = mine.array[valid]
             else:
-                other.past[index].write(self.past[index].read())
+                its.write(mine.read())
         return other
+
+    def snapshot(self) -> List[np.ndarray]:
+        """Copies of the states that every call replaces."""
+        return [past.read().copy() for state, past in zip(self.states, self.past, strict=True) if state.update == "replace"]
+
+    def restore(self, snapshot: Sequence[np.ndarray]) -> None:
+        """Put back what `snapshot` gave; of nothing, what they were at first."""
+        replaced = [(state, past) for state, past in zip(self.states, self.past, strict=True) if state.update == "replace"]
+        for index, (state, past) in enumerate(replaced):
+            past.write(snapshot[index] if len(snapshot) else np.full(past.shape, state.fill, state.dtype))
 
     def hide(self, keep: np.ndarray) -> None:
         """Mark slots as never written where keep [B,slots in use] is False."""
@@ -186,6 +200,8 @@ class OrtCache:
         if not self.grows or columns == self.columns:
             return
         for state, buffer in zip(self.states, self.past, strict=True):
+            if state.update != "append":
+                continue
             shape = self._shape(state, self.columns)
             flat = buffer.read()
             content = flat[: int(np.prod(shape))].reshape(shape)
@@ -197,38 +213,50 @@ class OrtCache:
         binding = self.graph.session.io_binding()
         for name, array in feeds.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        new = next(iter(feeds.values())).shape[1]
+        new = self._new(feeds)
         if self.grows:
             self._make_room(self.columns + new)
+        rows = self.batch if row is None else 1
         for state, past, present in zip(self.states, self.past, self.present, strict=True):
-            before = self._shape(state, self.columns if self.grows else self.capacity, 1 if row is not None else self.batch)
-            after = self._shape(state, self.columns + new if self.grows else self.capacity, 1 if row is not None else self.batch)
+            before = self._shape(state, self.columns if self.grows else self.capacity, rows)
+            after = self._shape(state, self.columns + new if self.grows else self.capacity, rows)
             offset = 0 if row is None else row * int(np.prod(before)) * past.array.itemsize
             binding.bind_input(state.past, past.device, 0, past.array.dtype, before, past.address + offset)
             binding.bind_output(state.present, present.device, 0, present.array.dtype, after, present.address + offset)
         return binding
 
-    def _advance(self, feeds: Feeds) -> None:
+    def _advance(self, feeds: Feeds, row: Optional[int]) -> None:
         if self.grows:
-            self.columns += next(iter(feeds.values())).shape[1]
-            self.past, self.present = self.present, self.past
+            self.columns += self._new(feeds)
+        for index, state in enumerate(self.states):
+            if state.update == "replace" and row is not None:  # the other rows have no next one
+                past, present = self.past[index], self.present[index]
+                content = past.read()
+                content[row] = present.read()[row]
+                past.write(content)
+            elif state.update != "in_place":
+                self.past[index], self.present[index] = self.present[index], self.past[index]
+
+    def _new(self, feeds: Feeds) -> int:
+        return int(feeds[self.graph.manifest.inputs[0].name].shape[1])
 
     def _make_room(self, columns: int) -> None:
         if columns <= self.room:
             return
         self.room = max(2 * self.room, -(-columns // GROWTH) * GROWTH)
-        self.past = [self._moved(state, buffer) for state, buffer in zip(self.states, self.past, strict=True)]
-        self.present = [self._buffer(state) for state in self.states]
+        for index, state in enumerate(self.states):
+            if state.update == "append":
+                self.past[index], self.present[index] = self._moved(state, self.past[index]), self._buffer(state)
 
     def _buffer(self, state: State) -> Buffer:
         shape: List[int] = self._shape(state, self.room)
         # Positions stay on the host: they are small, and a rewind writes them.
         device = "cpu" if state.past == "past_positions" else self.graph.device
-        return Buffer([int(np.prod(shape))] if self.grows else shape, state.dtype, state.fill, device)
+        return Buffer([int(np.prod(shape))] if state.update == "append" else shape, state.dtype, state.fill, device)
 
     def _moved(self, state: State, old: Buffer) -> Buffer:
         buffer = self._buffer(state)
-        if self.grows:
+        if state.update == "append":
             buffer.write(_resized(old.read(), buffer.shape[0]))
         else:
             content = buffer.array
@@ -237,8 +265,8 @@ class OrtCache:
         return buffer
 
     def _shape(self, state: State, slots: int, batch: Optional[int] = None) -> List[int]:
-        rows = self.batch if batch is None else batch
-        return [rows if index == 0 else slots if index == state.axis else int(axis) for index, axis in enumerate(state.axes)]
+        sizes = [slots if isinstance(axis, str) else axis for axis in state.axes[1:]]
+        return [self.batch if batch is None else batch, *sizes]
 
 
 def _resized(flat: np.ndarray, size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from posenc_export.runtime.manifest import Value
+from posenc_export.runtime.manifest import Manifest, Value
 
 Rows = Union[np.ndarray, Sequence[Any]]
 Numbers = Union[None, int, Sequence[int], np.ndarray]
@@ -41,6 +41,26 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)):
         raise ValueError(f"session: {name} is a whole number or one for each of {rows} rows, got {numbers!r}")
     return np.broadcast_to(given, (rows,)).astype(np.int64)
+
+
+def grid_of(grid: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]) -> List[np.ndarray]:
+    """Coordinates [axes,count] of the valid tokens of each row; none where grid is None.
+
+    Raises:
+        ValueError: an encoding without coordinates, another shape, a dtype of no whole numbers, coordinates outside the range.
+    """
+    if grid is None:
+        return []
+    given, wanted = np.asarray(grid), (manifest.axes, *shape)
+    if not manifest.axes:
+        raise ValueError("session: grid is for encodings with coordinates of their own, got one that counts positions; leave it out")
+    if given.shape != wanted or given.dtype.kind not in "iu":
+        raise ValueError(f"session: grid is {list(wanted)} whole numbers, got {list(given.shape)} {given.dtype}")
+    rows = [given[:, row, columns].astype(np.int64) for row, columns in enumerate(valid)]
+    for row in rows:
+        if row.size and not (0 <= row.min() and row.max() < manifest.max_positions):
+            raise ValueError(f"session: coordinates are 0 .. {manifest.max_positions - 1}, got {row.min()} .. {row.max()}; export with larger max_positions")
+    return rows
 
 
 def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:

@@ -3,16 +3,16 @@
 Shapes: B batch, S new tokens. Whatever padding comes in, rows are fed with their valid tokens first; the graph sees -1 only behind them.
 """
 
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 
 from posenc_export.runtime import feeds
+from posenc_export.runtime.history import History
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rows import Numbers, Rows, align, per_row
+from posenc_export.runtime.rows import Numbers, Rows, align, grid_of, per_row
 from posenc_export.runtime.sampling import choose
-
-CHUNK = 512  # tokens fed at a time unless told: bounds a bias to [H,512,T]
+from posenc_export.runtime.stepper import Stepper
 
 
 class Session:
@@ -35,14 +35,16 @@ class Session:
         self._input = manifest.inputs[0]
         self._vocabulary = int(manifest.config.get("vocabulary", 0))
         self._in_place = any(state.update == "in_place" for state in manifest.states)
+        self._replaces = any(state.update == "replace" for state in manifest.states)
         self._cache: Any = None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, the number of rows included."""
-        self._length, self._start = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._held, self._start = np.zeros(0, np.int64), np.zeros(0, np.int64)  # tokens of each row, without those of the stepper
         self._slots = np.zeros((0, 0), bool)  # of each row, which slots hold a token
-        self._step: Optional[Callable[[], np.ndarray]] = None
+        self._stepper: Optional[Stepper] = None
+        self._history = History()
         self._rows = 0
 
     @property
@@ -53,37 +55,50 @@ class Session:
     @property
     def length(self) -> np.ndarray:
         """Tokens in the cache [B] int64."""
-        return self._length.copy()
+        return self._held + (self._stepper.taken if self._stepper else 0)
 
     @property
     def position(self) -> np.ndarray:
         """Position of the next token of each row [B] int64."""
-        return self._start + self._length
+        return self._start + self.length
 
-    def prefill(self, inputs: Rows, start: Numbers = None, attention_mask: Optional[np.ndarray] = None, chunk: Optional[int] = None) -> np.ndarray:
+    def prefill(
+        self,
+        inputs: Rows,
+        start: Numbers = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        grid: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
         """Feed S tokens per row, behind those in the cache; output [B,S,*], zeros at padding.
 
         Args:
             inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of any lengths; a row without tokens stays as it is.
             start: position of each row's first token, one or [B], for an empty cache; where None, `position`: 0, or what a rewind to nothing left.
             attention_mask: [B,S], 0 at padding, wherever it stands.
-            chunk: tokens fed at a time; CHUNK where None.
+            chunk: tokens fed at a time; the manifest's where None. A bidirectional model reads all at once.
+            grid: [axes,B,S] int64, coordinates for encodings that have them; the position on every axis where None, as for text.
 
         Raises:
             ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
         """
         valid, padded = align(inputs, attention_mask, self._input)
         rows = [padded[row, columns] for row, columns in enumerate(valid)]
-        size = CHUNK if chunk is None else chunk
+        coordinates = grid_of(grid, self.manifest, valid, padded.shape[:2])
+        counts = np.array([len(row) for row in rows], np.int64)
+        size = int(counts.max(initial=1)) if not self.manifest.states else self.manifest.chunk if chunk is None else chunk
         if size < 1:
             raise ValueError(f"session: chunk is at least 1 token, got {chunk}")
         if self._vocabulary:
             feeds.check_tokens(self._vocabulary, rows)
-        counts = np.array([len(row) for row in rows], np.int64)
+        if not self.manifest.states:
+            self.reset()
+        self._sync()
         self._open(self._starts(len(rows), start), counts)
         parts: List[List[np.ndarray]] = [[] for _ in rows]
         for first in range(0, int(counts.max()), size):
-            for row, part in enumerate(self._feed([row[first : first + size] for row in rows])):
+            here = [row[first : first + size] for row in rows]
+            for row, part in enumerate(self._feed(here, [where[:, first : first + size] for where in coordinates])):
                 parts[row].append(part)
         result = np.zeros((*padded.shape[:2], parts[0][0].shape[-1]), parts[0][0].dtype)
         for row, columns in enumerate(valid):
@@ -96,21 +111,13 @@ class Session:
         Raises:
             ValueError: nothing prefilled, the range or capacity is used up, ids or shapes that do not fit.
         """
-        if self._step is None or self._room <= 0:  # of this binding: the range may be used up, or only the bucket
-            self._prepare_step()
-        x = np.asarray(inputs)
-        if x.shape != self._token.shape or x.dtype.kind not in self._kinds:
-            raise ValueError(f"session: a step takes {self._rows} tokens, {list(self._token.shape)} {self._input.dtype}, got {list(x.shape)} {x.dtype}")
-        self._token[...] = x
-        if self._vocabulary and np.maximum.reduce(self._unsigned) >= self._vocabulary:  # without its sign an id below 0 is large
-            feeds.check_tokens(self._vocabulary, [x])
-        assert self._step is not None
-        output = self._step()
-        for feed in self._moving:
-            feed += 1
-        self._length += 1
-        self._room -= 1
-        return output[:, 0]
+        stepper = self._stepper
+        if stepper is None or stepper.room <= 0:  # of this binding: the range may be used up, or only the bucket
+            stepper = self._prepare_step()
+        if self._replaces:
+            x = stepper.checked(inputs)
+            self._history.record(self.length, self._cache.snapshot(), list(x[:, None]))
+        return stepper.take(inputs)  # type: ignore[no-any-return]
 
     def rewind(self, n: Numbers) -> None:
         """Take back the last n tokens, of every row or [B].
@@ -119,29 +126,28 @@ class Session:
             ValueError: more than a row holds.
         """
         back = per_row("a rewind", n, self._rows or 1)
-        length = self._length if self._rows else np.zeros(1, np.int64)
+        length = self.length if self._rows else np.zeros(1, np.int64)
         if (back < 0).any() or (back > length).any():
             raise ValueError(f"session: a rewind is 0 .. the tokens of the row {length.tolist()}, got {back.tolist()}")
-        if not self._rows:
+        if not back.any():
             return
-        if self.manifest.layout == "rows" and self._step is not None and back.min() == back.max():
-            for feed in self._moving:  # the next step stands where an earlier one stood: its binding serves again
-                feed -= int(back[0])
-            self._room += int(back[0])
+        if self._replaces:
+            self._replay(length - back)
+        elif self.manifest.layout == "rows" and self._stepper is not None and back.min() == back.max():
+            self._stepper.back(int(back[0]))  # the next step stands where an earlier one stood: its binding serves again
+            self._hide()
         else:
             self._sync()
-        self._length = self._length - back
-        if self.manifest.layout == "rows":
-            self._cache.hide(np.arange(int(self._length.max()))[None] < self._length[:, None])
-        else:
-            self._rewind_columns()
+            self._held = self._held - back
+            self._hide()
 
     def fork(self) -> "Session":
         """An independent session from here, sharing the loaded graph."""
         self._sync()
         other = Session(self._graph, self.manifest, self._most)
-        other._length, other._start, other._slots, other._rows = self._length.copy(), self._start.copy(), self._slots.copy(), self._rows
-        other._cache = self._cache.fork(int(self._length.max())) if self._rows else None
+        other._held, other._start, other._slots, other._rows = self._held.copy(), self._start.copy(), self._slots.copy(), self._rows
+        other._cache = self._cache.fork(int(self._held.max())) if self._rows else None
+        other._history = self._history.copy()
         return other
 
     def generate(self, prompt: Rows, tokens: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> Iterator[np.ndarray]:
@@ -167,11 +173,11 @@ class Session:
     def _starts(self, rows: int, start: Numbers) -> np.ndarray:
         """Position of each row's first token [B] int64, where a call of `rows` rows may follow."""
         starts = per_row("start", start, rows)
-        if self._length.any():
+        if self._held.any():
             if rows != self._rows:
                 raise ValueError(f"session: rows are the {self._rows} in the cache, got {rows}; reset first")
             if starts.any():
-                raise ValueError(f"session: start is given for an empty cache, got {start} with {self._length.tolist()} tokens cached; reset first")
+                raise ValueError(f"session: start is given for an empty cache, got {start} with {self._held.tolist()} tokens cached; reset first")
             return self._start
         if self.manifest.signature == "mask" and starts.any():
             raise ValueError(f"session: positions count the attention_mask from 0, got start {start}; export with signature positions")
@@ -181,96 +187,100 @@ class Session:
         """Check that `counts` tokens [B] fit; make an empty cache ready."""
         if not counts.any():
             raise ValueError(f"session: a call has a token in some row, got {counts.tolist()} tokens")
-        if self._length.any():
-            feeds.check_room(self.manifest, self._most, starts, self._length, counts)
+        if self._held.any():
+            feeds.check_room(self.manifest, self._most, starts, self._held, counts)
             return
         feeds.check_room(self.manifest, self._most, starts, np.zeros_like(starts), counts)
         reuse = self._cache is not None and self._cache.batch == len(starts)
-        self._rows, self._start, self._length = len(starts), starts, np.zeros_like(starts)
+        self._rows, self._start, self._held = len(starts), starts, np.zeros_like(starts)
         if not reuse:
             self._cache = self._graph.open(self._rows, min(self.manifest.capacity_bucket or self._most, self._most))
         self._slots = np.zeros((self._rows, 0), bool)
         self._cache.hide(np.zeros((self._rows, self._cache.columns), bool))
         self._cache.trim(0)
-        self._step = None
+        self._cache.restore([])
+        self._history = History()
 
-    def _feed(self, rows: List[np.ndarray]) -> List[np.ndarray]:
-        """One call, or one per row where the graph takes a single row; outputs [count,*] per row."""
-        self._sync()
+    def _feed(self, rows: List[np.ndarray], coordinates: List[np.ndarray]) -> List[np.ndarray]:
+        """One call, or one per row where the graph takes a single row; outputs [count,*] per row. coordinates [axes,count] per row, or none."""
+        if self._replaces:
+            self._history.record(self._held, self._cache.snapshot(), rows)
         counts = np.array([len(row) for row in rows])
-        new = int(counts.max())
-        x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
-        for row, part in enumerate(rows):
-            x[row, : len(part)] = part
+        x, grid = feeds.padded(rows, coordinates)
+        new = x.shape[1]
         self._cache.reserve(self._used + new)
         # Beside S > 1, a row without new tokens forbids one call: its padding would be written over its last token.
-        single = self.manifest.continuation_rows == 1 and len(rows) > 1 and (new > 1 or not counts.all()) and bool(self._length.any())
+        single = self.manifest.continuation_rows == 1 and len(rows) > 1 and (new > 1 or not counts.all()) and bool(self._held.any())
         if single:
-            outputs = [self._feed_row(x, counts, row) for row in range(len(rows))]
+            outputs = [self._feed_row(x, grid, counts, row) for row in range(len(rows))]
         else:
-            output = self._cache.run(self._values(x, counts, slice(None)))
+            output = self._cache.run(self._values(x, grid, counts, slice(None)))
             outputs = [output[row, :count] for row, count in enumerate(counts)]
-        self._length = self._length + counts
+        self._held = self._held + counts
         if self.manifest.layout == "columns":
             self._slots = np.concatenate((self._slots, np.arange(new)[None] < counts[:, None]), axis=1)
         return outputs
 
-    def _feed_row(self, x: np.ndarray, counts: np.ndarray, row: int) -> np.ndarray:
+    def _feed_row(self, x: np.ndarray, grid: Optional[np.ndarray], counts: np.ndarray, row: int) -> np.ndarray:
         width = int(counts[row]) if self.manifest.layout == "rows" else x.shape[1]
         if not width:
             output = self.manifest.outputs[0]
             return np.zeros((0, int(output.axes[-1])), output.dtype)
         only = slice(row, row + 1)
-        values = self._values(np.ascontiguousarray(x[only, :width]), counts, only)
+        values = self._values(np.ascontiguousarray(x[only, :width]), None if grid is None else grid[:, only, :width], counts, only)
         return self._cache.run(values, row)[0, : counts[row]]  # type: ignore[no-any-return]
 
-    def _values(self, x: np.ndarray, counts: np.ndarray, rows: slice) -> Dict[str, np.ndarray]:
-        return feeds.build(self.manifest, x, counts[rows], self._length[rows], self._start[rows], self._slots[rows])
+    def _values(self, x: np.ndarray, grid: Optional[np.ndarray], counts: np.ndarray, rows: slice) -> Dict[str, np.ndarray]:
+        return feeds.build(self.manifest, x, grid, counts[rows], self._held[rows], self._start[rows], self._slots[rows])
 
     @property
     def _used(self) -> int:
         """Slots in use, of the longest row or of all rows together."""
-        return int(self._length.max()) if self.manifest.layout == "rows" else self._slots.shape[1]
+        return int(self._held.max()) if self.manifest.layout == "rows" else self._slots.shape[1]
 
-    def _prepare_step(self) -> None:
+    def _prepare_step(self) -> Stepper:
         if not self._rows:
             raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
+        if not self.manifest.states:
+            raise ValueError("session: a step follows what is cached, got a bidirectional model, which reads a row at once; call prefill")
         self._sync()
         one = np.ones(self._rows, np.int64)
-        feeds.check_room(self.manifest, self._most, self._start, self._length, one)
+        feeds.check_room(self.manifest, self._most, self._start, self._held, one)
         self._cache.reserve(self._used + 1)
         x = np.zeros([self._rows, 1, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
-        self._token = x[:, 0]
-        self._kinds = "iu" if self._vocabulary else "f"
-        self._unsigned: np.ndarray = self._token.view(np.uint64) if self._vocabulary else self._token
-        self._stepped_from, self._room = self._length.copy(), self.manifest.max_positions - int(self.position.max())
+        room = self.manifest.max_positions - int(self.position.max())
         if self._in_place:
-            self._room = min(self._room, self._most - int(self._length.max()), self._cache.capacity - self._used)
-        if self.manifest.signature == "mask":  # the mask is a column longer at every step: no feed can be kept
-            self._moving: List[np.ndarray] = []
-            self._step = lambda: self._step_with_mask(x)
-            return
-        values = self._values(x, one, slice(None))
-        self._moving = [feed for name, feed in values.items() if name not in (self._input.name, "first_position")]
-        self._step = self._cache.stepper(values)
-
-    def _step_with_mask(self, x: np.ndarray) -> np.ndarray:
-        self._cache.reserve(self._slots.shape[1] + 1)
-        output = self._cache.run(self._values(x, np.ones(self._rows, np.int64), slice(None)))
-        self._slots = np.concatenate((self._slots, np.ones((self._rows, 1), bool)), axis=1)
-        self._stepped_from = self._stepped_from + 1
-        return output  # type: ignore[no-any-return]
+            room = min(room, self._most - int(self._held.max()), self._cache.capacity - self._used)
+        # The mask is a column longer at every step: no binding can be kept.
+        room = 1 if self.manifest.signature == "mask" else room
+        self._stepper = Stepper(self._cache, self._values(x, None, one, slice(None)), self._input, self._vocabulary, room)
+        return self._stepper
 
     def _sync(self) -> None:
-        """Steps count lengths only; bring the columns up to them, and let the next step bind anew."""
-        if self._step is not None and self.manifest.layout == "columns":
-            steps = int((self._length - self._stepped_from)[0])
-            self._slots = np.concatenate((self._slots, np.ones((self._rows, steps), bool)), axis=1)
-        self._step = None
+        """Bring the lengths up to what the stepper took, and let the next step bind anew."""
+        if self._stepper is not None:
+            self._held = self._held + self._stepper.taken
+            if self.manifest.layout == "columns":
+                self._slots = np.concatenate((self._slots, np.ones((self._rows, self._stepper.taken), bool)), axis=1)
+            self._stepper = None
 
-    def _rewind_columns(self) -> None:
-        self._slots &= np.cumsum(self._slots, axis=1) <= self._length[:, None]
+    def _hide(self) -> None:
+        """Let no graph see what is cached beyond `length`."""
+        length = self.length
+        if self.manifest.layout == "rows":
+            self._cache.hide(np.arange(int(length.max()))[None] < length[:, None])
+            return
+        self._slots &= np.cumsum(self._slots, axis=1) <= length[:, None]
         self._cache.hide(self._slots)
         columns = int(np.flatnonzero(self._slots.any(0)).max(initial=-1)) + 1
         self._slots = self._slots[:, :columns].copy()
         self._cache.trim(columns)
+
+    def _replay(self, target: np.ndarray) -> None:
+        """Back to the last call before target [B] tokens, and forward again: what calls replace cannot be cut."""
+        self._sync()
+        self._held, states, again = self._history.back_to(target)
+        self._hide()
+        self._cache.restore(states)
+        if any(len(row) for row in again):
+            self._feed(again, [])

@@ -1,6 +1,6 @@
 """A TorchScript file or a live torch module behind the same interface; torch is imported here only, and only when used."""
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -56,8 +56,8 @@ class TorchCache:
         self.graph, self.batch, self.columns, self.capacity = graph, batch, 0, 0
         self.states: List[Any] = []
         for state in graph.manifest.states:
-            shape = [batch if index == 0 else 0 if index == state.axis else int(axis) for index, axis in enumerate(state.axes)]
-            self.states.append(torch.zeros(shape, dtype=getattr(torch, state.dtype)))
+            sizes = [0 if isinstance(axis, str) else axis for axis in state.axes[1:]]
+            self.states.append(torch.zeros([batch, *sizes], dtype=getattr(torch, state.dtype)))
 
     def run(self, feeds: Feeds, row: Optional[int] = None) -> np.ndarray:
         """One call on all rows; output [B,S,*]."""
@@ -70,12 +70,12 @@ class TorchCache:
                 self.states = [positions, *present]
             else:
                 output, self.states = self.graph.module(*arguments, self.states)
-        self.columns += next(iter(feeds.values())).shape[1]
+        self.columns += feeds[self.graph.manifest.inputs[0].name].shape[1]
         return output.numpy()  # type: ignore[no-any-return]
 
     def stepper(self, feeds: Feeds) -> Callable[[], np.ndarray]:
-        """A call that reads `feeds` anew each time."""
-        return lambda: self.run({name: array.copy() for name, array in feeds.items()})
+        """A call of one token per row that reads `feeds` anew each time; output [B,*]."""
+        return lambda: self.run({name: array.copy() for name, array in feeds.items()})[:, 0]
 
     def reserve(self, slots: int) -> bool:
         """Growing caches need no room ahead."""
@@ -87,6 +87,18 @@ class TorchCache:
         other.states, other.columns = list(self.states), self.columns
         return other
 
+    def snapshot(self) -> List[np.ndarray]:
+        """The states that every call replaces."""
+        return [value.numpy().copy() for state, value in zip(self.graph.manifest.states, self.states, strict=True) if state.update == "replace"]
+
+    def restore(self, snapshot: Sequence[np.ndarray]) -> None:
+        """Put back what `snapshot` gave; of nothing, what they were at first."""
+        import torch
+
+        replaced = [index for index, state in enumerate(self.graph.manifest.states) if state.update == "replace"]
+        for number, index in enumerate(replaced):
+            self.states[index] = torch.from_numpy(snapshot[number].copy()) if len(snapshot) else torch.zeros_like(self.states[index])
+
     def hide(self, keep: np.ndarray) -> None:
         """Mark columns as never written where keep [B,columns] is False."""
         import torch
@@ -97,5 +109,7 @@ class TorchCache:
 
     def trim(self, columns: int) -> None:
         """Drop the columns from `columns` on."""
-        self.states = [value.narrow(state.axis, 0, columns).clone() for state, value in zip(self.graph.manifest.states, self.states, strict=True)]
+        for index, state in enumerate(self.graph.manifest.states):
+            if state.update == "append":
+                self.states[index] = self.states[index].narrow(state.axis, 0, columns).clone()
         self.columns = columns

@@ -1,0 +1,82 @@
+"""One token per row, again and again, on a binding that is kept: the path whose cost every generated token pays."""
+
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+
+from posenc_export.runtime import feeds as feeding
+from posenc_export.runtime.manifest import Value
+
+
+class Stepper:
+    """Takes tokens from the state a session is in. `taken` counts them, `room` those that still fit; both belong to `take`.
+
+    Args:
+        cache: of the session.
+        feeds: inputs of the first step; its array of tokens is written at each one, counters move on by one.
+        source: the graph input that takes tokens.
+        vocabulary: number of ids, or 0 for activations.
+        room: steps before the session has to look at lengths again.
+    """
+
+    def __init__(self, cache: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int) -> None:
+        self.taken, self.room = 0, room
+        self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
+        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask")])
+        self._feeds, self._run = feeds, cache.stepper(feeds)  # a binding borrows its feeds: they must live as long
+        self.take = self._taker()
+
+    def checked(self, inputs: Any) -> np.ndarray:
+        """inputs as [B] int64 or [B,E].
+
+        Raises:
+            ValueError: another shape or dtype, ids outside the vocabulary.
+        """
+        x, token = np.asarray(inputs), self._token
+        if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
+            raise ValueError(f"session: a step takes {len(token)} tokens, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
+        if self._vocabulary:
+            feeding.check_tokens(self._vocabulary, [x])
+        return x.astype(token.dtype, copy=False)
+
+    def back(self, n: int) -> None:
+        """Stand n tokens earlier."""
+        for counter in self._counters:
+            counter -= n
+        self.taken -= n
+        self.room += n
+
+    def _taker(self) -> Callable[[Any], np.ndarray]:
+        """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts."""
+        token, shape, dtype, counters, run = self._token, self._token.shape, self._token.dtype, self._counters, self._run
+        unsigned, limit = (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
+        highest, stepper, checked = np.maximum.reduce, self, self.checked
+
+        def take(inputs: Any) -> np.ndarray:
+            """[B] int64 or [B,E] to [B,*], overwritten by the next step."""
+            if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
+                inputs = checked(inputs)
+            token[...] = inputs
+            if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
+                checked(inputs)
+            output: np.ndarray = run()
+            for counter in counters:
+                counter += 1
+            stepper.taken += 1
+            stepper.room -= 1
+            return output
+
+        return take
+
+
+def _joined(feeds: Dict[str, np.ndarray], names: List[str]) -> List[np.ndarray]:
+    """Put the feeds of these names into one array per dtype, so that one addition moves them all."""
+    joined = []
+    for dtype in sorted({feeds[name].dtype.str for name in names}):
+        group = [name for name in names if feeds[name].dtype.str == dtype]
+        block = np.concatenate([feeds[name].reshape(-1) for name in group])
+        ends = np.cumsum([feeds[name].size for name in group])
+        for name, end in zip(group, ends, strict=True):
+            feeds[name] = block[end - feeds[name].size : end].reshape(feeds[name].shape)
+        joined.append(block)
+    return joined
