@@ -7,6 +7,8 @@ import numpy as np
 from posenc_export.runtime import feeds as feeding
 from posenc_export.runtime.manifest import Value
 
+FEW = 64  # counters
+
 
 class Stepper:
     """Takes tokens from the state a session is in. `taken` counts them, `room` those that still fit; both belong to `take`.
@@ -48,7 +50,11 @@ class Stepper:
 
     def _taker(self) -> Callable[[Any], np.ndarray]:
         """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts."""
-        token, shape, dtype, counters, run = self._token, self._token.shape, self._token.dtype, self._counters, self._run
+        token, shape, dtype, run = self._token, self._token.shape, self._token.dtype, self._run
+        # An item of a memoryview is counted up in 0.1 us, where a numpy addition costs 8 us when its code is cold; of many items it is the faster one.
+        few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
+        items = [(view, index) for view in few for index in range(len(view))]
+        many = [counter for counter in self._counters if counter.size > FEW]
         unsigned, limit = (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
         highest, stepper, checked = np.maximum.reduce, self, self.checked
 
@@ -60,7 +66,9 @@ class Stepper:
             if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
                 checked(inputs)
             output: np.ndarray = run()
-            for counter in counters:
+            for view, index in items:
+                view[index] += 1
+            for counter in many:
                 counter += 1
             stepper.taken += 1
             stepper.room -= 1
