@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         said = "from heads and width" if name in ("kv_heads", "head_size") else default
         exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), help=f"of a block (default {said})")
     exporting.add_argument("--signature", default="positions", help="positions or mask")
-    exporting.add_argument("--dtype", default="float32", help="float32 or float16")
+    exporting.add_argument("--dtype", help="float32 or float16 (default: the target's own)")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     exporting.set_defaults(run=_export)
 

@@ -80,6 +80,8 @@ class Bench:
     def load(self, request: Request) -> Dict[str, Any]:
         """Load, then a short prompt and a few steps, so that nothing later compiles or allocates for the first time."""
         self.session, self.manifest, seconds = self.open_session(request)
+        if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools that spin falsify each other's timings
+            raise RuntimeError("bench: a contestant's process holds torch or onnxruntime, got both")
         self.grows = any(state.update == "append" for state in self.manifest.states)
         self.burst = min(BURST, self.manifest.max_positions // 2)
         self.token = self._prompt(1)[:, 0]

@@ -28,7 +28,7 @@ def silent(_: str) -> None:
 
 
 def export(
-    model: Model, target: str, folder: Union[str, Path], signature: str = "positions", dtype: str = "float32", verify: bool = True, progress: Optional[Progress] = None
+    model: Model, target: str, folder: Union[str, Path], signature: str = "positions", dtype: Optional[str] = None, verify: bool = True, progress: Optional[Progress] = None
 ) -> Manifest:
     """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
 
@@ -37,7 +37,7 @@ def export(
         target: a name in TARGETS.
         folder: made or, where it holds an artefact, replaced.
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches.
+        dtype: "float32" or "float16", of weights, activations and caches; the target's usual one where None.
         verify: run the parity grid and write its certificate.
         progress: called with a line at each stage.
 
@@ -47,6 +47,12 @@ def export(
     """
     say, folder = progress or silent, Path(folder)
     _check_names(target, signature, dtype)
+    kind = TARGETS[target]
+    dtype = dtype or kind.dtypes[0]
+    if dtype not in kind.dtypes:
+        raise ValueError(f"export: target {target} takes dtype {', '.join(kind.dtypes)}, got {dtype}; give --dtype {kind.dtypes[0]} or choose another target")
+    if signature not in kind.layout:
+        raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
     if folder.exists() and not (folder / manifests.FILE_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"export: the folder is new, empty or an artefact, got {folder}; choose another")
     model = _cast(model, dtype)
@@ -55,7 +61,6 @@ def export(
         made = Path(temporary) / "artefact"
         made.mkdir()
         say(f"{target}: tracing and lowering")
-        kind = TARGETS[target]
         manifest = kind.write(model, describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry), made)
         files = {path.name: manifests.file_entry(path) for path in sorted(made.iterdir())}
         manifest = dataclasses.replace(manifest, files=files, versions={name: metadata.version(name) for name in MAKERS})
@@ -66,9 +71,9 @@ def export(
     return manifest
 
 
-def _check_names(target: str, signature: str, dtype: str) -> None:
+def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
     for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(NAMES)), ("dtype", dtype, ["float32", "float16"])):
-        if name not in names:
+        if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
 

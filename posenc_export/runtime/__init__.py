@@ -34,4 +34,4 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
         return Session(load_torchscript(str(folder / "model.pt"), manifest, threads), manifest)
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
-    return Session(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider), threads), manifest, capacity)
+    return Session(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads), manifest, capacity)

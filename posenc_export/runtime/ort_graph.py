@@ -17,19 +17,22 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 GROWTH = 256  # slots added at a time to buffers of growing caches
 
 
-def choose_provider(name: str) -> str:
-    """ "cpu" or "cuda"; "auto" is cuda where ONNX Runtime has it.
+def choose_provider(name: str, manifest: Manifest) -> str:
+    """ "cpu" or "cuda"; "auto" is cuda where ONNX Runtime has it and the artefact runs there.
 
     Raises:
-        ValueError: an unknown name, or a provider this installation lacks.
+        ValueError: an unknown name, a provider this installation lacks, or one the artefact has no kernels for.
     """
     present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
+    host_only = manifest.operators.get("GroupQueryAttention", 0) > 0 and manifest.dtype == "float32"
     if name == "auto":
-        return "cuda" if "cuda" in present else "cpu"
+        return "cuda" if "cuda" in present and not host_only else "cpu"
     if name not in PROVIDERS:
         raise ValueError(f"runtime: provider is one of auto, {', '.join(PROVIDERS)}, got {name!r}")
     if name not in present:
         raise ValueError(f"runtime: provider {name} needs an ONNX Runtime that has it, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
+    if name == "cuda" and host_only:
+        raise ValueError(f"runtime: target {manifest.target} in float32 runs on provider cpu, got cuda; export target ort-cuda")
     return name
 
 

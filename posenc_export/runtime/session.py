@@ -48,6 +48,11 @@ class Session:
         self._rows = 0
 
     @property
+    def provider(self) -> str:
+        """Where the graph runs: "cpu" or "cuda"."""
+        return str(self._graph.device)
+
+    @property
     def batch(self) -> int:
         """Rows B; 0 before the first prefill."""
         return self._rows

@@ -38,7 +38,7 @@ class TorchGraph:
     """
 
     def __init__(self, module: Any, manifest: Manifest) -> None:
-        self.module, self.manifest = module, manifest
+        self.module, self.manifest, self.device = module, manifest, "cpu"
 
     def open(self, batch: int, capacity: int) -> "TorchCache":
         """Empty caches for `batch` rows; they grow, capacity is ignored."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Dict
 
 import pytest
+import torch
 
+from posenc_export.encodings.base import PositionEncoding
 from posenc_export.export import TARGETS, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
@@ -77,3 +79,31 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
 def test_a_near_miss_of_a_target_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean onnx-static"):
         export(seeded(block("rope")), "onnx-statick", tmp_path / "artefact")
+
+
+class Counting(PositionEncoding):
+    """Keeps the number of calls in a buffer: state that an ONNX graph would drop without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def embed(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
+def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
+    model = seeded(block("nope"))
+    model.encoding = Counting()
+    with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of .*calls"):
+        export(model, target, tmp_path / "artefact")
+    assert not list(tmp_path.iterdir())
+
+
+def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ort-cuda takes dtype float16, got float32"):
+        export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
+    with pytest.raises(ValueError, match="ort-cuda takes signature positions, got mask"):
+        export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")

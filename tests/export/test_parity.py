@@ -29,7 +29,7 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
     _passes(block(variant), target, tmp_path, dtype="float16")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if "mask" in target.layout])
 @pytest.mark.parametrize("variant", ["rope", "alibi", "learned"])
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path, signature="mask")

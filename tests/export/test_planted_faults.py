@@ -105,6 +105,29 @@ def _certificate(variant: str, plant: Optional[Plant] = None, session: type = Se
     return certify(lambda: session(TorchGraph(module, manifest), manifest), manifest, right, lambda _: None)
 
 
+class KeepsWhatIsRewound(Session):
+    """Rewinds its count of tokens, but hides nothing."""
+
+    def _hide(self) -> None:
+        if self.manifest.layout == "columns":
+            self._slots = self._slots.copy()
+
+
+class ForksShareCaches(Session):
+    """A fork on the same caches."""
+
+    def fork(self) -> Session:
+        other = super().fork()
+        other._cache = self._cache
+        return other
+
+
+@pytest.mark.parametrize("session", [KeepsWhatIsRewound, ForksShareCaches])
+@pytest.mark.parametrize("variant", ["sinusoidal", "rope", "alibi"])
+def test_a_session_with_a_stale_cache_is_seen(variant: str, session: type) -> None:
+    assert not _certificate(variant, session=session)["passed"]
+
+
 @pytest.mark.parametrize("variant", ["nope", "sinusoidal", "learned", "rope", "alibi"])
 def test_a_right_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]

@@ -22,6 +22,7 @@ class Target:
         layout: of each signature, "rows" or "columns" (runtime.manifest).
         update: of its caches, "append" or "in_place".
         geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
+        dtypes: it can be written in, the usual one first.
     """
 
     graph: str
@@ -69,5 +70,14 @@ TARGETS = {
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+    ),
+    "ort-cuda": Target(
+        "as ort, in half precision, for the CUDA provider",
+        "fixed capacity on the device, in place",
+        lambda model, manifest, folder: write_onnx(model, manifest, ort.OPSET, ort.LOWERING, folder),
+        {"positions": "rows"},  # lengths counted on the device from a mask read as 0 in its GroupQueryAttention
+        "in_place",
+        {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
+        ("float16",),  # GroupQueryAttention has no float32 kernel there
     ),
 }

@@ -1,0 +1,36 @@
+"""The CUDA provider: the artefacts that run there, through the whole grid, and caches that stay on the device."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from posenc_export.export import export, verify
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load
+from tests.tiny import block, decoder
+
+pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="no CUDA provider in this ONNX Runtime")
+
+
+@pytest.mark.parametrize("variant", ["rope", "rope-interleaved", "alibi", "learned", "nope"])
+@pytest.mark.parametrize("target", ["ort-cuda", "onnx", "onnx-static"])
+def test_decoder_matches_eager_at_every_cut_on_cuda(variant: str, target: str, tmp_path: Path) -> None:
+    model = seeded(decoder(variant))
+    export(model, target, tmp_path / "artefact", verify=False)
+    certificate = verify(tmp_path / "artefact", provider="cuda")
+    assert certificate["passed"] and certificate["provider"] == "cuda"
+
+
+def test_float32_block_of_ort_is_refused_on_cuda_by_name(tmp_path: Path) -> None:
+    export(seeded(block("rope")), "ort", tmp_path / "artefact")
+    with pytest.raises(ValueError, match="target ort in float32 runs on provider cpu, got cuda; export target ort-cuda"):
+        load(tmp_path / "artefact", provider="cuda")
+
+
+def test_auto_takes_cuda_where_the_artefact_runs_there(tmp_path: Path) -> None:
+    export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    session = load(tmp_path / "artefact")
+    assert session.provider == "cuda"
+    assert np.isfinite(session.prefill(np.ones((1, 4, 48), np.float16))).all()
