@@ -7,13 +7,13 @@ Shapes: B batch, S new tokens, P past, T = P + S, N heads of one kind, H query h
 """
 
 import contextlib
+import math
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 DOMAIN = "posenc"
-LOWEST = -1e30  # stands for -inf in scores: a softmax of nothing but -inf is not a number
 _emitting = [False]
 
 
@@ -45,11 +45,15 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(x.size(0), x.size(1), heads, -1)
 
 
-def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by rows of cos, sin [M,r/2] float32 at positions [B,S] int64, -1 read as 0; x's dtype out."""
+def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tensor:
+    """Rotate the first r entries of x [B,S,N,D] by rows of cos, sin [M,r/2] float32 at positions [B,S] int64, -1 read as 0; x's dtype out.
+
+    linear: angles are proportional to the row, so that scores of two rotations depend on the difference of positions only.
+    """
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Rotate", [x, positions, cos, sin], {"interleaved": float(interleaved)}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+            attributes = {"interleaved": float(interleaved), "linear": float(linear)}
+            return _node("Rotate", [x, positions, cos, sin], attributes, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
     rows = positions.clamp(min=0)
     c = torch.nn.functional.embedding(rows, cos).unsqueeze(2)
     s = torch.nn.functional.embedding(rows, sin).unsqueeze(2)
@@ -142,7 +146,8 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
 
 def shares(scores: Tensor, mask: Tensor) -> Tensor:
     """softmax(scores + mask) over keys, [B,H,S,T] float32; a row that sees nothing gives equal shares, which nobody reads."""
-    return torch.softmax((scores + mask.to(torch.float32)).clamp(min=LOWEST), dim=-1)
+    # -1e30 stands for -inf: a softmax of nothing but -inf is not a number.
+    return torch.softmax((scores + mask.to(torch.float32)).clamp(min=-1e30), dim=-1)
 
 
 def mix(shares: Tensor, values: Tensor) -> Tensor:
@@ -180,19 +185,33 @@ def suffix_sum(x: Tensor) -> Tensor:
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
-def recur(x: Tensor, hidden: Tensor, positions: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
-    """A GRU over the tokens of a call: x [B,S,E], hidden [B,N], positions [B,S] (-1 leaves hidden as it is) to [B,S,N] and the last hidden [B,N].
+def reduced_angle(radians: Tensor) -> Tensor:
+    """Angles of any size, float64, less whole turns, in float32: exact where float32 radians would have lost their digits."""
+    # 1 / (2 pi) in two parts that are float32 numbers each: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
+    turns = radians * 0.15915493667125702 + radians * 6.4206384e-09
+    return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
+
+
+def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
+    """Where each token of positions [B,S] goes so that valid ones come first, in their order: [B,S] int64; and how many are valid [B,1] int64."""
+    valid = positions.ge(0).to(torch.int64)
+    count = valid.sum(1, keepdim=True)
+    return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
+
+
+def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
+    """A GRU over the first count [B,1] tokens of x [B,S,E], from hidden [B,N], to [B,S,N] and the last hidden [B,N].
 
     Weights as torch.nn.GRU: [3N,E], [3N,N], [3N], [3N] in the order reset, update, new.
     """
     if not torch.jit.is_scripting():
         if emitting():
-            inputs = [x, hidden, positions, weight, recurrent, bias, recurrent_bias]
-            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])  # type: ignore[arg-type]
+            inputs: List[Optional[Tensor]] = [x, hidden, count, weight, recurrent, bias, recurrent_bias]
+            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])
             return y, _node("LastHidden", [y], {}, hidden, [hidden.size(0), hidden.size(1)])
     outputs: List[Tensor] = []
     for index in range(x.size(1)):
         following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)
-        hidden = torch.where(positions[:, index : index + 1].ge(0), following, hidden)
+        hidden = torch.where(count > index, following, hidden)
         outputs.append(hidden)
     return torch.stack(outputs, dim=1), hidden

@@ -5,6 +5,9 @@ from typing import Any, Dict, Mapping, Type
 
 from posenc_export.encodings.alibi import ALiBi
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.complex_order import ComplexOrder
+from posenc_export.encodings.conditional_conv import ConditionalConv
+from posenc_export.encodings.input_rnn import InputRNN
 from posenc_export.encodings.learned import Learned
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope import RoPE
@@ -14,6 +17,9 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "nope": NoPE,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
+    "input_rnn": InputRNN,
+    "conditional_conv": ConditionalConv,
+    "complex_order": ComplexOrder,
     "rope": RoPE,
     "alibi": ALiBi,
 }

@@ -129,6 +129,14 @@ class PositionEncoding(torch.nn.Module):
         positions [B,S], key_positions [B,T] to [B,S,H*D]. Sizes in T are those of the target's cache: only `ops` may name them."""
         return ops.attend(q, keys, values, mask, None, scale)
 
+    def token_width(self, width: int) -> int:
+        """Width of the token table of a model of width E; where it is not E, `embed` makes [B,S,E] of it."""
+        return width
+
+    def initialise_tokens(self, table: Tensor) -> None:
+        """Starting values of the token table [V, token_width], before training."""
+        torch.nn.init.normal_(table, std=0.02)  # the standard deviation of GPT-2
+
     def embed_states(self) -> List[Carried]:
         return []
 

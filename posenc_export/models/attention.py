@@ -51,6 +51,9 @@ class AttentionBlock(torch.nn.Module):
 
     Args:
         config: the block's description.
+
+    Raises:
+        ValueError: an encoding that acts on token ids.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -58,6 +61,8 @@ class AttentionBlock(torch.nn.Module):
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
         self.encoding = encodings.build(config.encoding, config.geometry)
+        if self.encoding.token_width(config.width) != config.width:
+            raise ValueError(f"block: {config.encoding['name']} acts on token ids, got a bare block; use it in a decoder")
         self.attention = Attention(config, self.encoding)
         self.causal, self.embed_states = config.causal, len(self.encoding.embed_states())
 

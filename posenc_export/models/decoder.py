@@ -64,6 +64,9 @@ class Decoder(torch.nn.Module):
 
     Args:
         config: the decoder's description.
+
+    Raises:
+        ValueError: a tied head where the encoding's token table is of another width.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -74,8 +77,11 @@ class Decoder(torch.nn.Module):
         built = [encodings.build(attention.encoding, attention.geometry)]
         built += [built[0] if built[0].shared else encodings.build(attention.encoding, attention.geometry) for _ in range(config.layers - 1)]
         self.encoding = built[0]
-        self.embedding = torch.nn.Embedding(config.vocabulary, attention.width)
-        torch.nn.init.normal_(self.embedding.weight, std=0.02)  # the standard deviation of GPT-2
+        token_width = self.encoding.token_width(attention.width)
+        if config.tied and token_width != attention.width:
+            raise ValueError(f"decoder: a tied head needs a token table as wide as the model, got {token_width} and {attention.width}; set tied=False")
+        self.embedding = torch.nn.Embedding(config.vocabulary, token_width)
+        self.encoding.initialise_tokens(self.embedding.weight)
         self.layers = torch.nn.ModuleList(Layer(config, encoding) for encoding in built)
         self.norm = NORMS[config.norm](attention.width, eps=config.epsilon)
         self.head = torch.nn.Linear(attention.width, config.vocabulary, bias=False)

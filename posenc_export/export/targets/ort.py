@@ -127,6 +127,8 @@ def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]
     of_q, of_k = producer(q, "Rotate"), producer(k, "Rotate")
     if of_q is None or of_k is None or of_q.inputs[1:] != of_k.inputs[1:]:
         return None
+    if not number(of_q, "linear"):  # the node rotates by slot, which is the position but for a constant
+        return None
     taken = size(of_q.inputs[0], 3) % 16 == 0 and size(of_q.inputs[2], 1) % 8 == 0
     return of_q if taken else None
 

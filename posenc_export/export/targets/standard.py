@@ -132,52 +132,23 @@ def suffix_sum(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """GRU over the valid tokens of each row, moved to its front and back: padding, wherever it stands, leaves the hidden vector as it is."""
-    x, hidden, positions, *weights = (in_float(rewriter, value) if index != 2 else value for index, value in enumerate(node.inputs))
-    width = number(node, "hidden")
-    order, count = _valid_first(rewriter, positions)
-    packed = rewriter.emit("ScatterElements", [x, _as_wide(rewriter, order, x), x], attributes={"axis": 1})
-    gates = [rewriter.emit("Unsqueeze", [_reordered(rewriter, weight, width), rewriter.constant([0])]) for weight in weights[:2]]
-    biases = rewriter.emit("Concat", [_reordered(rewriter, weight, width) for weight in weights[2:]], attributes={"axis": 0})
-    y, last = rewriter.emit_all(
-        "GRU",
-        [
-            rewriter.emit("Transpose", [packed], attributes={"perm": [1, 0, 2]}),
-            *gates,
-            rewriter.emit("Unsqueeze", [biases, rewriter.constant([0])]),
-            count,
-            rewriter.emit("Unsqueeze", [hidden, rewriter.constant([0])]),
-        ],
-        2,
-        attributes={"hidden_size": width, "linear_before_reset": 1},
-    )
+    """GRU over the first tokens of each row; a row without any keeps its hidden vector."""
+    x, hidden, weight, recurrent, bias, recurrent_bias = (in_float(rewriter, value) for index, value in enumerate(node.inputs) if index != 2)
+    count = rewriter.emit("Cast", [node.inputs[2]], attributes={"to": int(ir.DataType.INT32)})
+    width, front = number(node, "hidden"), rewriter.constant([0])
+    gates = [rewriter.emit("Unsqueeze", [_reordered(rewriter, part, width), front]) for part in (weight, recurrent)]
+    biases = rewriter.emit("Concat", [_reordered(rewriter, part, width) for part in (bias, recurrent_bias)], attributes={"axis": 0})
+    by_time = rewriter.emit("Transpose", [x], attributes={"perm": [1, 0, 2]})
+    lengths = rewriter.emit("Squeeze", [count, rewriter.constant([1])])
+    sources = [by_time, *gates, rewriter.emit("Unsqueeze", [biases, front]), lengths, rewriter.emit("Unsqueeze", [hidden, front])]
+    y, last = rewriter.emit_all("GRU", sources, 2, attributes={"hidden_size": width, "linear_before_reset": 1})
+    moved = rewriter.emit("Greater", [count, rewriter.constant(0, "int32")])
+    kept = rewriter.emit("Where", [moved, rewriter.emit("Squeeze", [last, front]), hidden])
     for user, _ in list(node.outputs[0].uses()):
         if user.op_type == "LastHidden":
-            kept = rewriter.emit("Where", [_any(rewriter, count), rewriter.emit("Squeeze", [last, rewriter.constant([0])]), hidden])
             user.outputs[0].replace_all_uses_with(in_dtype(rewriter, kept), replace_graph_outputs=True)
     by_row = rewriter.emit("Transpose", [rewriter.emit("Squeeze", [y, rewriter.constant([1])])], attributes={"perm": [1, 0, 2]})
-    return in_dtype(rewriter, rewriter.emit("GatherElements", [by_row, _as_wide(rewriter, order, by_row)], attributes={"axis": 1}))
-
-
-def _valid_first(rewriter: Rewriter, positions: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value]:
-    """Where each token goes [B,S] int64 so that valid ones come first in their order, and how many are valid [B] int32."""
-    valid = rewriter.emit("Cast", [rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(0)])], attributes={"to": int(ir.DataType.INT64)})
-    padding = rewriter.emit("Sub", [rewriter.constant(1), valid])
-    count = rewriter.emit("ReduceSum", [valid, rewriter.constant([1])], attributes={"keepdims": 1})
-    among_valid = rewriter.emit("CumSum", [valid, rewriter.constant(1)], attributes={"exclusive": 1})
-    among_padding = rewriter.emit("Add", [count, rewriter.emit("CumSum", [padding, rewriter.constant(1)], attributes={"exclusive": 1})])
-    is_valid = rewriter.emit("Cast", [valid], attributes={"to": int(ir.DataType.BOOL)})
-    order = rewriter.emit("Where", [is_valid, among_valid, among_padding])
-    return order, rewriter.emit("Cast", [rewriter.emit("Squeeze", [count, rewriter.constant([1])])], attributes={"to": int(ir.DataType.INT32)})
-
-
-def _as_wide(rewriter: Rewriter, order: ir.Value, like: Optional[ir.Value]) -> ir.Value:
-    """order [B,S] as [B,S,E] of like."""
-    return rewriter.emit("Expand", [rewriter.emit("Unsqueeze", [order, rewriter.constant([2])]), rewriter.emit("Shape", [like])])
-
-
-def _any(rewriter: Rewriter, count: ir.Value) -> ir.Value:
-    return rewriter.emit("Unsqueeze", [rewriter.emit("Greater", [count, rewriter.constant(0, "int32")]), rewriter.constant([1])])
+    return in_dtype(rewriter, by_row)
 
 
 def _reordered(rewriter: Rewriter, weight: Optional[ir.Value], width: int) -> ir.Value:

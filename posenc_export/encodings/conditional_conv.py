@@ -1,0 +1,60 @@
+"""Conditional positional encoding: a depthwise convolution whose zero padding tells where the edge is (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+
+from typing import List, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
+
+
+class ConditionalConv(PositionEncoding):
+    """x_t + b + sum_m w_m * x_(t-m), m = 0 .. kernel - 1, zeros before the first token: the causal form of the paper's convolution.
+
+    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E]. Range: 0 .. max_positions - 1; positions order the tokens and are not read.
+
+    Args:
+        geometry: width E, one filter each.
+        kernel: length of a filter in tokens.
+
+    Raises:
+        ValueError: kernel below 2.
+    """
+
+    def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
+        super().__init__()
+        if kernel < 2:
+            raise ValueError(f"conditional_conv: kernel is at least 2 tokens, got {kernel}; a filter of one token sees no neighbour")
+        self.width, self.kernel = geometry.width, kernel
+        self.convolution = torch.nn.Conv1d(geometry.width, geometry.width, kernel, groups=geometry.width)
+
+    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E], the same states."""
+        order, count = ops.valid_first(positions)
+        wide = order.unsqueeze(2).expand(-1, -1, self.width)
+        tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)
+        y = self.convolution(tokens.transpose(1, 2)).transpose(1, 2)
+        last = count + torch.arange(self.kernel - 1, device=x.device)
+        return x + y.gather(1, wide), [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
+
+    def embed_states(self) -> List[Carried]:
+        return [Carried("tail", (self.kernel - 1, self.width))]
+
+    def oracle(self) -> Oracle:
+        weight, bias = self.convolution.weight.detach().double().numpy(), self.convolution.bias
+        assert bias is not None
+        return ConditionalConvOracle(weight[:, 0], bias.detach().double().numpy())
+
+
+class ConditionalConvOracle(Oracle):
+    def __init__(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        self.weight, self.offset = weight, bias
+
+    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        out, kernel = x + self.offset, self.weight.shape[1]
+        for t in range(len(x)):
+            for back in range(min(kernel, t + 1)):
+                out[t] += self.weight[:, kernel - 1 - back] * x[t - back]
+        return out

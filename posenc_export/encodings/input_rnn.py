@@ -1,0 +1,65 @@
+"""A recurrent network over the tokens in place of positions (Neishi and Yoshinaga 2019, On the Relation between Position Information and Sentence Length, 3.2)."""
+
+import math
+from typing import List, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
+
+
+class InputRNN(PositionEncoding):
+    """h_t = GRU(x_t, h_(t-1)), h before the first token 0; attention reads h.
+
+    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; positions order the tokens and are not read.
+
+    Args:
+        geometry: width E of input and hidden vector.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
+        shapes = ((3 * self.width, self.width), (3 * self.width, self.width), (3 * self.width,), (3 * self.width,))
+        self.weight, self.recurrent, self.offset, self.recurrent_offset = (torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
+
+    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E], the same states."""
+        order, count = ops.valid_first(positions)
+        wide = order.unsqueeze(2).expand(-1, -1, self.width)
+        packed = torch.zeros_like(x).scatter(1, wide, x)
+        y, last = ops.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
+        return y.gather(1, wide), [last]
+
+    def embed_states(self) -> List[Carried]:
+        return [Carried("hidden", (self.width,))]
+
+    def oracle(self) -> Oracle:
+        return InputRNNOracle([value.detach().double().numpy() for value in (self.weight, self.recurrent, self.offset, self.recurrent_offset)])
+
+
+class InputRNNOracle(Oracle):
+    def __init__(self, weights: List[np.ndarray]) -> None:
+        self.weights = weights
+
+    def embed_rows(self, x: np.ndarray, positions: object) -> np.ndarray:
+        hidden, rows = np.zeros(x.shape[1]), []
+        for token in x:
+            hidden = self.following(token, hidden)
+            rows.append(hidden)
+        return np.stack(rows)
+
+    def following(self, x: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+        """One step, gate by gate."""
+        of_x, of_hidden, bias_x, bias_hidden = self.weights
+        out = np.zeros_like(hidden)
+        for n in range(len(hidden)):
+            reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n
+            r = 1 / (1 + math.exp(-(of_x[reset] @ x + bias_x[reset] + of_hidden[reset] @ hidden + bias_hidden[reset])))
+            z = 1 / (1 + math.exp(-(of_x[update] @ x + bias_x[update] + of_hidden[update] @ hidden + bias_hidden[update])))
+            candidate = math.tanh(of_x[new] @ x + bias_x[new] + r * (of_hidden[new] @ hidden + bias_hidden[new]))
+            out[n] = (1 - z) * candidate + z * hidden[n]
+        return out
