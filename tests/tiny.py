@@ -9,6 +9,10 @@ VARIANTS = {
     "rope-partial": {"name": "rope", "rotary": 8},
     "sinusoidal-fairseq": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "scale": 2.0},
     "learned-offset": {"name": "learned", "offset": 2},
+    "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
+    "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
+    "rope_longrope-short": {"name": "rope_longrope", "original_max_positions": 20, "rotary": 8, "short_factor": "1;1.5;2;3", "long_factor": "1;3;7;16"},
+    "rope_longrope-rotated": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "keys": "rotated"},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 

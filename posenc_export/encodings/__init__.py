@@ -11,6 +11,8 @@ from posenc_export.encodings.input_rnn import InputRNN
 from posenc_export.encodings.learned import Learned
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope import RoPE
+from posenc_export.encodings.rope_dynamic import RoPEDynamic
+from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.sinusoidal import Sinusoidal
 
 REGISTRY: Dict[str, Type[PositionEncoding]] = {
@@ -21,6 +23,8 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "conditional_conv": ConditionalConv,
     "complex_order": ComplexOrder,
     "rope": RoPE,
+    "rope_dynamic": RoPEDynamic,
+    "rope_longrope": RoPELongRoPE,
     "alibi": ALiBi,
 }
 

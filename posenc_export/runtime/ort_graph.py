@@ -154,7 +154,8 @@ class OrtCache:
         if self.grows or slots <= self.capacity:
             return False
         bucket = max(self.graph.manifest.capacity_bucket, 1)
-        self.capacity = self.room = -(-slots // bucket) * bucket
+        # No more slots than positions: keys turned when they are read take their rows from a table of that size.
+        self.capacity = self.room = min(-(-slots // bucket) * bucket, max(slots, self.graph.manifest.max_positions))
         for index, state in enumerate(self.states):
             if state.update == "in_place":
                 self.past[index] = self.present[index] = self._moved(state, self.past[index])

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
-OPSET = 23
+OPSET = 24  # TensorScatter, for caches that no GroupQueryAttention writes
 DOMAIN = "com.microsoft"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
@@ -118,7 +118,8 @@ def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
     end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
     valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
-    node.outputs[0].replace_all_uses_with(valid)
+    for reader, index in list(node.outputs[0].uses()):
+        reader.replace_input_with(index, valid)
     return buffer
 
 

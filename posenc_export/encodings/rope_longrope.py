@@ -1,0 +1,135 @@
+"""LongRoPE: one set of frequency factors up to the trained length, another beyond it (Ding et al. 2024, LongRoPE, 3.3; as in Phi-3)."""
+
+import cmath
+import math
+from typing import List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+LAYOUTS = ("half", "interleaved")
+KEYS = ("raw", "rotated")
+Factors = Union[str, Sequence[float]]
+
+
+class RoPELongRoPE(PositionEncoding):
+    """Pair k turned by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that have seen at most L tokens, long_factor for the others,
+    and the keys a query looks at turn by the factors of that query. cos and sin are scaled by attention_factor.
+
+    Keys are cached raw and turned when read, by both sets: one token at a time, in chunks and at once are the same. With keys="rotated" they are
+    cached as turned by the length at which they came, which is what transformers does when it decodes: scores across the switch then mix factors.
+
+    Hook: rescore (rotate for rotated keys). State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: head size D.
+        theta: as RoPE.
+        short_factor, long_factor: r/2 factors each, a list or text with ; between; all 1 where not given.
+        original_max_positions: L, tokens the model was trained on.
+        attention_factor: of cos and sin; sqrt(1 + ln(max_positions / L) / ln L) where not given, 1 where the range is not above L.
+        layout, rotary: as RoPE.
+        keys: "raw" or "rotated".
+
+    Raises:
+        ValueError: odd or too large rotary size, unknown layout or keys, factors that are not r/2 positive numbers, L below 2.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 10000.0,
+        short_factor: Factors = "",
+        long_factor: Factors = "",
+        original_max_positions: int = 4096,
+        attention_factor: Optional[float] = None,
+        layout: str = "half",
+        rotary: Optional[int] = None,
+        keys: str = "raw",
+    ) -> None:
+        super().__init__()
+        size = geometry.head_size if rotary is None else rotary
+        if size % 2 or not 2 <= size <= geometry.head_size:
+            raise ValueError(f"rope_longrope: rotary size is even and 2 .. head size {geometry.head_size}, got {size}; set rotary=R or another head size")
+        for name, value, choices in (("layout", layout, LAYOUTS), ("keys", keys, KEYS)):
+            if value not in choices:
+                raise ValueError(f"rope_longrope: {name} is one of {', '.join(choices)}, got {value!r}")
+        if original_max_positions < 2 or not theta > 0:
+            raise ValueError(f"rope_longrope: original_max_positions is at least 2 and theta above 0, got {original_max_positions} and {theta}")
+        self.theta, self.original, self.size = float(theta), original_max_positions, size
+        self.interleaved, self.keys = layout == "interleaved", keys
+        self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
+        stretch = max(geometry.max_positions / original_max_positions, 1.0)
+        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
+        positions = np.arange(geometry.max_positions, dtype=np.float64)
+        angles = [positions[:, None] * (self.theta ** (-np.arange(0, size, 2) / size) / np.array(factors)) for factors in self.factors]
+        if keys == "rotated":
+            angles = [np.where(positions[:, None] < self.original, *angles)]
+        self.cos, self.long_cos = Table(self.magnitude * np.cos(angles[0])), Table(self.magnitude * np.cos(angles[-1]))
+        self.sin, self.long_sin = Table(self.magnitude * np.sin(angles[0])), Table(self.magnitude * np.sin(angles[-1]))
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
+        if self.keys == "raw":
+            return q, k
+        return self.turned(q, positions), self.turned(k, positions)
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by both sets, and for each query the scores of its own taken."""
+        if self.keys == "rotated":
+            return ops.attend(q, keys, values, mask, None, scale)
+        by_token = keys.transpose(1, 2)
+        short = ops.products(self.turned(q, positions), self.turned(by_token, key_positions).transpose(1, 2))
+        long = ops.products(self.turned_far(q, positions), self.turned_far(by_token, key_positions).transpose(1, 2))
+        beyond = positions.ge(self.original).unsqueeze(1).unsqueeze(3)
+        return ops.mix(ops.shares(scale * torch.where(beyond, long, short), mask), values)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,N,D] by the short factors; rotated keys by those of their place."""
+        return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, False)
+
+    def turned_far(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,N,D] by the long factors."""
+        return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, False)
+
+    def oracle(self) -> Oracle:
+        return RoPELongRoPEOracle(self)
+
+
+def _factors(name: str, given: Factors, count: int) -> List[float]:
+    parts = given.split(";") if isinstance(given, str) else list(given)
+    try:
+        factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
+    except ValueError:
+        raise ValueError(f"rope_longrope: {name} is numbers with ; between, got {given!r}") from None
+    if len(factors) != count or not all(factor > 0 for factor in factors):
+        raise ValueError(f"rope_longrope: {name} is {count} numbers above 0, one for each pair, got {len(factors)}: {given!r}")
+    return factors
+
+
+class RoPELongRoPEOracle(Oracle):
+    def __init__(self, encoding: RoPELongRoPE) -> None:
+        self.encoding = encoding
+
+    def turned(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
+        e, out = self.encoding, x.copy()
+        factors = e.factors[seen > e.original]
+        for k in range(e.size // 2):
+            a, b = (2 * k, 2 * k + 1) if e.interleaved else (k, k + e.size // 2)
+            wave = e.magnitude * complex(x[a], x[b]) * cmath.exp(1j * position / (factors[k] * math.pow(e.theta, 2 * k / e.size)))
+            out[a], out[b] = wave.real, wave.imag
+        return out
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        return x if self.encoding.keys == "raw" else self.turned(x, position, position + 1)
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        if self.encoding.keys == "raw":
+            q = self.turned(q, query, query + 1)
+            keys = np.stack([self.turned(key, p, query + 1) for key, p in zip(keys, positions, strict=True)])
+        return keys @ q / math.sqrt(len(q))
