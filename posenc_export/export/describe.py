@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Carried
-from posenc_export.export.signatures import Model, wrap
-from posenc_export.models.attention import Attention
+from posenc_export.export.signatures import Model, attentions, has_cache, wrap
 from posenc_export.models.config import AttentionConfig, DecoderConfig, to_json
 from posenc_export.models.decoder import Decoder
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
@@ -42,11 +41,11 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     source = Value("input_ids", "int64", (B, S)) if decoder else Value("hidden_states", dtype, (B, S, config.width))
     output = Value("logits", dtype, (B, S, model.config.vocabulary)) if isinstance(model.config, DecoderConfig) else Value("output", dtype, (B, S, config.width))
     ids: Tuple[Axis, ...] = (1 + model.encoding.axes, B, S) if model.encoding.axes else (B, S)
-    where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T))
+    where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
-    states = [State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)] if signature == "positions" else []
+    states = [State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)] if signature == "positions" and has_cache(model) else []
     states += [_state("past_embedding.", "present_embedding.", carried, slots, update, dtype) for carried in model.encoding.embed_states()]
-    for layer, attention in enumerate(_attentions(model)):
+    for layer, attention in enumerate(attentions(model)):
         states += [_state(f"past_key_values.{layer}.", f"present.{layer}.", carried, slots, update, dtype) for carried in attention.states()]
     return Manifest(
         kind="decoder" if decoder else "block",
@@ -64,10 +63,6 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         source=dict(getattr(model, "source", {})),
         **geometry,
     )
-
-
-def _attentions(model: Model) -> List[Attention]:
-    return [layer.attention for layer in model.layers] if isinstance(model, Decoder) else [model.attention]  # type: ignore[misc]
 
 
 def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, dtype: str) -> State:
@@ -95,7 +90,7 @@ def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
         axes = tuple(P if axis == M else axis for axis in state.axes)
         caches.append(_example(state.dtype, axes))
         dynamic.append(_dynamic(axes))
-    if manifest.signature == "positions":
+    if any(state.past == "past_positions" for state in manifest.states):
         arguments.append(caches.pop(0))
         shapes.append(dynamic.pop(0))
     return (*arguments, caches), (*shapes, dynamic)

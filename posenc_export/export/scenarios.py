@@ -117,6 +117,32 @@ def forked(session: Session, case: Case) -> Pairs:
         yield other.step(case.other[:, index]).copy(), case.other_full[:, index]
 
 
+def padded_around(session: Session, case: Case) -> Pairs:
+    """Row b behind b + 1 columns of padding, all tokens at once."""
+    rows, length = case.tokens.shape[:2]
+    mask = np.zeros((rows, length + rows), np.int64)
+    padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
+    for row in range(rows):
+        mask[row, row + 1 : row + 1 + length] = 1
+        padded[row, row + 1 : row + 1 + length] = case.tokens[row]
+    result = session.prefill(padded, start=case.start, attention_mask=mask)
+    for row in range(rows):
+        yield result[row, row + 1 : row + 1 + length], case.full[row]
+
+
+def ragged_at_once(session: Session, case: Case) -> Pairs:
+    """Rows of different lengths together give what each gives alone."""
+    rows = [tokens[: len(tokens) - 3 * row] for row, tokens in enumerate(case.tokens)]
+    together = session.prefill(rows, start=case.start)
+    for row, tokens in enumerate(rows):
+        yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+
+
+def grid_of_whole_calls(length: int) -> Dict[str, Callable[[Session, Case], Pairs]]:
+    """The scenarios of bidirectional models, which have no cache."""
+    return {"at once": split(0, length), "padding": padded_around, "ragged rows": ragged_at_once}
+
+
 def grid(length: int) -> Dict[str, Callable[[Session, Case], Pairs]]:
     """The scenarios for sequences of `length` tokens, by name."""
     middle, many = length // 2, length // 3

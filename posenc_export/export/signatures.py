@@ -3,7 +3,7 @@
 Shapes: B batch, S new tokens, P past, T = P + S, E width.
 """
 
-from typing import List, Tuple, Union
+from typing import Any, List, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -46,12 +46,28 @@ class GridSignature(torch.nn.Module):
         return output, key_positions, present
 
 
+class CallSignature(torch.nn.Module):
+    """Native, for models without a cache of keys: position_ids alone. Theirs are the keys of the call, or none."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model, self.axes = model, model.encoding.axes
+
+    def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], states in layer order to output, states."""
+        places, coordinates = position_ids, position_ids
+        if self.axes > 0:
+            places, coordinates = position_ids[0], position_ids[1:]
+        output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states)
+        return output, present
+
+
 class MaskSignature(torch.nn.Module):
     """Hugging Face: attention_mask [B,T] (0 padding); positions count its ones, from 0."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.first_cache = model, model.embed_states
+        self.model, self.first_cache, self.cached = model, model.embed_states, has_cache(model)
 
     def forward(self, x: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,E], attention_mask [B,T] int64, states in layer order to output, states."""
@@ -59,11 +75,23 @@ class MaskSignature(torch.nn.Module):
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
         write_index = torch.full_like(counted[:, 0], past)
-        output, present = self.model(x, positions, positions, ops.fit_positions(counted, states[self.first_cache], positions), write_index, states)
+        if self.cached:
+            counted = ops.fit_positions(counted, states[self.first_cache], positions)
+        output, present = self.model(x, positions, positions, counted, write_index, states)
         return output, present
 
 
 NAMES = ("positions", "mask")
+
+
+def attentions(model: Model) -> List[Any]:
+    """The attention of each layer."""
+    return [layer.attention for layer in model.layers] if isinstance(model, Decoder) else [model.attention]
+
+
+def has_cache(model: Model) -> bool:
+    """Whether keys are kept from call to call."""
+    return any(carried.grows for attention in attentions(model) for carried in attention.states())
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
@@ -72,6 +100,8 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     Raises:
         ValueError: attention_mask for an encoding with coordinates of its own.
     """
+    if signature == "positions" and not has_cache(model):
+        return CallSignature(model).eval()
     if signature == "positions":
         return (GridSignature(model) if model.encoding.axes else PositionSignature(model)).eval()
     if model.encoding.axes:

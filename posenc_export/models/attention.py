@@ -8,6 +8,7 @@ from torch import Tensor
 from posenc_export import encodings, ops
 from posenc_export.encodings.base import Carried, PositionEncoding
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.linear_attention import LinearAttention
 
 
 class Attention(torch.nn.Module):
@@ -46,6 +47,51 @@ class Attention(torch.nn.Module):
         return self.output(y), [keys, values] + carried
 
 
+class Bidirectional(torch.nn.Module):
+    """Attention of every token of a call to every other: no cache.
+
+    Args:
+        config: sizes and biases.
+        encoding: acts on queries, keys and scores here; its bias comes with the mask.
+
+    Raises:
+        ValueError: an encoding that carries states through the layer.
+    """
+
+    def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        if encoding.layer_states():
+            raise ValueError(f"attention: {config.encoding['name']} looks back only, got causal=False; choose another encoding or a causal block")
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self.sizes = [config.heads * config.head_size, config.kv_heads * config.head_size, config.kv_heads * config.head_size]
+        self.scale = encoding.score_scale(config.head_size)
+        self.encoding = encoding
+        self.qkv = torch.nn.Linear(config.width, sum(self.sizes), bias=config.qkv_bias)
+        self.output = torch.nn.Linear(self.sizes[0], config.width, bias=config.output_bias)
+
+    @torch.jit.unused
+    def states(self) -> List[Carried]:
+        """Nothing."""
+        return []
+
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """Shapes as Attention.forward, T = S."""
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        q, k = self.encoding.rotate(ops.split_heads(q, self.heads), ops.split_heads(k, self.kv_heads), coordinates)
+        values = ops.split_heads(v, self.kv_heads).transpose(1, 2)
+        y = self.encoding.rescore(q, k.transpose(1, 2), values, mask, positions, key_positions, self.scale, states)
+        return self.output(y), states
+
+
+def attention(config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
+    """The attention that a config describes."""
+    if config.mechanism == "linear":
+        return LinearAttention(config, encoding)
+    return Attention(config, encoding) if config.causal else Bidirectional(config, encoding)
+
+
 class AttentionBlock(torch.nn.Module):
     """One attention with its encoding, from hidden states to hidden states: what an engineer drops into a model of their own.
 
@@ -63,7 +109,7 @@ class AttentionBlock(torch.nn.Module):
         self.encoding = encodings.build(config.encoding, config.geometry)
         if self.encoding.token_width(config.width) != config.width:
             raise ValueError(f"block: {config.encoding['name']} acts on token ids, got a bare block; use it in a decoder")
-        self.attention = Attention(config, self.encoding)
+        self.attention = attention(config, self.encoding)
         self.causal, self.embed_states = config.causal, len(self.encoding.embed_states())
 
     def forward(

@@ -22,10 +22,11 @@ class AttentionConfig:
         max_positions: positions 0 .. max_positions - 1 are the range.
         encoding: {"name": registry key, parameter: value}.
         qkv_bias, output_bias: biases on the projections.
-        causal: keys after the query are hidden.
+        causal: keys after the query are hidden; where False, every call is a whole sequence and there is no cache.
+        mechanism: "softmax", or "linear" (models/linear_attention.py).
 
     Raises:
-        ValueError: a size below 1, heads not divisible by kv_heads, width not divisible by heads where head_size is not given.
+        ValueError: an unknown mechanism, a size below 1, heads not divisible by kv_heads, width not divisible by heads where head_size is not given.
     """
 
     width: int
@@ -37,8 +38,11 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     causal: bool = True
+    mechanism: str = "softmax"
 
     def __post_init__(self) -> None:
+        if self.mechanism not in ("softmax", "linear"):
+            raise ValueError(f"config: mechanism is one of softmax, linear, got {self.mechanism!r}")
         for name in ("width", "heads", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")

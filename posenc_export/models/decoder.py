@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.base import PositionEncoding
-from posenc_export.models.attention import Attention
+from posenc_export.models.attention import attention
 from posenc_export.models.config import DecoderConfig
 
 
@@ -47,7 +47,7 @@ class Layer(torch.nn.Module):
         super().__init__()
         width = config.attention.width
         self.attention_norm, self.mlp_norm = (NORMS[config.norm](width, eps=config.epsilon) for _ in range(2))
-        self.attention = Attention(config.attention, encoding)
+        self.attention = attention(config.attention, encoding)
         self.mlp = MLPS[config.mlp](width, config.hidden, config.mlp_bias)
 
     def forward(
@@ -73,22 +73,22 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
-        attention = config.attention
-        built = [encodings.build(attention.encoding, attention.geometry)]
-        built += [built[0] if built[0].shared else encodings.build(attention.encoding, attention.geometry) for _ in range(config.layers - 1)]
+        block = config.attention
+        built = [encodings.build(block.encoding, block.geometry)]
+        built += [built[0] if built[0].shared else encodings.build(block.encoding, block.geometry) for _ in range(config.layers - 1)]
         self.encoding = built[0]
-        token_width = self.encoding.token_width(attention.width)
-        if config.tied and token_width != attention.width:
-            raise ValueError(f"decoder: a tied head needs a token table as wide as the model, got {token_width} and {attention.width}; set tied=False")
+        token_width = self.encoding.token_width(block.width)
+        if config.tied and token_width != block.width:
+            raise ValueError(f"decoder: a tied head needs a token table as wide as the model, got {token_width} and {block.width}; set tied=False")
         self.embedding = torch.nn.Embedding(config.vocabulary, token_width)
         self.encoding.initialise_tokens(self.embedding.weight)
         self.layers = torch.nn.ModuleList(Layer(config, encoding) for encoding in built)
-        self.norm = NORMS[config.norm](attention.width, eps=config.epsilon)
-        self.head = torch.nn.Linear(attention.width, config.vocabulary, bias=False)
+        self.norm = NORMS[config.norm](block.width, eps=config.epsilon)
+        self.head = torch.nn.Linear(block.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        self.causal = attention.causal
-        self.embed_states, self.layer_states = len(built[0].embed_states()), 2 + len(built[0].layer_states())
+        self.causal = block.causal
+        self.embed_states, self.layer_states = len(built[0].embed_states()), len(self.layers[0].attention.states())  # type: ignore[union-attr,operator]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]

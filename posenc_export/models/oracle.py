@@ -36,6 +36,8 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
     q, k, v = projected[:, : config.heads], projected[:, config.heads : config.heads + config.kv_heads], projected[:, config.heads + config.kv_heads :]
     q, k = _rotated(oracle.rotate, q, positions), _rotated(oracle.rotate_key, k, positions)
     oracle.observe(x)
+    if config.mechanism == "linear":
+        return _linear(weights, f"{name}output", _linear_mix(oracle, projected, positions).reshape(len(x), -1))
     mixed = np.zeros_like(q)
     for head in range(config.heads):
         for i, query in enumerate(positions):
@@ -45,6 +47,20 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
             shares = np.exp(scores - scores.max())
             mixed[i, head] = shares @ oracle.values(head, v[seen, head // group], query, at) / shares.sum()
     return _linear(weights, f"{name}output", mixed.reshape(len(x), -1))
+
+
+def _linear_mix(oracle: Oracle, projected: np.ndarray, positions: range) -> np.ndarray:
+    """Quadratic form: q, k, v [n,3H,D] to [n,H,D]."""
+    heads = projected.shape[1] // 3
+    q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (projected[:, :heads], projected[:, heads : 2 * heads]))
+    turned_q, turned_k = _rotated(oracle.rotate, q, positions), _rotated(oracle.rotate_key, k, positions)
+    mixed = np.zeros_like(q)
+    for head in range(heads):
+        for i in range(len(q)):
+            shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in range(i + 1)])
+            divisor = sum(float(q[i, head] @ k[j, head]) for j in range(i + 1))
+            mixed[i, head] = shares @ projected[: i + 1, 2 * heads + head] / divisor
+    return mixed
 
 
 def _rotated(rotate: Callable[[np.ndarray, int], np.ndarray], x: np.ndarray, positions: range) -> np.ndarray:

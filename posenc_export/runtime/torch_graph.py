@@ -65,7 +65,7 @@ class TorchCache:
 
         arguments = [torch.from_numpy(array) for array in feeds.values()]
         with torch.inference_mode():
-            if self.graph.manifest.signature == "positions":
+            if self.graph.manifest.states and self.graph.manifest.states[0].past == "past_positions":
                 output, positions, present = self.graph.module(*arguments, self.states[0], self.states[1:])
                 self.states = [positions, *present]
             else:

@@ -36,6 +36,22 @@ def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("variant", ["rope", "learned", "nope", "input_rnn"])
+def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
+    _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
+    names = [state.past for state in manifests.read(tmp_path / "artefact").states]
+    assert not any(name.endswith(("key", "value", "positions")) for name in names)  # nothing that grows: a step costs the same everywhere
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("variant", ["rope", "alibi", "learned", "nope"])
+def test_bidirectional_decoder_matches_eager_whole_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
+    export(seeded(decoder(variant, causal=False)), target, tmp_path / "artefact")
+    manifest = manifests.read(tmp_path / "artefact")
+    assert not manifest.states and manifest.certificate is not None and manifest.certificate["passed"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_layer_norm_gelu_biases_and_free_head_match_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", qkv_bias=True, output_bias=True)
     _passes(DecoderConfig(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False), target, tmp_path)

@@ -49,7 +49,8 @@ def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Of compact rows slot minus cache_position [B,S], the slot of each new token: exact in float32 below 2^24 slots, and no node too many at decode."""
-    if by_columns(rewriter) is not None:
+    keys = node.inputs[1]
+    if by_columns(rewriter) is not None or (keys is not None and keys.is_graph_input()):  # keys of the call itself
         return standard.distances(rewriter, node)
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})

@@ -19,7 +19,8 @@ def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     attributes = {"interleaved": number(node, "interleaved"), "num_heads": heads}
     if rotary < size(x, 3):
         attributes["rotary_embedding_dim"] = rotary
-    turned = rewriter.emit("RotaryEmbedding", [rewriter.packed(x), rewriter.table(cos), rewriter.table(sin), rows], attributes=attributes)
+    tables = [cos, sin] if x.dtype == ir.DataType.FLOAT else [rewriter.table(cos), rewriter.table(sin)]
+    turned = rewriter.emit("RotaryEmbedding", [rewriter.packed(x), *tables, rows], attributes=attributes)
     return rewriter.unpacked(turned, heads)
 
 
@@ -39,8 +40,18 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         queries = rewriter.emit("Unsqueeze", [positions, rewriter.constant([2])])
         visible = rewriter.emit("And", [visible, rewriter.emit("LessOrEqual", [keys, queries])])
     visible = rewriter.emit("Unsqueeze", [visible, rewriter.constant([1])])
-    scores = rewriter.constant(0, rewriter.dtype) if bias is None else in_dtype(rewriter, bias)
+    if bias is None:  # 0 for every query: Attention does not broadcast a mask over queries
+        zero = rewriter.constant(0, rewriter.dtype)
+        scores = zero if number(node, "causal") else _for_every_query(rewriter, positions, zero)
+    else:
+        scores = in_dtype(rewriter, bias)
     return rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, rewriter.dtype)])
+
+
+def _for_every_query(rewriter: Rewriter, positions: Optional[ir.Value], zero: ir.Value) -> ir.Value:
+    """zero as [1,1,S,1], S from positions [B,S]."""
+    count = rewriter.emit("Shape", [positions], attributes={"start": 1, "end": 2})
+    return rewriter.emit("Expand", [zero, rewriter.emit("Concat", [rewriter.constant([1, 1]), count, rewriter.constant([1])], attributes={"axis": 0})])
 
 
 def in_dtype(rewriter: Rewriter, value: ir.Value) -> ir.Value:
