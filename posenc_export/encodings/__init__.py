@@ -7,13 +7,19 @@ from posenc_export.encodings.alibi import ALiBi
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.complex_order import ComplexOrder
 from posenc_export.encodings.conditional_conv import ConditionalConv
+from posenc_export.encodings.fire import FIRE
 from posenc_export.encodings.input_rnn import InputRNN
+from posenc_export.encodings.kerple import KERPLE
 from posenc_export.encodings.learned import Learned
+from posenc_export.encodings.logn import LogN
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope import RoPE
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
+from posenc_export.encodings.sandwich import Sandwich
 from posenc_export.encodings.sinusoidal import Sinusoidal
+from posenc_export.encodings.swin_v2 import SwinV2
+from posenc_export.encodings.t5 import T5
 
 REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "nope": NoPE,
@@ -25,7 +31,13 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "rope": RoPE,
     "rope_dynamic": RoPEDynamic,
     "rope_longrope": RoPELongRoPE,
+    "logn": LogN,
     "alibi": ALiBi,
+    "t5": T5,
+    "kerple": KERPLE,
+    "fire": FIRE,
+    "sandwich": Sandwich,
+    "swin_v2": SwinV2,
 }
 
 __all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]

@@ -23,6 +23,8 @@ class ConditionalConv(PositionEncoding):
         ValueError: kernel below 2.
     """
 
+    causal_only = True
+
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()
         if kernel < 2:

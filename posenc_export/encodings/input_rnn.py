@@ -20,6 +20,8 @@ class InputRNN(PositionEncoding):
         geometry: width E of input and hidden vector.
     """
 
+    causal_only = True
+
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)

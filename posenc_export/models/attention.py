@@ -55,12 +55,12 @@ class Bidirectional(torch.nn.Module):
         encoding: acts on queries, keys and scores here; its bias comes with the mask.
 
     Raises:
-        ValueError: an encoding that carries states through the layer.
+        ValueError: an encoding that looks back only.
     """
 
     def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        if encoding.layer_states():
+        if encoding.causal_only:
             raise ValueError(f"attention: {config.encoding['name']} looks back only, got causal=False; choose another encoding or a causal block")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.sizes = [config.heads * config.head_size, config.kv_heads * config.head_size, config.kv_heads * config.head_size]

@@ -1,0 +1,54 @@
+"""Kernelized relative positional embedding (Chi et al. 2022, KERPLE, 4)."""
+
+import math
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+KERNELS = ("log", "power")
+
+
+class KERPLE(PositionEncoding):
+    """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1, r2 above 0, trained as their logarithms.
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: heads H, a pair of r1, r2 each.
+        kernel: "log" or "power".
+
+    Raises:
+        ValueError: an unknown kernel.
+    """
+
+    def __init__(self, geometry: Geometry, kernel: str = "log") -> None:
+        super().__init__()
+        if kernel not in KERNELS:
+            raise ValueError(f"kerple: kernel is one of {', '.join(KERNELS)}, got {kernel!r}")
+        self.kernel = kernel
+        self.r = torch.nn.Parameter(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        r, distances = self.r.to(torch.float32).exp(), ops.distances(q_positions, k_positions).abs()
+        if self.kernel == "log":
+            return -r[0] * torch.log1p(r[1] * distances)
+        return -r[0] * distances.pow(r[1].clamp(max=2.0))
+
+    def oracle(self) -> Oracle:
+        return KERPLEOracle(self.kernel, self.r.detach().double().numpy()[:, :, 0, 0])
+
+
+class KERPLEOracle(Oracle):
+    def __init__(self, kernel: str, logarithms: np.ndarray) -> None:
+        self.kernel, self.logarithms = kernel, logarithms
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        first, second = math.exp(self.logarithms[0, head]), math.exp(self.logarithms[1, head])
+        distance = abs(query - key)
+        return -first * (math.log1p(second * distance) if self.kernel == "log" else distance ** min(second, 2.0))

@@ -1,0 +1,61 @@
+"""Sandwich: the inner product of two sinusoids as a bias (Chi et al. 2023, Dissecting Transformer Length Extrapolation, 5)."""
+
+import math
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+
+class Sandwich(PositionEncoding):
+    """scores + r_h (sum_k cos((i - j) w_k) - dims / 2), w_k = base^(-2k/dims), r_h = 8h/H / dims, h = 1 .. H: 0 at the query, below it elsewhere.
+
+    The paper adds the product of two sinusoidal encodings of dims numbers, compressed per head by 8h/H; the constant, which softmax cannot see, keeps
+    scores small. The sum over k is a table over distances, built in float64.
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: heads H.
+        dims: numbers of the sinusoid, even.
+        base: ratio of the longest wavelength to 2 pi.
+
+    Raises:
+        ValueError: odd dims, base not above 1.
+    """
+
+    def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
+        super().__init__()
+        if dims < 2 or dims % 2:
+            raise ValueError(f"sandwich: dims is even and at least 2, got {dims}; set dims=N")
+        if not base > 1:
+            raise ValueError(f"sandwich: base is above 1, got {base}")
+        self.dims, self.base, self.heads = dims, float(base), geometry.heads
+        frequencies = self.base ** (-np.arange(0, dims, 2) / dims)
+        sums = np.zeros(geometry.max_positions)
+        for frequency in frequencies:
+            sums += np.cos(np.arange(geometry.max_positions) * frequency)
+        self.sums = Table(sums[:, None] - dims / 2)
+        self.ratios = Table(8 * np.arange(1, geometry.heads + 1) / geometry.heads / dims)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        distances = ops.distances(q_positions, k_positions).abs().clamp(max=self.sums.rows.size(0) - 1)
+        return torch.nn.functional.embedding(distances.to(torch.int64), self.sums.rows).squeeze(4) * self.ratios.rows.view(-1, 1, 1)
+
+    def oracle(self) -> Oracle:
+        return SandwichOracle(self.dims, self.base, self.heads)
+
+
+class SandwichOracle(Oracle):
+    def __init__(self, dims: int, base: float, heads: int) -> None:
+        self.dims, self.base, self.heads = dims, base, heads
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        at_query, at_key = ([f(p / math.pow(self.base, 2 * k / self.dims)) for k in range(self.dims // 2) for f in (math.sin, math.cos)] for p in (query, key))
+        product = math.fsum(a * b for a, b in zip(at_query, at_key, strict=True))
+        return 8 * (head + 1) / self.heads / self.dims * (product - self.dims / 2)
