@@ -16,6 +16,11 @@ VARIANTS = {
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
     "swin_v2-wide": {"name": "swin_v2", "rows": 600, "columns": 60},
+    "shaw-plain": {"name": "shaw", "left": 9, "right": 0, "values": "plain"},
+    "shaw-bert": {"name": "shaw", "left": 7, "right": 5, "score": "query_key"},
+    "deberta-v1": {"name": "deberta", "version": "v1", "span": 10},
+    "deberta-near": {"name": "deberta", "span": 8, "max_relative": 20},
+    "cope-short": {"name": "cope", "positions": 6},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 

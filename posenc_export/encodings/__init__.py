@@ -7,7 +7,10 @@ from posenc_export.encodings.alibi import ALiBi
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.complex_order import ComplexOrder
 from posenc_export.encodings.conditional_conv import ConditionalConv
+from posenc_export.encodings.cope import CoPE
+from posenc_export.encodings.deberta import DeBERTa
 from posenc_export.encodings.fire import FIRE
+from posenc_export.encodings.fox import FoX
 from posenc_export.encodings.input_rnn import InputRNN
 from posenc_export.encodings.kerple import KERPLE
 from posenc_export.encodings.learned import Learned
@@ -17,9 +20,11 @@ from posenc_export.encodings.rope import RoPE
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.sandwich import Sandwich
+from posenc_export.encodings.shaw import Shaw
 from posenc_export.encodings.sinusoidal import Sinusoidal
 from posenc_export.encodings.swin_v2 import SwinV2
 from posenc_export.encodings.t5 import T5
+from posenc_export.encodings.transformer_xl import TransformerXL
 
 REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "nope": NoPE,
@@ -38,6 +43,11 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "fire": FIRE,
     "sandwich": Sandwich,
     "swin_v2": SwinV2,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "deberta": DeBERTa,
+    "cope": CoPE,
+    "fox": FoX,
 }
 
 __all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]

@@ -1,0 +1,67 @@
+"""Contextual position encoding: positions counted by gates (Golovneva et al. 2024, CoPE, 4)."""
+
+import math
+from typing import List, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+
+class CoPE(PositionEncoding):
+    """p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at most positions - 1; scores + q_i . e[p_ij], e between its rows interpolated.
+
+    Hook: rescore. State: none: gates belong to the query and are counted anew. Range: 0 .. max_positions - 1. Causal attention only.
+    Memory beside the scores: products with e [B,H,S,positions], two picks [B,H,S,T].
+
+    Args:
+        geometry: head size D.
+        positions: rows of e, the largest count and one.
+
+    Raises:
+        ValueError: fewer than 2 rows.
+    """
+
+    shared = False
+    causal_only = True
+
+    def __init__(self, geometry: Geometry, positions: int = 64) -> None:
+        super().__init__()
+        if positions < 2:
+            raise ValueError(f"cope: positions is at least 2 rows, got {positions}; set positions=N")
+        self.last = positions - 1
+        self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
+        scores = scale * ops.products(q, keys)
+        gates = torch.sigmoid(scores) * mask.ge(0).to(torch.float32)
+        counts = ops.suffix_sum(gates).clamp(0.0, float(self.last))
+        below = counts.floor()
+        rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
+        lower = ops.pick(rows, below.to(torch.int64))
+        upper = ops.pick(rows, (below + 1).clamp(max=float(self.last)).to(torch.int64))
+        return ops.mix(ops.shares(scores + lower + (counts - below) * (upper - lower), mask), values)
+
+    def oracle(self) -> Oracle:
+        return CoPEOracle(self.table.detach().double().numpy())
+
+
+class CoPEOracle(Oracle):
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = table
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        plain = [float(q @ key) / math.sqrt(len(q)) for key in keys]
+        found, counted, last = plain.copy(), 0.0, self.table.shape[1] - 1
+        for j in reversed(range(len(keys))):
+            counted += 1 / (1 + math.exp(-plain[j]))
+            place = min(counted, float(last))
+            below, part = int(place), place - int(place)
+            found[j] += (1 - part) * float(q @ self.table[:, below]) + part * float(q @ self.table[:, min(below + 1, last)])
+        return np.array(found)

@@ -1,0 +1,112 @@
+"""Disentangled attention (He et al. 2021, DeBERTa, 3.1; log buckets as in DeBERTa-v2 and v3)."""
+
+import math
+from typing import List, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+VERSIONS = ("v1", "v2")
+
+
+class DeBERTa(PositionEncoding):
+    """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0, 2 span - 1); Kr, Qr projected from a trained table.
+
+    delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. The projections are the
+    encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all cached keys with Qr
+    are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].
+
+    Hook: rescore. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: width E, heads, head size D.
+        version: "v1" (linear) or "v2" (log buckets; v3 the same).
+        span: rows on each side: max_relative_positions of v1, position_buckets of v2; even there.
+        max_relative: tokens; distance of the last bucket of v2.
+
+    Raises:
+        ValueError: unknown version, a span below 2 or odd in v2, max_relative not above span.
+    """
+
+    shared = False
+
+    def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128) -> None:
+        super().__init__()
+        if version not in VERSIONS:
+            raise ValueError(f"deberta: version is one of {', '.join(VERSIONS)}, got {version!r}; v3 is v2")
+        if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
+            raise ValueError(f"deberta: span is at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}")
+        self.version, self.span, self.max_relative = version, span, max_relative
+        self.reach = span if version == "v1" else max_relative
+        self.of_head: Tensor
+        self.of_distance: Tensor
+        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
+        distances = np.arange(-self.reach, self.reach + 1)
+        deltas = distances if version == "v1" else _log_buckets(distances, span, max_relative)
+        self.register_buffer("of_distance", torch.from_numpy(np.clip(deltas + span, 0, 2 * span - 1)), persistent=False)
+        self.heads, self.head_size = geometry.heads, geometry.head_size
+        self.table = torch.nn.Parameter(torch.randn(2 * span, geometry.width))
+        self.of_keys = torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
+        self.of_queries = torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
+        behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
+        index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
+        relative_keys = self.projected(self.of_keys.weight, self.of_keys.bias)
+        relative_queries = self.projected(self.of_queries.weight, self.of_queries.bias)
+        content = ops.pick(q.to(torch.float32).transpose(1, 2) @ relative_keys, index)
+        by_key = keys.index_select(1, self.of_head).to(torch.float32) @ relative_queries
+        content = content + ops.pick(by_key, index.transpose(2, 3)).transpose(2, 3)
+        return ops.attend(q, keys, values, mask, scale * content, scale)
+
+    def projected(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """The table through a projection: [1,H,D,2 span] float32."""
+        rows = torch.nn.functional.linear(self.table.to(torch.float32), weight.to(torch.float32), bias.to(torch.float32))
+        return rows.view(1, 2 * self.span, self.heads, self.head_size).permute(0, 2, 3, 1)
+
+    def score_scale(self, head_size: int) -> float:
+        return 1 / math.sqrt(3 * head_size)
+
+    def oracle(self) -> Oracle:
+        return DeBERTaOracle(self)
+
+
+def _log_buckets(distances: np.ndarray, span: int, max_relative: int) -> np.ndarray:
+    """Bucket [n] of signed distances [n], borders as float32 logarithms."""
+    middle = span // 2
+    far = np.maximum(np.abs(distances), middle).astype(np.float32)
+    steps = np.log(far / np.float32(middle)) / np.log(np.float32((max_relative - 1) / middle)) * np.float32(middle - 1)
+    return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * (np.ceil(steps).astype(np.int64) + middle))
+
+
+class DeBERTaOracle(Oracle):
+    def __init__(self, encoding: DeBERTa) -> None:
+        self.encoding = encoding
+        table = encoding.table.detach().double().numpy()
+        self.keys, self.queries = (
+            (table @ part.weight.detach().double().numpy().T + part.bias.detach().double().numpy()).reshape(len(table), encoding.heads, -1)
+            for part in (encoding.of_keys, encoding.of_queries)
+        )
+
+    def score_scale(self, head_size: int) -> float:
+        return (3 * head_size) ** -0.5
+
+    def row(self, behind: int) -> int:
+        e = self.encoding
+        delta, middle = behind, e.span // 2
+        if e.version == "v2" and abs(behind) > middle:
+            ratio = torch.log(torch.tensor(abs(behind) / middle)) / torch.log(torch.tensor((e.max_relative - 1) / middle))
+            delta = int(math.copysign(math.ceil(float(ratio * (middle - 1))) + middle, behind))
+        return min(max(delta + e.span, 0), 2 * e.span - 1)
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        rows = [self.row(query - p) for p in positions]
+        sums = [q @ key + q @ self.keys[r, head] + key @ self.queries[r, head] for key, r in zip(keys, rows, strict=True)]
+        return np.array(sums) * self.score_scale(len(q))
