@@ -28,12 +28,24 @@ def load_preset(name: str) -> Decoder:
     if name not in PRESETS:
         raise ValueError(f"preset: name is one of {', '.join(PRESETS)}, got {name!r}")
     model = Decoder(PRESETS[name])
-    weights = load_file(FOLDER / f"{name}.safetensors")
-    if model.config.tied:
-        weights["head.weight"] = weights["embedding.weight"]
-    model.load_state_dict(weights)
+    read(model, FOLDER / f"{name}.safetensors")
     model.source = {"preset": name}
     return model.eval()
+
+
+def read(model: Decoder, path: Path) -> None:
+    """Weights as models.train saves them, each once, into `model`.
+
+    Raises:
+        ValueError: names that the model does not have, or lacks.
+    """
+    weights = load_file(path)
+    wanted = dict(model.named_parameters())
+    if set(weights) != set(wanted):
+        raise ValueError(f"weights {path.name}: names are those of the model, got a difference in {', '.join(sorted(set(weights) ^ set(wanted)))}")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(weights[name])
 
 
 def seeded(config: Union[AttentionConfig, DecoderConfig], seed: int = 0) -> Union[AttentionBlock, Decoder]:

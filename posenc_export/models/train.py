@@ -9,7 +9,7 @@ import math
 import sysconfig
 import time
 from pathlib import Path
-from typing import Tuple
+from typing import Callable, List, Tuple
 
 import torch
 from safetensors.torch import save_file
@@ -34,13 +34,17 @@ def corpus() -> Tuple[Tensor, Tensor]:
     return train, held
 
 
+def empty_states(model: Decoder, rows: int) -> List[Tensor]:
+    """What the model carries, before the first token."""
+    carried = [*model.encoding.embed_states(), *(state for layer in model.layers for state in layer.attention.states())]  # type: ignore[union-attr,operator]
+    return [torch.zeros((rows, state.sizes[0], 0, state.sizes[1]) if state.grows else (rows, *state.sizes)) for state in carried]
+
+
 def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
     """Mean cross entropy in nats of tokens [B,S+1] int64, each row a full pass."""
-    config = model.config.attention
     x, target = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(x.size(1)).expand(x.size(0), -1)
-    empty = [torch.zeros(x.size(0), config.kv_heads, 0, config.head_size) for _ in range(2 * model.config.layers)]
-    logits, _ = model(x, positions, positions, torch.zeros(x.size(0), dtype=torch.int64), empty)
+    logits, _ = model(x, positions, positions, positions, torch.zeros(x.size(0), dtype=torch.int64), empty_states(model, x.size(0)))
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
@@ -51,16 +55,15 @@ def bits_per_byte(model: Decoder, held: Tensor, limit: int = 400) -> float:
     return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
 
 
-def train(name: str, minutes: float, batch: int, seed: int, rate: float, resume: bool) -> None:
-    torch.manual_seed(seed)
-    data, held = corpus()
-    print(f"{name}: {len(data) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
-    model = Decoder(PRESETS[name])
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
+def initialise(model: Decoder) -> None:
+    """Projections start normal with 0.02, as GPT-2; what belongs to the encoding starts as it says itself."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "encoding." not in name:
             torch.nn.init.normal_(parameter, std=0.02)
-    if resume:
-        model = load_preset(name).train()
+
+
+def fit(model: Decoder, data: Tensor, minutes: float, batch: int, rate: float, say: Callable[[str], None]) -> int:
+    """Train on random windows of the trained length, by the clock; the number of steps."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     start, step, shown = time.monotonic(), 0, 0.0
     while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
@@ -74,15 +77,13 @@ def train(name: str, minutes: float, batch: int, seed: int, rate: float, resume:
         optimiser.step()
         step, shown = step + 1, 0.95 * shown + 0.05 * loss.item() if step else loss.item()
         if step % 200 == 0:
-            print(f"{name}: {spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits", flush=True)
-            _save(model, name)
-    _save(model, name)
-    print(f"{name}: {step} steps, held out {bits_per_byte(model.eval(), held):.3f} bits per byte")
+            say(f"{spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits")
+    return step
 
 
-def _save(model: Decoder, name: str) -> None:
-    weights = {key: value.detach().clone() for key, value in model.state_dict().items() if not (model.config.tied and key == "head.weight")}
-    save_file(weights, FOLDER / f"{name}.safetensors")
+def save(model: Decoder, path: Path) -> None:
+    """The weights as safetensors; what is shared is written once."""
+    save_file({name: value.detach().clone() for name, value in model.named_parameters()}, path)
 
 
 if __name__ == "__main__":
@@ -94,4 +95,12 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--resume", action="store_true", help="go on from the weights in the package")
     options = parser.parse_args()
-    train(options.name, options.minutes, options.batch, options.seed, options.rate, options.resume)
+    torch.manual_seed(options.seed)
+    train, held = corpus()
+    print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
+    decoder = load_preset(options.name).train() if options.resume else Decoder(PRESETS[options.name])
+    if not options.resume:
+        initialise(decoder)
+    steps = fit(decoder, train, options.minutes, options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
+    save(decoder, FOLDER / f"{options.name}.safetensors")
+    print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder.eval(), held):.3f} bits per byte")
