@@ -21,6 +21,10 @@ VARIANTS = {
     "deberta-v1": {"name": "deberta", "version": "v1", "span": 10},
     "deberta-near": {"name": "deberta", "span": 8, "max_relative": 20},
     "cope-short": {"name": "cope", "positions": 6},
+    "normalized-short": {"name": "normalized", "length": 100},
+    "hierarchical-rows": {"name": "hierarchical", "rows": 200, "share": 0.3},
+    "multiplicative-sinusoidal": {"name": "multiplicative", "table": "sinusoidal"},
+    "floater-fine": {"name": "floater", "substeps": 2, "step": 0.05},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 

@@ -5,17 +5,24 @@ from typing import Any, Dict, Mapping, Type
 
 from posenc_export.encodings.alibi import ALiBi
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.binary import Binary
 from posenc_export.encodings.complex_order import ComplexOrder
 from posenc_export.encodings.conditional_conv import ConditionalConv
 from posenc_export.encodings.cope import CoPE
 from posenc_export.encodings.deberta import DeBERTa
 from posenc_export.encodings.fire import FIRE
+from posenc_export.encodings.floater import FLOATER
 from posenc_export.encodings.fox import FoX
+from posenc_export.encodings.hierarchical import Hierarchical
 from posenc_export.encodings.input_rnn import InputRNN
+from posenc_export.encodings.integer import Integer
 from posenc_export.encodings.kerple import KERPLE
 from posenc_export.encodings.learned import Learned
 from posenc_export.encodings.logn import LogN
+from posenc_export.encodings.multiplicative import Multiplicative
 from posenc_export.encodings.nope import NoPE
+from posenc_export.encodings.normalized import Normalized
+from posenc_export.encodings.recurrent import Recurrent
 from posenc_export.encodings.rope import RoPE
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
@@ -28,8 +35,15 @@ from posenc_export.encodings.transformer_xl import TransformerXL
 
 REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "nope": NoPE,
+    "integer": Integer,
+    "normalized": Normalized,
+    "binary": Binary,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
+    "hierarchical": Hierarchical,
+    "recurrent": Recurrent,
+    "floater": FLOATER,
+    "multiplicative": Multiplicative,
     "input_rnn": InputRNN,
     "conditional_conv": ConditionalConv,
     "complex_order": ComplexOrder,

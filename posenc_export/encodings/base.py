@@ -131,6 +131,9 @@ class PositionEncoding(torch.nn.Module):
         positions [B,S], key_positions [B,T] to [B,S,H*D]. Sizes in T are those of the target's cache: only `ops` may name them."""
         return ops.attend(q, keys, values, mask, None, scale)
 
+    def prepare(self) -> None:
+        """Weights are what they will be: build anew what is derived from them. Called before every export and comparison."""
+
     def token_width(self, width: int) -> int:
         """Width of the token table of a model of width E; where it is not E, `embed` makes [B,S,E] of it."""
         return width

@@ -1,0 +1,43 @@
+"""The position in binary, a bit per entry (the discrete precursor of the sinusoid)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+
+class Binary(PositionEncoding):
+    """x + bits of p, E of them, the most significant first.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^E.
+
+    Args:
+        geometry: width E, max_positions.
+
+    Raises:
+        ValueError: more positions than E bits tell apart.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        used = max(1, (geometry.max_positions - 1).bit_length())
+        if used > geometry.width:
+            raise ValueError(f"binary: {geometry.width} entries count to 2^{geometry.width}, got max_positions={geometry.max_positions}; choose a larger width")
+        self.unused = geometry.width - used
+        self.powers: Tensor
+        self.register_buffer("powers", 2 ** torch.arange(used - 1, -1, -1), persistent=False)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        bits = torch.remainder(torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2)
+        return x + torch.nn.functional.pad(bits.to(x.dtype), [self.unused, 0])
+
+    def oracle(self) -> Oracle:
+        return BinaryOracle()
+
+
+class BinaryOracle(Oracle):
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        digits = format(position, "b").zfill(len(x))
+        return np.array([value + int(digit) for value, digit in zip(x, digits, strict=True)])

@@ -1,0 +1,99 @@
+"""Positions on the trajectory of a trained differential equation (Liu et al. 2020, FLOATER, 3.1)."""
+
+import math
+from typing import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+Field = Callable[[np.ndarray, float], np.ndarray]
+
+
+class FLOATER(PositionEncoding):
+    """x + p(k step), dp/dt = W2 tanh(W1 [p, t] + b1) + b2, p(0) trained.
+
+    No token enters the equation, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table:
+    `prepare` solves it anew when weights have changed.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: width E, max_positions.
+        hidden: width of the field's hidden layer.
+        step: time from a position to the next.
+        substeps: Runge-Kutta steps between two positions.
+
+    Raises:
+        ValueError: a width, step or number of substeps that is not above 0.
+    """
+
+    def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
+        super().__init__()
+        if hidden < 1 or not step > 0 or substeps < 1:
+            raise ValueError(f"floater: hidden, step and substeps are above 0, got {hidden}, {step} and {substeps}")
+        self.count, self.step, self.substeps, width = geometry.max_positions, float(step), substeps, geometry.width
+        self.first = torch.nn.Parameter(torch.randn(width))
+        self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
+        self.table = Table(np.zeros((1, width)))
+        self.prepare()
+
+    def prepare(self) -> None:
+        inner, inner_offset, outer, outer_offset = (v.detach().double().numpy() for v in (*self.inner.parameters(), *self.outer.parameters()))
+
+        def field(p: np.ndarray, t: float) -> np.ndarray:
+            return outer @ np.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset) + outer_offset  # type: ignore[no-any-return]
+
+        self.table = Table(solve(field, self.first.detach().double().numpy(), self.count, self.step, self.substeps))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        return x + self.table(positions).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return FLOATEROracle(self)
+
+
+def solve(field: Field, first: np.ndarray, count: int, step: float, substeps: int) -> np.ndarray:
+    """Rows [count,E] of the trajectory from first [E] at t = 0, step, 2 step, ..."""
+    rows, h = np.zeros((count, len(first))), step / substeps
+    rows[0] = p = first
+    for k in range(1, count):
+        for part in range(substeps):
+            t = (k - 1) * step + part * h
+            a = field(p, t)
+            b = field(p + h / 2 * a, t + h / 2)
+            c = field(p + h / 2 * b, t + h / 2)
+            p = p + h / 6 * (a + 2 * b + 2 * c + field(p + h * c, t + h))
+        rows[k] = p
+    return rows
+
+
+class FLOATEROracle(Oracle):
+    """The same equation with the tableau written out, row by row as positions are asked for."""
+
+    NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
+
+    def __init__(self, encoding: FLOATER) -> None:
+        self.encoding, self.rows = encoding, [encoding.first.detach().double()]
+
+    @torch.no_grad()
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        while len(self.rows) <= position:
+            self.rows.append(self.next(self.rows[-1], len(self.rows) - 1))
+        return x + self.rows[position].numpy()
+
+    def next(self, p: Tensor, k: int) -> Tensor:
+        e = self.encoding
+        h = e.step / e.substeps
+        for part in range(e.substeps):
+            slope, moved = torch.zeros_like(p), torch.zeros_like(p)
+            for node, weight in zip(self.NODES, self.WEIGHTS, strict=True):
+                time = torch.tensor([math.fsum((k * e.step, part * h, node * h))], dtype=torch.float64)
+                inner = torch.nn.functional.linear(torch.cat((p + node * h * slope, time)), e.inner.weight.double(), e.inner.bias.double())
+                slope = torch.nn.functional.linear(inner.tanh(), e.outer.weight.double(), e.outer.bias.double())
+                moved = moved + h * weight * slope
+            p = p + moved
+        return p

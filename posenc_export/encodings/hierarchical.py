@@ -1,0 +1,60 @@
+"""Hierarchical decomposition of a position table: n rows serve n^2 positions (Su 2020)."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+
+class Hierarchical(PositionEncoding):
+    """Position p = i n + j: x + a u_i + (1 - a) u_j, u_i = (p_i - a p_0) / (1 - a), from n trained rows p_0 .. p_(n-1).
+
+    Positions below n get exactly their trained rows.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most n^2.
+
+    Args:
+        geometry: width E, max_positions.
+        rows: n; the smallest whose square holds max_positions where 0.
+        share: a, between 0 and 1; at 0.5 positions (i, j) and (j, i) would be the same.
+
+    Raises:
+        ValueError: too few rows, a share of 0.5 or outside 0 .. 1.
+    """
+
+    def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
+        super().__init__()
+        self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
+        if rows < 0 or self.rows**2 < geometry.max_positions:
+            raise ValueError(f"hierarchical: rows squared hold max_positions {geometry.max_positions}, got {rows}; set rows=N or leave it out")
+        if not 0 < share < 1 or share == 0.5:
+            raise ValueError(f"hierarchical: share is between 0 and 1 and not 0.5, got {share}; 0.4 is the author's")
+        self.share = float(share)
+        self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        table = self.table.to(torch.float32)
+        rows = (table - self.share * table[:1]) / (1 - self.share)
+        p = positions.clamp(min=0)
+        upper = torch.nn.functional.embedding(torch.div(p, self.rows, rounding_mode="floor"), rows)
+        lower = torch.nn.functional.embedding(torch.remainder(p, self.rows), rows)
+        return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return HierarchicalOracle(self.table.detach().double().numpy(), self.share)
+
+
+class HierarchicalOracle(Oracle):
+    def __init__(self, table: np.ndarray, share: float) -> None:
+        self.table, self.share = table, share
+
+    def base(self, i: int, n: int) -> float:
+        return float(self.table[i, n] - self.share * self.table[0, n]) / (1 - self.share)
+
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        i, j = divmod(position, len(self.table))
+        return np.array([x[n] + self.share * self.base(i, n) + (1 - self.share) * self.base(j, n) for n in range(len(x))])

@@ -1,0 +1,39 @@
+"""The position itself as a number (the naive form that Vaswani et al. 2017 replaced)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+EXACT = 1 << 24  # whole numbers up to here are exact in float32
+
+
+class Integer(PositionEncoding):
+    """x + p, the same number on every entry.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are rounded to its 11 bits and end at 65504.
+
+    Args:
+        geometry: max_positions.
+
+    Raises:
+        ValueError: a range beyond 2^24.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        if geometry.max_positions > EXACT:
+            raise ValueError(f"integer: positions are exact in float32 up to 2^24, got max_positions={geometry.max_positions}; choose sinusoidal or rope")
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        return (x.to(torch.float32) + positions.clamp(min=0).to(torch.float32).unsqueeze(2)).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return IntegerOracle()
+
+
+class IntegerOracle(Oracle):
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        return np.array([value + position for value in x])

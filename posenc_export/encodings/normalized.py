@@ -1,0 +1,42 @@
+"""The position as a share of a declared length (naive form; the length is a parameter, so that cached tokens never change)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+
+class Normalized(PositionEncoding):
+    """x + p / length, the same number on every entry.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions from length on give shares from 1 on.
+
+    Args:
+        geometry: max_positions.
+        length: in tokens; max_positions where 0. Never the length of the sequence at hand: that would change past tokens while decoding.
+
+    Raises:
+        ValueError: a negative length.
+    """
+
+    def __init__(self, geometry: Geometry, length: int = 0) -> None:
+        super().__init__()
+        if length < 0:
+            raise ValueError(f"normalized: length is above 0, got {length}; leave it out for max_positions")
+        self.length = length or geometry.max_positions
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        return (x.to(torch.float32) + (positions.clamp(min=0).to(torch.float32) / self.length).unsqueeze(2)).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return NormalizedOracle(self.length)
+
+
+class NormalizedOracle(Oracle):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        return np.array([value + position / self.length for value in x])

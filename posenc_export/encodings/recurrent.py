@@ -1,0 +1,73 @@
+"""Positions from a recurrence of their own (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
+
+import math
+from typing import List
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+
+class Recurrent(PositionEncoding):
+    """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
+
+    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: width E, max_positions.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        width = geometry.width
+        self.count, bound = geometry.max_positions, 2 / math.sqrt(width)
+        self.first = torch.nn.Parameter(torch.randn(width))
+        self.weight = torch.nn.Parameter(torch.empty(3 * width, width).uniform_(-bound, bound))
+        self.offset = torch.nn.Parameter(torch.empty(3 * width).uniform_(-bound, bound))
+        self.table = Table(np.zeros((1, width)))
+        self.prepare()
+
+    def prepare(self) -> None:
+        first = self.first.detach().double().numpy()
+        self.table = Table(np.concatenate((first[None], self.following(first, self.count - 1))))
+
+    def following(self, row: np.ndarray, count: int) -> np.ndarray:
+        """The `count` rows [count,E] float64 behind a row [E]: a table is continued from its last one."""
+        weight, offset = self.weight.detach().double().numpy(), self.offset.detach().double().numpy()
+        width, rows = len(row), np.zeros((count, len(row)))
+        for k in range(count):
+            gates = weight @ row + offset
+            reset, update = 1 / (1 + np.exp(-gates[:width])), 1 / (1 + np.exp(-gates[width : 2 * width]))
+            candidate = np.tanh(reset * gates[2 * width :])
+            rows[k] = row = (1 - update) * candidate + update * row
+        return rows
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        return x + self.table(positions).to(x.dtype)
+
+    def oracle(self) -> Oracle:
+        return RecurrentOracle([value.detach().double() for value in (self.first, self.weight, self.offset)])
+
+
+class RecurrentOracle(Oracle):
+    """Through torch's own cell, whose two halves of the recurrence have their biases apart; the input half is 0."""
+
+    def __init__(self, weights: List[Tensor]) -> None:
+        first, weight, offset = weights
+        width = len(first)
+        self.cell = torch.nn.GRUCell(1, width).double()
+        for part, value in zip(self.cell.parameters(), (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset), strict=True):
+            part.data = value.double()
+        self.rows = [first[None]]
+
+    @torch.no_grad()
+    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
+        nothing = torch.zeros(1, 1, dtype=torch.float64)
+        while len(self.rows) <= position:
+            self.rows.append(self.cell(nothing, self.rows[-1]))
+        return x + self.rows[position][0].numpy()
