@@ -57,14 +57,19 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
     rows = positions.clamp(min=0)
     c = torch.nn.functional.embedding(rows, cos).unsqueeze(2)
     s = torch.nn.functional.embedding(rows, sin).unsqueeze(2)
-    half = cos.size(1)
-    turned = x[..., : 2 * half].to(c.dtype)
+    return turn_pairs(x, c, s, interleaved)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32; x's dtype out."""
+    half = cos.size(3)
+    turned = x[..., : 2 * half].to(cos.dtype)
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((first * c - second * s, second * c + first * s), dim=-1).flatten(-2)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     else:
         first, second = turned[..., :half], turned[..., half:]
-        turned = torch.cat((first * c - second * s, second * c + first * s), dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 

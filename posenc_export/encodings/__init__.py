@@ -19,19 +19,30 @@ from posenc_export.encodings.integer import Integer
 from posenc_export.encodings.kerple import KERPLE
 from posenc_export.encodings.learned import Learned
 from posenc_export.encodings.logn import LogN
+from posenc_export.encodings.mrope import MRoPE
+from posenc_export.encodings.mrope_interleaved import MRoPEInterleaved
 from posenc_export.encodings.multiplicative import Multiplicative
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.normalized import Normalized
+from posenc_export.encodings.pope import PoPE
 from posenc_export.encodings.recurrent import Recurrent
 from posenc_export.encodings.rope import RoPE
+from posenc_export.encodings.rope_2d import RoPE2D
+from posenc_export.encodings.rope_axial import RoPEAxial
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
+from posenc_export.encodings.rope_linear import RoPELinear
+from posenc_export.encodings.rope_llama3 import RoPELlama3
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
+from posenc_export.encodings.rope_ntk import RoPENTK
+from posenc_export.encodings.rope_proportional import RoPEProportional
+from posenc_export.encodings.rope_yarn import RoPEYaRN
 from posenc_export.encodings.sandwich import Sandwich
 from posenc_export.encodings.shaw import Shaw
 from posenc_export.encodings.sinusoidal import Sinusoidal
 from posenc_export.encodings.swin_v2 import SwinV2
 from posenc_export.encodings.t5 import T5
 from posenc_export.encodings.transformer_xl import TransformerXL
+from posenc_export.encodings.xpos import XPos
 
 REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "nope": NoPE,
@@ -48,8 +59,19 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "conditional_conv": ConditionalConv,
     "complex_order": ComplexOrder,
     "rope": RoPE,
+    "rope_linear": RoPELinear,
+    "rope_ntk": RoPENTK,
+    "rope_yarn": RoPEYaRN,
+    "rope_llama3": RoPELlama3,
+    "rope_proportional": RoPEProportional,
     "rope_dynamic": RoPEDynamic,
     "rope_longrope": RoPELongRoPE,
+    "rope_2d": RoPE2D,
+    "rope_axial": RoPEAxial,
+    "mrope": MRoPE,
+    "mrope_interleaved": MRoPEInterleaved,
+    "xpos": XPos,
+    "pope": PoPE,
     "logn": LogN,
     "alibi": ALiBi,
     "t5": T5,

@@ -68,6 +68,14 @@ class Oracle:
         """x [D] of one key head, float64."""
         return self.rotate(x, position)
 
+    def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        """x [H,D], all query heads of a token; for encodings whose heads turn differently."""
+        return np.stack([self.rotate(head, position) for head in x])
+
+    def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        """x [K,D], all key heads of a token."""
+        return np.stack([self.rotate_key(head, position) for head in x])
+
     def observe(self, x: np.ndarray) -> None:
         """x [n,E], what the attention of the layer reads, before scores are asked for."""
 
@@ -175,3 +183,19 @@ class Table(torch.nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64, -1 read as 0, to [B,S,n] float32."""
         return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
+
+
+class Exact(torch.nn.Module):
+    """A trained tensor that stays float32 when the model is cast: what multiplies positions must not lose digits."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(value.to(torch.float32))
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        self.value.data = self.value.data.to(fn(torch.empty(0, device=self.value.device)).device)
+        return self
+
+    def forward(self) -> Tensor:
+        """The tensor, float32."""
+        return self.value

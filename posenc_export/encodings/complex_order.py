@@ -16,6 +16,8 @@ class ComplexOrder(PositionEncoding):
 
     The token table holds [r, w, t] of every word, 3E/2 wide, all trained: it acts on token ids, in a decoder with a head of its own.
     Angles w p are formed in float64 and reduced to one turn, so that far positions are as exact as near ones.
+    In float16 the table, frequencies included, has 11 bits: far out the model is then another one.
+    In float16 the table, frequencies included, has 11 bits: the model itself is then another one far out.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 

@@ -1,7 +1,7 @@
 """The model once more, in float64 numpy, one token and one head at a time: what the eager module is checked against."""
 
 import math
-from typing import Callable, Dict, List, Union
+from typing import Callable, Dict, Union
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
     size, group = config.head_size, config.heads // config.kv_heads
     projected = _linear(weights, f"{name}qkv", x).reshape(len(x), -1, size)
     q, k, v = projected[:, : config.heads], projected[:, config.heads : config.heads + config.kv_heads], projected[:, config.heads + config.kv_heads :]
-    q, k = _rotated(oracle.rotate, q, positions), _rotated(oracle.rotate_key, k, positions)
+    q, k = _rotated(oracle.rotate_heads, q, positions), _rotated(oracle.rotate_key_heads, k, positions)
     oracle.observe(x)
     if config.mechanism == "linear":
         return _linear(weights, f"{name}output", _linear_mix(oracle, projected, positions).reshape(len(x), -1))
@@ -53,7 +53,7 @@ def _linear_mix(oracle: Oracle, projected: np.ndarray, positions: range) -> np.n
     """Quadratic form: q, k, v [n,3H,D] to [n,H,D]."""
     heads = projected.shape[1] // 3
     q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (projected[:, :heads], projected[:, heads : 2 * heads]))
-    turned_q, turned_k = _rotated(oracle.rotate, q, positions), _rotated(oracle.rotate_key, k, positions)
+    turned_q, turned_k = _rotated(oracle.rotate_heads, q, positions), _rotated(oracle.rotate_key_heads, k, positions)
     mixed = np.zeros_like(q)
     for head in range(heads):
         for i in range(len(q)):
@@ -64,8 +64,7 @@ def _linear_mix(oracle: Oracle, projected: np.ndarray, positions: range) -> np.n
 
 
 def _rotated(rotate: Callable[[np.ndarray, int], np.ndarray], x: np.ndarray, positions: range) -> np.ndarray:
-    rows: List[np.ndarray] = [np.stack([rotate(head, p) for head in row]) for row, p in zip(x, positions, strict=True)]
-    return np.stack(rows)
+    return np.stack([rotate(row, p) for row, p in zip(x, positions, strict=True)])
 
 
 def _norm(weights: Weights, name: str, kind: str, epsilon: float, x: np.ndarray) -> np.ndarray:

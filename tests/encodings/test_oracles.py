@@ -11,8 +11,13 @@ from posenc_export.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS
 
 FAR = 1 << 15
-GEOMETRY = encodings.Geometry(width=24, heads=6, head_size=16, max_positions=FAR)
+GEOMETRY = encodings.Geometry(width=24, heads=6, head_size=16, max_positions=FAR, kv_heads=2)
 POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
+
+
+def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
+    """[1,S], or [axes,1,S] with the position on every axis."""
+    return torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1) if encoding.axes else torch.tensor([POSITIONS])
 
 
 @pytest.fixture(params=VARIANTS)
@@ -23,7 +28,7 @@ def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
 
 def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
     x = torch.randn(1, len(POSITIONS), encoding.token_width(GEOMETRY.width))
-    actual = encoding.embed(x, torch.tensor([POSITIONS])).detach().numpy()[0]
+    actual = encoding.embed(x, _places(encoding)).detach().numpy()[0]
     expected = np.stack([encoding.oracle().embed(row.astype(np.float64), p) for row, p in zip(x[0].numpy(), POSITIONS, strict=True)])
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
@@ -31,10 +36,9 @@ def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
 def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.PositionEncoding) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     oracle = encoding.oracle()
-    for x, turn, actual in zip((q, k), (oracle.rotate, oracle.rotate_key), encoding.rotate(q, k, torch.tensor([POSITIONS])), strict=True):
-        rows = zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)
-        expected = np.stack([[turn(head, p) for head in row] for row, p in rows])
-        assert worst_error(actual.numpy()[0], expected) <= tolerance("float32", 1, 1)
+    for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, _places(encoding)), strict=True):
+        expected = np.stack([turn(heads, p) for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)])
+        assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
 BOTH_WAYS = [(v, causal) for v, spec in VARIANTS.items() for causal in (True, False) if causal or not encodings.REGISTRY[spec["name"]].causal_only]
@@ -52,10 +56,14 @@ def test_bias_matches_the_oracle_wherever_the_mask_lets_see(variant: str, causal
 
 
 def test_tables_keep_their_digits_through_a_cast_to_half(encoding: encodings.PositionEncoding) -> None:
-    q = torch.randn(1, len(POSITIONS), 6, 16)
-    before = encoding.rotate(q, q, torch.tensor([POSITIONS]))[0]
+    q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
+    before = encoding.rotate(q, k, _places(encoding))[0]
+    trained = {name: value.detach().clone() for name, value in encoding.named_parameters()}
     encoding.half().float()
-    assert torch.equal(encoding.rotate(q, q, torch.tensor([POSITIONS]))[0], before)
+    with torch.no_grad():
+        for name, value in encoding.named_parameters():
+            value.copy_(trained[name])
+    assert torch.equal(encoding.rotate(q, k, _places(encoding))[0], before)
 
 
 def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
@@ -94,3 +102,15 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
 def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.build(encodings.parse(spec), GEOMETRY)
+
+
+@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes])
+def test_each_coordinate_turns_its_own_pairs(variant: str) -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build(VARIANTS[variant], GEOMETRY)
+    places = torch.randint(FAR, (encoding.axes, 1, 7))
+    q, k = torch.randn(1, 7, 6, 16), torch.randn(1, 7, 2, 16)
+    oracle = encoding.oracle()
+    for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, places), strict=True):
+        expected = np.stack([turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)])
+        assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)

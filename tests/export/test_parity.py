@@ -2,12 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, export
+from posenc_export.export.describe import eager
 from posenc_export.models.config import DecoderConfig
 from posenc_export.models.presets import seeded
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import VARIANTS, block, decoder
 
 
@@ -33,6 +40,25 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
 @pytest.mark.parametrize("variant", ["rope", "alibi", "learned"])
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path, signature="mask")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes])
+def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant: str, target: str, tmp_path: Path) -> None:
+    model = seeded(block(variant))
+    manifest = export(model, target, tmp_path / "artefact", verify=False)
+    module, described = eager(model.to(getattr(torch, manifest.dtype)).float())
+    sessions = [load(tmp_path / "artefact", provider="cpu"), Session(TorchGraph(module, described), described)]
+    random = np.random.default_rng(0)
+    x, grid = random.standard_normal((2, 12, 48)).astype(manifest.dtype), random.integers(1100, size=(manifest.axes, 2, 12))
+    mask = np.ones((2, 12), np.int64)
+    mask[1, :3] = 0
+    actual = sessions[0].prefill(x, grid=grid, attention_mask=mask, chunk=5)
+    expected = sessions[1].prefill(x.astype(np.float32), grid=grid, attention_mask=mask)
+    assert worst_error(actual, expected) <= tolerance(manifest.dtype, 1, 96)
+    sessions[1].reset()
+    other = sessions[1].prefill(x.astype(np.float32), grid=grid[::-1].copy(), attention_mask=mask)
+    assert worst_error(other, expected) > 0.01  # the order of axes matters
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,0 +1,77 @@
+"""Mixed RoPE of grids: trained frequencies along rows and columns for every head and pair (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.3)."""
+
+import cmath
+import math
+from typing import Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.rotary_grid import Place
+
+
+class RoPE2D(PositionEncoding):
+    """Pair k of head h turned by row a_hk + column b_hk; a, b trained, so that diagonals have waves of their own. They start at random directions with the
+    lengths of axial RoPE. Angles are formed in float64 and reduced to one turn, at any coordinate.
+
+    Grouped heads share the frequencies of their key head.
+
+    Hook: rotate. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+
+    Args:
+        geometry: head size D, even; kv heads K.
+        theta: of the starting lengths theta^(-2k/D).
+        layout: as RoPE.
+
+    Raises:
+        ValueError: odd head size, unknown layout, theta not above 0.
+    """
+
+    axes = 2
+    shared = False
+
+    def __init__(self, geometry: Geometry, theta: float = 10.0, layout: str = "half") -> None:
+        super().__init__()
+        size = rotary_size("rope_2d", geometry, None)
+        check_choice("rope_2d", "layout", layout, LAYOUTS)
+        if not theta > 0:
+            raise ValueError(f"rope_2d: theta is above 0, got {theta}")
+        self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
+        lengths, directions = theta ** (-torch.arange(0, size, 2) / size), 2 * math.pi * torch.rand(kv_heads, 1)
+        self.along = Exact(torch.stack((lengths * directions.cos(), lengths * directions.sin())))
+        self.heads = geometry.heads
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], coordinates [2,B,S] int64 to the same shapes and dtypes."""
+        places, along = positions.to(torch.float64).unsqueeze(3).unsqueeze(4), self.along().to(torch.float64)
+        angles = ops.reduced_angle(places[0] * along[0] + places[1] * along[1])
+        cos, sin = angles.cos(), angles.sin()
+        each = q.size(2) // k.size(2)
+        return ops.turn_pairs(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+
+    def oracle(self) -> Oracle:
+        return RoPE2DOracle(self.along().detach().double().numpy(), self.interleaved)
+
+
+class RoPE2DOracle(Oracle):
+    def __init__(self, along: np.ndarray, interleaved: bool) -> None:
+        self.along, self.interleaved = along, interleaved
+
+    def rotate_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
+        return np.stack([self.turned(head, position, index * self.along.shape[1] // len(x)) for index, head in enumerate(x)])
+
+    def rotate_key_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
+        return self.rotate_heads(x, position)
+
+    def turned(self, x: np.ndarray, place: Place, head: int) -> np.ndarray:
+        out, pairs = x.copy(), self.along.shape[2]
+        row, column = (place, place) if isinstance(place, int) else place
+        for k in range(pairs):
+            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
+            wave = complex(x[a], x[b]) * cmath.exp(1j * (row * self.along[0, head, k] + column * self.along[1, head, k]))
+            out[a], out[b] = wave.real, wave.imag
+        return out

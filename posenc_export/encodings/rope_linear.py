@@ -1,0 +1,34 @@
+"""Linear scaling of RoPE, positions interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
+
+from typing import Optional
+
+from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+
+
+class RoPELinear(Rotary):
+    """RoPE at position p / factor: w_k = theta^(-2k/r) / factor.
+
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+
+    Args:
+        geometry: head size D.
+        factor: by how much the range is stretched.
+        theta, layout, rotary, numerics: as RoPE.
+
+    Raises:
+        ValueError: as RoPE; a factor below 1.
+    """
+
+    def __init__(
+        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None, numerics: str = "exact"
+    ) -> None:
+        size = rotary_size("rope_linear", geometry, rotary)
+        check_choice("rope_linear", "layout", layout, LAYOUTS)
+        if not theta > 0 or not factor >= 1:
+            raise ValueError(f"rope_linear: theta is above 0 and factor at least 1, got {theta} and {factor}")
+        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope_linear", numerics)) / factor, layout)
+        self.theta, self.factor = float(theta), float(factor)
+
+    def frequency(self, k: int) -> float:
+        return float(1 / (self.factor * self.theta ** (2 * k / self.size)))

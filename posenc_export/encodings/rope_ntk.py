@@ -1,0 +1,35 @@
+"""NTK-aware scaling of RoPE, the base stretched once and for all (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
+
+from typing import Optional
+
+from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+
+
+class RoPENTK(Rotary):
+    """RoPE of base theta factor^(r/(r-2)): the fastest pair stays, the slowest is interpolated by factor.
+
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+
+    Args:
+        geometry: head size D.
+        factor: by how much the range is stretched.
+        theta, layout, rotary, numerics: as RoPE; rotary at least 4, for the exponent has no value at 2.
+
+    Raises:
+        ValueError: as RoPE; a factor below 1.
+    """
+
+    def __init__(
+        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None, numerics: str = "exact"
+    ) -> None:
+        size = rotary_size("rope_ntk", geometry, rotary, least=4)
+        check_choice("rope_ntk", "layout", layout, LAYOUTS)
+        if not theta > 0 or not factor >= 1:
+            raise ValueError(f"rope_ntk: theta is above 0 and factor at least 1, got {theta} and {factor}")
+        stretched = float(theta) * factor ** (size / (size - 2))
+        super().__init__(geometry, inverse_powers(stretched, size, dtype_of("rope_ntk", numerics)), layout)
+        self.theta, self.factor = float(theta), float(factor)
+
+    def frequency(self, k: int) -> float:
+        return float(self.theta ** (-2 * k / self.size) * self.factor ** (-2 * k / (self.size - 2)))

@@ -1,0 +1,94 @@
+"""What RoPE and its scalings share: pairs turned by position times frequency, from tables, and the same in float64 by complex numbers."""
+
+import cmath
+from typing import List, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+LAYOUTS = ("half", "interleaved")
+NUMERICS = ("exact", "transformers")
+
+
+def check_choice(name: str, parameter: str, value: str, choices: Tuple[str, ...]) -> None:
+    """Raises: ValueError: value is none of choices."""
+    if value not in choices:
+        raise ValueError(f"{name}: {parameter} is one of {', '.join(choices)}, got {value!r}")
+
+
+def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
+    """Rotary size r: given, or the head size.
+
+    Raises:
+        ValueError: odd, below `least` or above the head size.
+    """
+    size = geometry.head_size if rotary is None else rotary
+    if size % 2 or not least <= size <= geometry.head_size:
+        raise ValueError(f"{name}: rotary size is even and {least} .. head size {geometry.head_size}, got {size}; set rotary=R or another head size")
+    return size
+
+
+def dtype_of(name: str, numerics: str) -> torch.dtype:
+    """In what frequencies are formed: float64, or float32 as transformers does.
+
+    Raises:
+        ValueError: unknown numerics.
+    """
+    check_choice(name, "numerics", numerics, NUMERICS)
+    return torch.float64 if numerics == "exact" else torch.float32
+
+
+def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
+    """theta^(-2k/r) [r/2], k = 0 .. r/2 - 1."""
+    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
+
+
+class Rotary(PositionEncoding):
+    """Pairs of queries and keys turned by p w_k and scaled by a magnitude; subclasses say which w_k, once as a vector and once, in `frequency`, as scalars.
+
+    Args:
+        geometry: max_positions.
+        frequencies: w_k [r/2] float64, or float32 where angles are to be formed in float32 as transformers does.
+        layout: "half" pairs (k, k + r/2), "interleaved" pairs (2k, 2k + 1).
+        magnitude: factor on cos and sin.
+    """
+
+    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: str, magnitude: float = 1.0) -> None:
+        super().__init__()
+        self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
+        self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
+        angles = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] * frequencies
+        self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
+
+    def frequency(self, k: int) -> float:
+        """w_k of pair k, float64."""
+        return 0.0
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        return (
+            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved),
+            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved),
+        )
+
+    def oracle(self) -> Oracle:
+        frequencies = self.single or [self.frequency(k) for k in range(self.size // 2)]
+        return RotaryOracle(frequencies, self.interleaved, self.magnitude, bool(self.single))
+
+
+class RotaryOracle(Oracle):
+    def __init__(self, frequencies: List[float], interleaved: bool, magnitude: float, single: bool) -> None:
+        self.frequencies, self.interleaved, self.magnitude, self.single = frequencies, interleaved, magnitude, single
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        out, pairs = x.copy(), len(self.frequencies)
+        for k, frequency in enumerate(self.frequencies):
+            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
+            angle = float(np.float32(position) * np.float32(frequency)) if self.single else position * frequency
+            turned = self.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
+            out[a], out[b] = turned.real, turned.imag
+        return out
