@@ -1,6 +1,6 @@
 """Length extrapolation, measured: one small decoder per encoding, trained at 256 bytes, read through its exported `ort` artefact up to 2048.
 
-    python bench/length_study.py train ENCODING FOLDER [--minutes M]   weights to FOLDER/ENCODING.safetensors
+    python bench/length_study.py train ENCODING FOLDER [--steps N]   weights to FOLDER/ENCODING.safetensors
     python bench/length_study.py evaluate FOLDER [--json FILE]         all weights in FOLDER; scalings of rope from the weights of rope
 
 Evaluation decodes held-out text by chunked prefill through the session, as a deployment would, and gives bits per byte over the last TAIL bytes of each context.
@@ -53,15 +53,14 @@ def config(encoding: Dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(256, 4, 216, AttentionConfig(80, 5, POSITIONS, head_size=16, encoding=encoding))
 
 
-def train(name: str, folder: Path, minutes: float) -> None:
+def train(name: str, folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     data, _ = corpus()
     model = Decoder(config(TRAINED[name]))
     initialise(model)
-    steps = fit(model, data, minutes, 16, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
+    fit(model, data, lambda step: step / steps, 16, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}.safetensors")
-    print(f"{name}: {steps} steps in {minutes} minutes", flush=True)
 
 
 def bits(model: Decoder, held: np.ndarray) -> Dict[int, float]:
@@ -103,13 +102,13 @@ def main(arguments: Sequence[str]) -> int:
     training = commands.add_parser("train")
     training.add_argument("name", choices=TRAINED)
     training.add_argument("folder", type=Path)
-    training.add_argument("--minutes", type=float, default=7.0)
+    training.add_argument("--steps", type=int, default=700)
     evaluating = commands.add_parser("evaluate")
     evaluating.add_argument("folder", type=Path)
     evaluating.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     if options.command == "train":
-        train(options.name, options.folder, options.minutes)
+        train(options.name, options.folder, options.steps)
         return 0
     rows = evaluate(options.folder)
     if options.json:

@@ -25,7 +25,7 @@ def layers_of(model: Model) -> int:
 
 def dtype_of(model: Model) -> str:
     """numpy name of the dtype of weights, activations and caches."""
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
+    return str(attentions(model)[0].qkv.weight.dtype).removeprefix("torch.")
 
 
 def describe(model: Model, target: str, signature: str, layout: str, update: str, **geometry: Any) -> Manifest:

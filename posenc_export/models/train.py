@@ -62,12 +62,12 @@ def initialise(model: Decoder) -> None:
             torch.nn.init.normal_(parameter, std=0.02)
 
 
-def fit(model: Decoder, data: Tensor, minutes: float, batch: int, rate: float, say: Callable[[str], None]) -> int:
-    """Train on random windows of the trained length, by the clock; the number of steps."""
+def fit(model: Decoder, data: Tensor, share: Callable[[int], float], batch: int, rate: float, say: Callable[[str], None]) -> int:
+    """Train on random windows of the trained length until `share` of a step number, the part of the budget spent, reaches 1; the number of steps."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
-    start, step, shown = time.monotonic(), 0, 0.0
-    while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
-        for group in optimiser.param_groups:  # warm-up, then cosine to a twentieth; by the clock, so that a budget of minutes is used whole
+    step, shown = 0, 0.0
+    while (spent := share(step)) < 1:
+        for group in optimiser.param_groups:  # warm-up, then cosine to a twentieth
             group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
         starts = torch.randint(len(data) - TRAINED_LENGTH - 1, (batch,)).tolist()
         loss = loss_of(model, torch.stack([data[s : s + TRAINED_LENGTH + 1] for s in starts]).long())
@@ -79,6 +79,12 @@ def fit(model: Decoder, data: Tensor, minutes: float, batch: int, rate: float, s
         if step % 200 == 0:
             say(f"{spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits")
     return step
+
+
+def by_the_clock(minutes: float) -> Callable[[int], float]:
+    """A budget of minutes, from now on."""
+    start = time.monotonic()
+    return lambda step: (time.monotonic() - start) / (60 * minutes)
 
 
 def save(model: Decoder, path: Path) -> None:
@@ -101,6 +107,6 @@ if __name__ == "__main__":
     decoder = load_preset(options.name).train() if options.resume else Decoder(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    steps = fit(decoder, train, options.minutes, options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
+    steps = fit(decoder, train, by_the_clock(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
     save(decoder, FOLDER / f"{options.name}.safetensors")
     print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder.eval(), held):.3f} bits per byte")
