@@ -1,0 +1,157 @@
+"""The rotation a transformers configuration describes, as the specification of an encoding; every key is consumed or refused by name."""
+
+import math
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+
+Spec = Dict[str, Any]
+# Keys of rope_parameters that each kind takes: ours by theirs. Their meaning is that of transformers.modeling_rope_utils.
+KINDS: Dict[str, Dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "ntk": {"factor": "factor"},
+    "dynamic": {"factor": "factor", "original_max_position_embeddings": "original_max_positions"},
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_max_positions",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+        "truncate": "truncate",
+    },
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_positions",
+    },
+    "longrope": {
+        "factor": "factor",
+        "short_factor": "short_factor",
+        "long_factor": "long_factor",
+        "original_max_position_embeddings": "original_max_positions",
+        "attention_factor": "attention_factor",
+    },
+    "proportional": {"factor": "factor"},
+}
+REQUIRED = {
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrope"}
+
+
+def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
+    """The specification, {"name": ..., parameter: value}, or one per layer type where `rope_parameters` is nested by layer type.
+
+    Args:
+        config: of a model, as transformers writes it: rope_parameters (v5), or rope_theta and rope_scaling with rope_type or type, and
+            partial_rotary_factor, head_dim or hidden_size and num_attention_heads, max_position_embeddings, original_max_position_embeddings.
+
+    Raises:
+        ValueError: an unknown kind, a key its kind does not take, a missing one, a value of another type.
+    """
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"hugging_face: rope_parameters is a mapping, got {given!r}")
+    nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    if nested and len(nested) == len(given):
+        return {layer: _spec(config, parameters) for layer, parameters in nested.items()}
+    if nested:
+        raise ValueError(f"hugging_face: rope_parameters is nested for all layer types or none, got {', '.join(map(str, given))}")
+    return _spec(config, given)
+
+
+def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
+    rest = dict(given)
+    kinds = {rest.pop(key) for key in ("rope_type", "type") if key in rest} or {"default"}
+    kind = kinds.pop()
+    if kinds or kind not in KINDS:
+        raise ValueError(f"hugging_face: rope_type is one of {', '.join(KINDS)}, got {', '.join(sorted(map(str, {kind, *kinds})))}")
+    theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
+    partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if "original_max_position_embeddings" in KINDS[kind]:  # Phi-3 keeps it beside rope_scaling; dynamic means the length of the model
+        beside = config.get("original_max_position_embeddings") or (config.get("max_position_embeddings") if kind == "dynamic" else None)
+        rest.setdefault("original_max_position_embeddings", beside)
+    rest = {key: value for key, value in rest.items() if value is not None}
+    unknown = sorted(set(rest) - set(KINDS[kind]))
+    if unknown:
+        raise ValueError(f"hugging_face: rope_type {kind} takes {', '.join(KINDS[kind]) or 'no further keys'}, got {', '.join(unknown)}; remove them or convert by hand")
+    if kind in ("yarn", "longrope") and "factor" not in rest:
+        rest["factor"] = _ratio(config, rest)
+    missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
+    if missing:
+        raise ValueError(f"hugging_face: rope_type {kind} needs {', '.join(missing)}, got {', '.join(given) or 'nothing'}")
+    spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
+    for key, value in rest.items():
+        spec[KINDS[kind][key]] = PARSERS.get(key, _number)(key, value)
+    return _finished(config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial))
+
+
+def _finished(config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]) -> Spec:
+    """With what the kind makes of partial_rotary_factor, and of factor where it only serves another value."""
+    if kind == "proportional":
+        spec["share"] = 1.0 if partial is None else partial
+    elif partial is not None and partial != 1.0:
+        spec["rotary"] = int(_head_size(config) * partial)
+    if kind == "longrope":
+        factor = spec.pop("factor")
+        if "attention_factor" not in spec:
+            spec["attention_factor"] = _longrope_magnitude(factor, spec["original_max_positions"])
+    return spec
+
+
+def _longrope_magnitude(factor: float, length: int) -> float:
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
+
+
+def _ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
+    for key, source in (("max_position_embeddings", config), ("original_max_position_embeddings", rest)):
+        if not source.get(key):
+            raise ValueError(f"hugging_face: without factor, {key} must be given, got none")
+    return float(config["max_position_embeddings"] / rest["original_max_position_embeddings"])
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    if config.get("head_dim"):
+        return int(config["head_dim"])
+    if not (config.get("hidden_size") and config.get("num_attention_heads")):
+        raise ValueError("hugging_face: partial_rotary_factor needs head_dim, or hidden_size and num_attention_heads, got none")
+    return int(config["hidden_size"] // config["num_attention_heads"])
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"hugging_face: {key} is a number, got {value!r}")
+    return float(value)
+
+
+def _whole(key: str, value: Any) -> int:
+    if _number(key, value) != int(value):
+        raise ValueError(f"hugging_face: {key} is a whole number, got {value!r}")
+    return int(value)
+
+
+def _numbers(key: str, value: Any) -> List[float]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"hugging_face: {key} is a list of numbers, got {value!r}")
+    return [_number(key, item) for item in value]
+
+
+def _yes_or_no(key: str, value: Any) -> str:
+    if not isinstance(value, bool):
+        raise ValueError(f"hugging_face: {key} is true or false, got {value!r}")
+    return "yes" if value else "no"
+
+
+PARSERS: Dict[str, Callable[[str, Any], Any]] = {
+    "original_max_position_embeddings": _whole,
+    "short_factor": _numbers,
+    "long_factor": _numbers,
+    "truncate": _yes_or_no,
+}

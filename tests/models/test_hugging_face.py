@@ -1,0 +1,127 @@
+"""Configurations of transformers against transformers' own functions."""
+
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import encodings
+from posenc_export.encodings.rotary import Rotary
+from posenc_export.models.hugging_face import rope_spec
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+utils = pytest.importorskip("transformers.modeling_rope_utils", reason="transformers has no modeling_rope_utils")
+SIZE, LENGTH = 64, 8192
+SHAPE = {"hidden_size": 4 * SIZE, "num_attention_heads": 4, "head_dim": SIZE, "max_position_embeddings": LENGTH}
+FACTORS = [1 + 0.05 * k for k in range(SIZE // 2)]
+
+CASES: Dict[str, Dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 500000.0,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 10000.0},
+    "yarn with betas": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 512, "beta_fast": 24.0, "beta_slow": 2.0, "rope_theta": 1e6, "truncate": False,
+    },
+    "yarn as DeepSeek": {
+        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 10000.0,
+    },
+    "yarn with its factor given": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096, "attention_factor": 1.3, "rope_theta": 10000.0},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "partial yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+}  # fmt: skip
+
+
+def _theirs(parameters: Dict[str, Any]) -> Any:
+    config = transformers.LlamaConfig(**SHAPE, rope_parameters=dict(parameters))
+    if parameters["rope_type"] == "default":
+        return transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq, 1.0
+    return utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+
+
+def _ours(spec: Dict[str, Any], max_positions: int = 16) -> encodings.PositionEncoding:
+    return encodings.build(spec, encodings.Geometry(4 * SIZE, 4, SIZE, max_positions))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frequencies_and_magnitude_are_those_of_transformers(case: str) -> None:
+    frequencies, magnitude = _theirs(CASES[case])
+    encoding = _ours(rope_spec({**SHAPE, "rope_parameters": CASES[case]}))  # type: ignore[arg-type]
+    assert isinstance(encoding, Rotary)
+    ours = [encoding.frequency(k) for k in range(encoding.size // 2)]
+    assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=1e-12)
+    assert encoding.magnitude == pytest.approx(magnitude, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [100, 8192, 8193, 20000])
+def test_dynamic_frequencies_at_a_length_are_those_of_transformers(length: int) -> None:
+    parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    config = transformers.LlamaConfig(**SHAPE, rope_parameters=parameters)
+    frequencies, _ = utils.ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
+    encoding = _ours(rope_spec({**SHAPE, "rope_parameters": parameters}), 32)  # type: ignore[arg-type]
+    ours = [encoding.oracle().frequency(k, length) for k in range(SIZE // 2)]  # type: ignore[attr-defined]
+    assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("length", [4096, 4097])
+def test_longrope_frequencies_and_magnitude_on_both_sides_are_those_of_transformers(length: int) -> None:
+    parameters = {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": [3 * f for f in FACTORS], "rope_theta": 10000.0}
+    shape = {**SHAPE, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072}
+    config = transformers.Phi3Config(**shape, rope_parameters={**parameters, "original_max_position_embeddings": 4096}, pad_token_id=0)
+    frequencies, magnitude = utils.ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=length)
+    encoding: Any = _ours(rope_spec({**shape, "rope_scaling": parameters, "rope_theta": 10000.0}))  # type: ignore[arg-type]
+    ours = [10000.0 ** (-2 * k / SIZE) / encoding.factors[length > 4096][k] for k in range(SIZE // 2)]
+    assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=0)
+    assert encoding.magnitude == pytest.approx(magnitude, rel=1e-6)
+
+
+def test_numerics_of_transformers_give_its_tables_bit_by_bit() -> None:
+    encoding: Any = _ours({"name": "rope", "numerics": "transformers"}, 5000)
+    frequencies, _ = _theirs({"rope_type": "default", "rope_theta": 10000.0})
+    angles = torch.arange(5000, dtype=torch.float32)[:, None] * frequencies
+    assert torch.equal(encoding.cos.rows, angles.cos()) and torch.equal(encoding.sin.rows, angles.sin())
+
+
+@pytest.mark.parametrize("name", ["rope", "rope_linear", "rope_yarn", "rope_llama3"])
+def test_tables_to_a_million_positions_stay_exact(name: str) -> None:
+    encoding: Any = encodings.build({"name": name}, encodings.Geometry(16, 1, 16, 1 << 20))
+    for position in (1, 4097, 65537, 1000003 % (1 << 20), (1 << 20) - 1):
+        angles = np.array([position * encoding.frequency(k) for k in range(8)], np.longdouble)
+        assert np.abs(encoding.cos.exact[position] - encoding.magnitude * np.cos(angles)).max() <= 1e-7 * encoding.magnitude
+
+
+def test_older_spellings_mean_the_same() -> None:
+    new = rope_spec({**SHAPE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
+    old = rope_spec({**SHAPE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert new == old == {"name": "rope_linear", "theta": 5e5, "factor": 2.0}
+    assert rope_spec({"rope_theta": 10000.0, "rope_scaling": None}) == {"name": "rope", "theta": 10000.0}
+
+
+def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
+    nested = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+    assert rope_spec({"rope_parameters": nested}) == {
+        "sliding_attention": {"name": "rope", "theta": 1e4},
+        "full_attention": {"name": "rope_linear", "theta": 1e6, "factor": 8.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rope_type": "spiral"}, "rope_type is one of default, linear"),
+        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "rope_type is one of"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 32}, "linear takes factor, got beta_fast"),
+        ({"rope_type": "default", "factor": 2.0}, "default takes no further keys, got factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "llama3 needs low_freq_factor, high_freq_factor"),
+        ({"rope_type": "linear", "factor": "2"}, "factor is a number, got '2'"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10.5}, "is a whole number"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10, "truncate": "no"}, "truncate is true or false"),
+        ({"full": {"rope_type": "default"}, "rope_theta": 1.0}, "nested for all layer types or none"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(parameters: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope_spec({"rope_parameters": parameters})

@@ -1,0 +1,70 @@
+"""Projections moved between rotary layouts give the outputs they gave."""
+
+import dataclasses
+from typing import Optional
+
+import pytest
+import torch
+
+from posenc_export.models.attention import AttentionBlock
+from posenc_export.models.config import AttentionConfig
+from posenc_export.models.layouts import from_complex, to_half, to_interleaved
+from posenc_export.models.presets import seeded
+
+
+def _config(layout: str, rotary: Optional[int] = None) -> AttentionConfig:
+    spec = {"name": "rope", "layout": layout, **({"rotary": rotary} if rotary else {})}
+    return AttentionConfig(48, 6, 64, kv_heads=3, head_size=16, encoding=spec, qkv_bias=True)
+
+
+def _output(block: AttentionBlock, x: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(x.size(1)).expand(len(x), -1)
+    empty = [torch.zeros(len(x), 3, 0, 16) for _ in range(2)]
+    return block(x, positions, positions, positions, torch.zeros(len(x), dtype=torch.int64), empty)[0].detach()
+
+
+@pytest.mark.parametrize("rotary", [None, 8])
+def test_interleaved_weights_moved_to_half_give_the_same_outputs(rotary: Optional[int]) -> None:
+    interleaved, half = seeded(_config("interleaved", rotary)), seeded(_config("half", rotary))
+    x = torch.randn(2, 9, 48)
+    before = _output(interleaved, x)
+    for name in ("weight", "bias"):
+        q, k, v = getattr(interleaved.attention.qkv, name).data.split([96, 48, 48])
+        getattr(half.attention.qkv, name).data = torch.cat((to_half(q, 6, rotary), to_half(k, 3, rotary), v))
+    half.attention.output.weight.data = interleaved.attention.output.weight.data
+    assert not torch.allclose(_output(seeded(_config("half", rotary)), x), before, atol=1e-3)
+    assert torch.allclose(_output(half, x), before, atol=1e-6)
+
+
+def test_the_way_there_and_back_is_the_identity() -> None:
+    weight = torch.randn(96, 48)
+    assert torch.equal(to_interleaved(to_half(weight, 6, 8), 6, 8), weight)
+    assert torch.equal(to_half(to_interleaved(weight, 6), 6), weight)
+
+
+def test_a_layer_whose_rotation_multiplies_complex_numbers_is_read() -> None:
+    torch.manual_seed(3)
+    layer = {"wq": torch.randn(96, 48), "wk": torch.randn(48, 48), "wv": torch.randn(48, 48), "wo": torch.randn(48, 96)}
+    x, length = 0.1 * torch.randn(1, 7, 48), 7
+    frequencies = 1e4 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    waves = torch.polar(torch.ones(length, 8, dtype=torch.float64), torch.outer(torch.arange(length, dtype=torch.float64), frequencies))
+
+    def turned(y: torch.Tensor, heads: int) -> torch.Tensor:
+        pairs = torch.view_as_complex(y.double().view(length, heads, 8, 2).contiguous())
+        return torch.view_as_real(pairs * waves[:, None]).flatten(2)
+
+    q, k = turned(x[0] @ layer["wq"].T, 6), turned(x[0] @ layer["wk"].T, 3).repeat_interleave(2, 1)
+    v = (x[0] @ layer["wv"].T).double().view(length, 3, 16).repeat_interleave(2, 1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / 4 + torch.full((length, length), -torch.inf).triu(1).double()
+    expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1).float() @ layer["wo"].T
+    block = seeded(dataclasses.replace(_config("half"), qkv_bias=False))
+    converted = from_complex(layer, 6, 3)
+    block.attention.qkv.weight.data, block.attention.output.weight.data = converted["qkv"], converted["output"]
+    assert torch.allclose(_output(block, x)[0], expected, atol=1e-5)
+
+
+def test_rows_that_are_no_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows are heads times D"):
+        to_half(torch.randn(50, 4), 6)
+    with pytest.raises(ValueError, match="layer holds wq, wk, wv, wo, got wq"):
+        from_complex({"wq": torch.randn(4, 4)}, 1, 1)
