@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(options: argparse.Namespace) -> int:
     from posenc_export.export import TARGETS
-    from posenc_export.models.catalogue import encodings, presets
+    from posenc_export.catalogue.listing import encodings, presets
 
     groups = {"encodings": encodings(), "targets": [{"name": n, "graph": t.graph, "cache": t.cache} for n, t in TARGETS.items()], "presets": presets()}
     if options.json:

@@ -1,0 +1,1 @@
+"""What is registered, as tables, pictures and pages: posenc list, posenc plot, docs/."""
