@@ -98,14 +98,19 @@ def _parser() -> argparse.ArgumentParser:
     inspecting.add_argument("folder", type=Path)
     inspecting.set_defaults(run=_inspect)
 
-    for command in (listing, exporting, verifying, generating, inspecting):
+    plotting = commands.add_parser("plot", help="draw an encoding, as PNG or SVG")
+    plotting.add_argument("encoding", help="name or name:parameter=value,...")
+    plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
+    plotting.set_defaults(run=_plot)
+
+    for command in (listing, exporting, verifying, generating, inspecting, plotting):
         command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
 
 
 def _list(options: argparse.Namespace) -> int:
-    from posenc_export.export import TARGETS
     from posenc_export.catalogue.listing import encodings, presets
+    from posenc_export.export import TARGETS
 
     groups = {"encodings": encodings(), "targets": [{"name": n, "graph": t.graph, "cache": t.cache} for n, t in TARGETS.items()], "presets": presets()}
     if options.json:
@@ -256,6 +261,19 @@ def _check_writable(path: Path) -> None:
     standing = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not (path.exists() or standing.is_dir()) or not os.access(standing, os.W_OK):
         raise ValueError(f"bench: the report goes to a file that can be written, got {path}; give another path")
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from posenc_export import encodings
+    from posenc_export.catalogue.plots import draw
+
+    spec = encodings.parse(options.encoding)
+    path = options.output or Path(f"{spec['name']}.png")
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"plot: the file ends in .png or .svg, got {path.name!r}; give -o FILE.svg")
+    draw(spec).savefig(path, dpi=150)
+    print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -1,30 +1,52 @@
-"""What is registered, as rows of a table: encodings with hook, parameters and source; presets with their sizes."""
+"""What is registered, as rows of a table: encodings with hook, state, parameters and source; presets with their sizes."""
 
 import inspect
 import sys
 from typing import Dict, List
 
 from posenc_export import encodings as registry
-from posenc_export.encodings.base import PositionEncoding
+from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.models.presets import PRESETS
 
-HOOKS = ("embed", "rotate", "bias")
+HOOKS = {"embed": "embed", "embed_next": "embed", "rotate": "rotate", "bias": "bias", "observe": "observe", "rescore": "rescore"}
+SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
+
+
+def hooks_of(name: str) -> str:
+    """Where the encoding acts: its overridden hooks."""
+    cls = registry.REGISTRY[name]
+    found = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    return ", ".join(dict.fromkeys(found)) or "none"
+
+
+def states_of(name: str) -> str:
+    """What crosses the graph boundary beside keys and values, by name and axes."""
+    encoding = registry.build({"name": name}, SMALL)
+    replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
+    appended = [f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()]
+    return "; ".join(replaced + appended) or "none"
+
+
+def source_of(name: str) -> str:
+    """First line of the module: title and source."""
+    cls = registry.REGISTRY[name]
+    return (inspect.getdoc(sys.modules[cls.__module__]) or "").splitlines()[0]
 
 
 def encodings() -> List[Dict[str, str]]:
-    """One row per encoding: name, hook, parameters with defaults, source."""
+    """One row per encoding: name, hook, state, parameters with defaults, source."""
     rows = []
-    for name, cls in registry.REGISTRY.items():
-        hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    for name in registry.REGISTRY:
         defaults = [f"{key}={p.default}" for key, p in registry.parameters(name).items()]
-        source = (inspect.getdoc(sys.modules[cls.__module__]) or "").splitlines()[0]
-        rows.append({"name": name, "hook": ", ".join(hooks) or "none", "parameters": ", ".join(defaults) or "-", "source": source})
+        rows.append({"name": name, "hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(defaults) or "-", "source": source_of(name)})
     return rows
 
 
 def presets() -> List[Dict[str, str]]:
     """One row per trained model."""
-    return [
-        {"name": name, "encoding": str(c.attention.encoding["name"]), "layers": str(c.layers), "width": str(c.attention.width), "positions": str(c.attention.max_positions)}
-        for name, c in PRESETS.items()
-    ]
+    rows = []
+    for name, config in PRESETS.items():
+        block = config.attention
+        sizes = {"layers": str(config.layers), "width": str(block.width), "positions": str(block.max_positions)}
+        rows.append({"name": name, "encoding": str(block.encoding["name"]), **sizes})
+    return rows

@@ -48,7 +48,7 @@ class PoPE(PositionEncoding):
         cos, sin = self.cos(positions).unsqueeze(2), self.sin(positions).unsqueeze(2)
         of_keys = torch.nn.functional.softplus(keys.index_select(1, self.of_head).to(torch.float32))
         phase = self.phase.to(torch.float32).clamp(0.0, 2 * math.pi)
-        key_cos, key_sin = self.cos(key_positions).unsqueeze(1), self.sin(key_positions).unsqueeze(1)
+        key_cos, key_sin = self.cos.of_keys(key_positions).unsqueeze(1), self.sin.of_keys(key_positions).unsqueeze(1)
         turned = torch.cat((of_keys * (key_cos * phase.cos() - key_sin * phase.sin()), of_keys * (key_sin * phase.cos() + key_cos * phase.sin())), dim=-1)
         return ops.mix(ops.shares(scale * ops.products(torch.cat((of_q * cos, of_q * sin), dim=-1), turned), mask), values)
 

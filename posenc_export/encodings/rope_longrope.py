@@ -83,7 +83,7 @@ class RoPELongRoPE(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by both sets, and for each query the scores of its own taken."""
         if self.keys == "rotated":
             return ops.attend(q, keys, values, mask, None, scale)
-        by_token = keys.transpose(1, 2)
+        by_token, key_positions = keys.transpose(1, 2), key_positions.clamp(max=self.cos.rows.size(0) - 1)  # past it: slots behind a shorter row
         short = ops.products(self.turned(q, positions), self.turned(by_token, key_positions).transpose(1, 2))
         long = ops.products(self.turned_far(q, positions), self.turned_far(by_token, key_positions).transpose(1, 2))
         beyond = positions.ge(self.original).unsqueeze(1).unsqueeze(3)

@@ -48,7 +48,7 @@ class TransformerXL(PositionEncoding):
         s, c = (by_head @ self.weight.to(torch.float32)).split(self.width // 2, dim=-1)
         sin, cos = self.sin(positions).unsqueeze(1), self.cos(positions).unsqueeze(1)
         turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1).transpose(1, 2)
-        of_keys = torch.cat((self.cos(key_positions), self.sin(key_positions)), dim=-1).unsqueeze(1)
+        of_keys = torch.cat((self.cos.of_keys(key_positions), self.sin.of_keys(key_positions)), dim=-1).unsqueeze(1)
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * ops.products(turned, of_keys), scale)
 
     def oracle(self) -> Oracle:

@@ -61,6 +61,22 @@ def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant:
     assert worst_error(other, expected) > 0.01  # the order of axes matters
 
 
+@pytest.mark.parametrize("target", ["onnx-static", "ort"])
+@pytest.mark.parametrize("variant", ["rope", "alibi", "sandwich", "swin_v2", "t5", "transformer_xl", "pope", "rope_longrope", "rope_dynamic", "fox", "input_rnn"])
+def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(variant: str, target: str, tmp_path: Path) -> None:
+    model = seeded(decoder(variant, max_positions=64))
+    export(model, target, tmp_path / "artefact", verify=False)
+    module, manifest = eager(model)
+    random = np.random.default_rng(0)
+    rows = [random.integers(61, size=n) for n in (40, 4)]
+    steps = random.integers(61, size=(2, 2))
+    outputs = []
+    for session in (load(tmp_path / "artefact", provider="cpu"), Session(TorchGraph(module, manifest), manifest)):
+        first = session.prefill(rows, start=[0, 58])
+        outputs.append(np.concatenate([first[0], first[1, :4], *(session.step(step).copy() for step in steps)]))
+    assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("variant", ["rope", "learned", "nope", "input_rnn"])
 def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Encodings against code that other people wrote."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import encodings
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
+    torch.manual_seed(0)
+    return encodings.build({"name": name, **parameters}, encodings.Geometry(64, 4, 32, 4096, causal, 4))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 256), (16, 50)])
+def test_t5_buckets_are_those_of_transformers(causal: bool, buckets: int, max_distance: int) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    encoding = _build("t5", causal, buckets=buckets, max_distance=max_distance)
+    ahead = torch.arange(-100000, 1 if causal else 100001)
+    expected = T5Attention._relative_position_bucket(ahead, not causal, buckets, max_distance)
+    index = (-ahead).clamp(0, max_distance) if causal else ahead.clamp(-max_distance, max_distance) + max_distance
+    assert torch.equal(encoding.of_distance[index], expected)
+
+
+@pytest.mark.parametrize(("span", "max_relative"), [(32, 128), (256, 512), (16, 100)])
+def test_deberta_log_buckets_are_those_of_transformers(span: int, max_relative: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    encoding = _build("deberta", span=span, max_relative=max_relative)
+    behind = torch.arange(-3 * max_relative, 3 * max_relative + 1)
+    expected = (make_log_bucket_position(behind, span, max_relative).long() + span).clamp(0, 2 * span - 1)
+    assert torch.equal(encoding.of_distance[behind.clamp(-max_relative, max_relative) + max_relative], expected)
+
+
+def test_deberta_scores_are_those_of_transformers() -> None:
+    from transformers.models.deberta_v2 import DebertaV2Config
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
+
+    config = DebertaV2Config(
+        hidden_size=64, num_attention_heads=4, attention_head_size=16, relative_attention=True, position_buckets=8, max_relative_positions=20,
+        pos_att_type=["c2p", "p2c"], share_att_key=False, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    theirs = DisentangledSelfAttention(config).eval()
+    ours: Any = encodings.build({"name": "deberta", "span": 8, "max_relative": 20}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    ours.of_keys.load_state_dict(theirs.pos_key_proj.state_dict())
+    ours.of_queries.load_state_dict(theirs.pos_query_proj.state_dict())
+    x, table = torch.randn(1, 30, 64), torch.randn(16, 64)
+    ours.table.data = table
+    with torch.no_grad():
+        expected = theirs(x, torch.ones(1, 1, 30, 30).long(), rel_embeddings=table)[0]
+        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query_proj, theirs.key_proj, theirs.value_proj))
+        places = torch.arange(30)[None]
+        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), torch.zeros(1, 1, 30, 30), places, places, ours.score_scale(16), [])
+    assert torch.allclose(y, expected, atol=1e-5)
+
+
+def test_swin_v2_bias_is_that_of_transformers() -> None:
+    from transformers.models.swinv2 import Swinv2Config
+    from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
+
+    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=[0, 0]).eval()
+    ours: Any = encodings.build({"name": "swin_v2", "rows": 5, "columns": 5, "hidden": 512}, encodings.Geometry(64, 4, 16, 25, False))
+    first, _, second = theirs.continuous_position_bias_mlp
+    ours.first.load_state_dict(first.state_dict())
+    ours.second.load_state_dict(second.state_dict())
+    table = theirs.continuous_position_bias_mlp(theirs.relative_coords_table).view(-1, 4)
+    expected = 16 * torch.sigmoid(table[theirs.relative_position_index.view(-1)].view(25, 25, 4).permute(2, 0, 1))
+    places = torch.arange(25)[None]
+    assert torch.allclose(ours.bias(places, places)[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "rotation", "sections", "parameters"),
+    [
+        ("mrope", "qwen2_vl", "Qwen2VLRotaryEmbedding", [4, 6, 6], {"time": 4, "height": 6}),
+        ("mrope_interleaved", "qwen3_vl", "Qwen3VLTextRotaryEmbedding", [7, 4, 5], {"height": 4, "width": 5}),
+    ],
+)
+def test_axes_of_pairs_are_those_of_the_model_that_brought_them(name: str, module: str, rotation: str, sections: Any, parameters: Any) -> None:
+    theirs = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), rotation)
+    by_axis = torch.arange(3)[:, None, None, None].expand(3, 1, 1, 16).float()
+    assigned = theirs.recomposition_frequencies(SimpleNamespace(mrope_section=sections), by_axis.clone())
+    assert _build(name, **parameters).axis_of_pair == assigned[0, 0, :16].int().tolist()
+
+
+@pytest.mark.parametrize("heads", [3, 8, 12])
+def test_alibi_of_bloom_differs_by_a_constant_of_the_row_only(heads: int) -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 40), heads, torch.float32).view(heads, 1, 40)
+    places = torch.arange(40)[None]
+    ours: Any = encodings.build({"name": "alibi"}, encodings.Geometry(24, heads, 8, 64)).bias(places, places)
+    difference = (ours[0] - theirs).numpy()
+    assert np.abs(difference - difference[:, :, :1]).max() <= 1e-5
+
+
+def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
+    from transformers.models.speech_to_text.modeling_speech_to_text import Speech2TextSinusoidalPositionalEmbedding
+
+    theirs = Speech2TextSinusoidalPositionalEmbedding.get_embedding(50, 64)
+    ours = _build("sinusoidal", layout="halves", divisor="fairseq").embed(torch.zeros(1, 50, 64), torch.arange(50)[None])
+    assert torch.allclose(ours[0], theirs, atol=1e-5)
