@@ -102,6 +102,8 @@ def certify(open_session: Callable[[], Session], manifest: Manifest, model: Mode
                 cells[f"batch {batch}, start {start}: {name}"] = max(worst_error(a, e) for a, e in scenario(session, case))
         expected = np.stack([oracle.full_pass(exact, row, start) for row in case.tokens[:1]])
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], expected)
+    if manifest.axes:
+        cells["coordinates"], cells["coordinates: oracle"] = _coordinates(session, exact, manifest, length)
     if manifest.states:
         progress(f"{manifest.target}: verifying a full cache")
         cells["cache filled to its end"] = _filled(session, exact, manifest)
@@ -142,6 +144,16 @@ def _eager_session(model: Model) -> Session:
 
 def _wide(tokens: np.ndarray) -> np.ndarray:
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
+
+
+def _coordinates(session: Session, model: Model, manifest: Manifest, length: int) -> Tuple[float, float]:
+    """Every token at a place of its own on every axis, in chunks against eager at once, and that against the oracle."""
+    tokens = _inputs(model, (2, length), 3, manifest.dtype)
+    grid = np.random.default_rng(4).integers(manifest.max_positions, size=(manifest.axes, 2, length))
+    session.reset()
+    full = _eager_session(model).prefill(_wide(tokens), chunk=length, grid=grid)
+    expected = oracle.full_pass(model, tokens[0], 0, grid[:, 0])
+    return worst_error(session.prefill(tokens, chunk=7, grid=grid), full), worst_error(full[0], expected)
 
 
 def _filled(session: Session, model: Model, manifest: Manifest) -> float:

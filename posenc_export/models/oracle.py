@@ -1,7 +1,7 @@
 """The model once more, in float64 numpy, one token and one head at a time: what the eager module is checked against."""
 
 import math
-from typing import Callable, Dict, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import numpy as np
 
@@ -11,33 +11,35 @@ from posenc_export.models.config import AttentionConfig
 from posenc_export.models.decoder import Decoder
 
 Weights = Dict[str, np.ndarray]
+Places = Sequence[Any]  # a position, or the coordinates, of each token
 
 
-def full_pass(model: Union[Decoder, AttentionBlock], inputs: np.ndarray, start: int) -> np.ndarray:
-    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ... to outputs [S,V] or [S,E], float64."""
+def full_pass(model: Union[Decoder, AttentionBlock], inputs: np.ndarray, start: int, grid: Optional[np.ndarray] = None) -> np.ndarray:
+    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ... and coordinates grid [axes,S] to outputs [S,V] or [S,E], float64."""
     weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
     oracle, positions = model.encoding.oracle(), range(start, start + len(inputs))
+    places: Places = positions if grid is None else [tuple(int(p) for p in place) for place in grid.T]
     if isinstance(model, AttentionBlock):
         x = oracle.embed_rows(inputs.astype(np.float64), positions)
-        return _attention(weights, "attention.", model.config, oracle, x, positions)
+        return _attention(weights, "attention.", model.config, oracle, x, positions, places)
     config = model.config
     x = oracle.embed_rows(weights["embedding.weight"][inputs], positions)
     for layer in range(config.layers):
         name, oracle = f"layers.{layer}.", model.layers[layer].attention.encoding.oracle()  # type: ignore[union-attr,operator]
-        x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions)
+        x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions, places)
         x = x + _mlp(weights, f"{name}mlp.", config.mlp, _norm(weights, f"{name}mlp_norm", config.norm, config.epsilon, x))
     head = weights["embedding.weight" if config.tied else "head.weight"]
     return _norm(weights, "norm", config.norm, config.epsilon, x) @ head.T
 
 
-def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Oracle, x: np.ndarray, positions: range) -> np.ndarray:
+def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Oracle, x: np.ndarray, positions: range, places: Places) -> np.ndarray:
     size, group = config.head_size, config.heads // config.kv_heads
     projected = _linear(weights, f"{name}qkv", x).reshape(len(x), -1, size)
     q, k, v = projected[:, : config.heads], projected[:, config.heads : config.heads + config.kv_heads], projected[:, config.heads + config.kv_heads :]
-    q, k = _rotated(oracle.rotate_heads, q, positions), _rotated(oracle.rotate_key_heads, k, positions)
+    q, k = _rotated(oracle.rotate_heads, q, places), _rotated(oracle.rotate_key_heads, k, places)
     oracle.observe(x)
     if config.mechanism == "linear":
-        return _linear(weights, f"{name}output", _linear_mix(oracle, projected, positions).reshape(len(x), -1))
+        return _linear(weights, f"{name}output", _linear_mix(oracle, projected, places).reshape(len(x), -1))
     mixed = np.zeros_like(q)
     for head in range(config.heads):
         for i, query in enumerate(positions):
@@ -49,11 +51,11 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
     return _linear(weights, f"{name}output", mixed.reshape(len(x), -1))
 
 
-def _linear_mix(oracle: Oracle, projected: np.ndarray, positions: range) -> np.ndarray:
+def _linear_mix(oracle: Oracle, projected: np.ndarray, places: Places) -> np.ndarray:
     """Quadratic form: q, k, v [n,3H,D] to [n,H,D]."""
     heads = projected.shape[1] // 3
     q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (projected[:, :heads], projected[:, heads : 2 * heads]))
-    turned_q, turned_k = _rotated(oracle.rotate_heads, q, positions), _rotated(oracle.rotate_key_heads, k, positions)
+    turned_q, turned_k = _rotated(oracle.rotate_heads, q, places), _rotated(oracle.rotate_key_heads, k, places)
     mixed = np.zeros_like(q)
     for head in range(heads):
         for i in range(len(q)):
@@ -63,8 +65,8 @@ def _linear_mix(oracle: Oracle, projected: np.ndarray, positions: range) -> np.n
     return mixed
 
 
-def _rotated(rotate: Callable[[np.ndarray, int], np.ndarray], x: np.ndarray, positions: range) -> np.ndarray:
-    return np.stack([rotate(row, p) for row, p in zip(x, positions, strict=True)])
+def _rotated(rotate: Callable[[np.ndarray, Any], np.ndarray], x: np.ndarray, places: Places) -> np.ndarray:
+    return np.stack([rotate(row, place) for row, place in zip(x, places, strict=True)])
 
 
 def _norm(weights: Weights, name: str, kind: str, epsilon: float, x: np.ndarray) -> np.ndarray:

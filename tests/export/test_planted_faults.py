@@ -97,6 +97,97 @@ PLANTS: Dict[str, Tuple[str, Plant]] = {
 }
 
 
+def _each(change: Callable[[Any], None]) -> Plant:
+    """Change the encoding of every layer, once each."""
+
+    def plant(model: Any) -> None:
+        for encoding in {id(layer.attention.encoding): layer.attention.encoding for layer in model.layers}.values():
+            change(encoding)
+
+    return plant
+
+
+def _moved_border(e: Any) -> None:
+    border = int(torch.nonzero(e.of_distance[17:] != e.of_distance[16:-1])[0]) + 17
+    e.of_distance[border] = e.of_distance[border - 1]
+
+
+def _clipped_short(e: Any) -> None:
+    e.left, e.keys.data, e.values.data = e.left - 1, e.keys.data[1:], e.values.data[1:]
+
+
+def _other_sign(e: Any) -> None:
+    e.keys.data, e.values.data = e.keys.data.flip(0), e.values.data.flip(0)
+
+
+def _without(*names: str) -> Callable[[Any], None]:
+    def change(e: Any) -> None:
+        for name in names:
+            part = e.get_parameter(name)
+            part.data = torch.zeros_like(part.data)
+
+    return change
+
+
+def _table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], None]:
+    return lambda e: setattr(e, name, Table(change(getattr(e, name).exact)))
+
+
+def _table_one_row_late(e: Any) -> None:
+    late = Table(np.concatenate((e.table.exact[:1], e.table.exact[:-1])))
+    e.prepare = lambda: setattr(e, "table", late)
+
+
+def _swapped_sections(e: Any) -> None:
+    e.of_axis = e.of_axis[[1, 0, 2]]
+
+
+def _scaled_once_more(model: Any) -> None:
+    for layer in model.layers:
+        layer.attention.scale = layer.attention.scale / layer.attention.head_size**0.5
+
+
+def _forgets_gates(e: Any) -> None:
+    right = e.observe
+    e.observe = lambda x, positions, write_index, states: right(x, positions, write_index, [torch.zeros_like(states[0])])
+
+
+def _forgets_tokens(e: Any) -> None:
+    right = e.embed_next
+    e.embed_next = lambda x, positions, states: right(x, positions, [torch.zeros_like(states[0])])
+
+
+def _keys_scaled_as_queries(e: Any) -> None:
+    e.k_cos, e.k_sin = e.q_cos, e.q_sin
+
+
+PLANTS |= {
+    "wrong bucket border": ("t5", _each(_moved_border)),
+    "scores scaled that are not": ("t5", _scaled_once_more),
+    "clip off by one": ("shaw", _each(_clipped_short)),
+    "sign of the relative distance, shaw": ("shaw", _each(_other_sign)),
+    "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("sin", lambda rows: -rows))),
+    "sign of the relative distance, deberta": ("deberta", _each(lambda e: e.of_distance.copy_(e.of_distance.flip(0)))),
+    "missing u": ("transformer_xl", _each(_without("u"))),
+    "missing v": ("transformer_xl", _each(_without("v"))),
+    "missing position to content": ("deberta", _each(_without("of_queries.weight", "of_queries.bias"))),
+    "bias scaled twice, alibi": ("alibi", _each(_table("slopes", lambda rows: 2 * rows))),
+    "bias scaled twice, sandwich": ("sandwich", _each(_table("ratios", lambda rows: 2 * rows))),
+    "swapped sections": ("mrope", _each(_swapped_sections)),
+    "switch of factors ignored": ("rope_longrope-short", _each(lambda e: setattr(e, "original", 1 << 30))),
+    "length seen ignored": ("rope_dynamic-short", _each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0)))),
+    "decay of keys not inverse": ("xpos", _each(_keys_scaled_as_queries)),
+    "state not carried, fox": ("fox", _each(_forgets_gates)),
+    "state not carried, input_rnn": ("input_rnn", _each(_forgets_tokens)),
+    "state not carried, conditional_conv": ("conditional_conv", _each(_forgets_tokens)),
+    "count clamped one short": ("cope-short", _each(lambda e: setattr(e, "last", e.last - 1))),
+    "bits the other way round": ("binary", _each(lambda e: e.powers.copy_(e.powers.flip(0)))),
+    "shares exchanged": ("hierarchical", _each(lambda e: setattr(e, "share", 1 - e.share))),
+    "table one row late, recurrent": ("recurrent", _each(_table_one_row_late)),
+    "table one row late, floater": ("floater", _each(_table_one_row_late)),
+}
+
+
 def _certificate(variant: str, plant: Optional[Plant] = None, session: type = Session) -> Dict[str, Any]:
     right, planted = seeded(decoder(variant)), seeded(decoder(variant))
     if plant:
@@ -111,6 +202,14 @@ class KeepsWhatIsRewound(Session):
     def _hide(self) -> None:
         if self.manifest.layout == "columns":
             self._slots = self._slots.copy()
+
+
+class ForgetsStates(Session):
+    """Starts every call from the states of an empty session."""
+
+    def _feed(self, rows: Any, coordinates: Any) -> Any:
+        self._cache.restore([])
+        return super()._feed(rows, coordinates)
 
 
 class ForksShareCaches(Session):
@@ -128,7 +227,7 @@ def test_a_session_with_a_stale_cache_is_seen(variant: str, session: type) -> No
     assert not _certificate(variant, session=session)["passed"]
 
 
-@pytest.mark.parametrize("variant", ["nope", "sinusoidal", "learned", "rope", "alibi"])
+@pytest.mark.parametrize("variant", sorted({"nope", *(variant for variant, _ in PLANTS.values())}))
 def test_a_right_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]
 
@@ -137,6 +236,11 @@ def test_a_right_module_passes(variant: str) -> None:
 def test_a_planted_fault_is_seen(fault: str) -> None:
     variant, plant = PLANTS[fault]
     assert not _certificate(variant, plant)["passed"]
+
+
+@pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])
+def test_a_session_that_does_not_carry_states_is_seen(variant: str) -> None:
+    assert not _certificate(variant, session=ForgetsStates)["passed"]
 
 
 def _mask_seeing(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:

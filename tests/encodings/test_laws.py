@@ -1,0 +1,128 @@
+"""What encodings promise for all positions, not for examples: laws checked on drawn ones."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc_export import encodings
+from posenc_export.encodings.rotary import Rotary
+from posenc_export.numerics import tolerance
+from tests.tiny import VARIANTS
+
+REACH = 1 << 14
+LAWS = settings(derandomize=True, deadline=None, max_examples=25)
+ROTARY = [name for name, cls in encodings.REGISTRY.items() if issubclass(cls, Rotary)]
+BY_DIFFERENCE = [*ROTARY, "xpos"]
+SHIFT_INVARIANT = ["alibi", "t5", "kerple", "sandwich"]
+positions = st.integers(0, REACH - 1)
+
+
+def _build(name: str, **options: Any) -> encodings.PositionEncoding:
+    torch.manual_seed(0)
+    return encodings.build({"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4))
+
+
+def _score(encoding: encodings.PositionEncoding, query: int, key: int) -> float:
+    vectors = torch.ones(1, 1, 4, 16)
+    q, _ = encoding.rotate(vectors, vectors, torch.tensor([[query]]))
+    _, k = encoding.rotate(vectors, vectors, torch.tensor([[key]]))
+    return float((q.double() * k.double()).sum())
+
+
+@pytest.mark.parametrize("name", BY_DIFFERENCE)
+def test_rotated_scores_depend_on_the_difference_of_positions_only(name: str) -> None:
+    encoding = _build(name)
+
+    @LAWS
+    @given(positions, st.integers(0, 200), st.integers(0, REACH // 2))
+    def law(query: int, distance: int, shift: int) -> None:
+        query, key = query // 4 + 200, query // 4 + 200 - distance
+        assert abs(_score(encoding, query, key) - _score(encoding, query + shift, key + shift)) <= 64 * 1.5 * tolerance("float32", 1, 64)
+
+    law()
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotation_keeps_norms_up_to_its_magnitude(name: str) -> None:
+    encoding: Any = _build(name)
+
+    @LAWS
+    @given(positions)
+    def law(position: int) -> None:
+        x = torch.randn(1, 1, 4, 16)
+        turned = encoding.rotate(x, x, torch.tensor([[position]]))[0][..., : encoding.size]
+        assert torch.allclose(turned.norm(dim=-1), encoding.magnitude * x[..., : encoding.size].norm(dim=-1), rtol=1e-5)
+
+    law()
+
+
+@pytest.mark.parametrize("name", SHIFT_INVARIANT)
+def test_biases_do_not_see_a_shift(name: str) -> None:
+    encoding = _build(name)
+
+    @LAWS
+    @given(st.integers(0, REACH // 2 - 1), st.integers(0, 500), st.integers(0, REACH // 2))
+    def law(key: int, distance: int, shift: int) -> None:
+        query = min(key + distance, REACH // 2 - 1)
+        here, there = (encoding.bias(torch.tensor([[query + s]]), torch.tensor([[key + s]])) for s in (0, shift))
+        assert here is not None and there is not None and torch.equal(here, there)
+
+    law()
+
+
+@pytest.mark.parametrize("name", ["integer", "normalized", "binary", "sinusoidal", "learned", "hierarchical", "floater", "multiplicative"])
+def test_positions_in_range_are_told_apart(name: str) -> None:
+    encoding = _build(name)
+
+    @LAWS
+    @given(positions, positions)
+    def law(one: int, other: int) -> None:
+        rows = encoding.embed(torch.ones(1, 2, 32), torch.tensor([[one, other]]))[0]
+        assert torch.equal(rows[0], rows[1]) == (one == other)
+
+    law()
+
+
+def test_a_sinusoid_moved_by_k_is_a_linear_map_of_itself() -> None:
+    encoding = _build("sinusoidal")
+
+    @LAWS
+    @given(st.integers(0, REACH // 2), st.integers(1, 2000))
+    def law(position: int, k: int) -> None:
+        frequencies = 10000.0 ** (-np.arange(16) / 16)
+        moved = np.zeros((32, 32))
+        for n, w in enumerate(frequencies):
+            moved[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [[np.cos(k * w), np.sin(k * w)], [-np.sin(k * w), np.cos(k * w)]]
+        rows = encoding.embed(torch.zeros(1, 2, 32), torch.tensor([[position, position + k]]))[0].double().numpy()
+        assert np.abs(moved @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
+
+    law()
+
+
+def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
+    """What the last token makes of the others, fed in `order`: [E], everything visible."""
+    from posenc_export.models.presets import seeded
+    from tests.tiny import block
+
+    model: Any = seeded(block(variant, max_positions=64, causal=encodings.REGISTRY[VARIANTS[variant]["name"]].causal_only))
+    x = torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1))[:, order]
+    places = torch.arange(9)[None]
+    coordinates = places.expand(model.encoding.axes, 1, -1) if model.encoding.axes else places
+    carried = [*model.encoding.embed_states(), *model.attention.states()]
+    states = [torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried]
+    with torch.no_grad():
+        return model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)[0][0, -1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "complex_order"])
+def test_the_order_of_tokens_matters_for_every_encoding_but_nope(name: str) -> None:
+    same, other = torch.arange(9), torch.tensor([3, 0, 6, 1, 7, 2, 5, 4, 8])
+    difference = float((_mixed(name, same) - _mixed(name, other)).abs().max())
+    if name in ("nope", "logn"):  # a temperature knows where the query stands, not where keys do
+        assert difference <= tolerance("float32", 1, 48)
+    else:
+        assert difference > 100 * tolerance("float32", 1, 48)
