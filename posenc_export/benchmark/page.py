@@ -62,7 +62,7 @@ def _times(factor: float) -> Mark:
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
     axes.plot([row.context for row in rows], [100 * (row.share or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, auto=True)  # the next contestant may lie higher
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:

@@ -76,3 +76,14 @@ def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"install posenc-export\[report\]"):
         report.html(tmp_path / "page.html")
+
+
+def test_the_plot_of_shares_holds_every_contestant_from_zero_on():
+    figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    from posenc_export.benchmark.page import _shares
+
+    axes = figure.Figure().subplots()
+    for name, share in (("slow", 0.001), ("quick", 0.4)):
+        _shares(axes, [Row("decode", 128, name, Spread(1e-4, 1e-4, 1e-4, 10), 1.0, 1, 1e10, share, 0, 0)], {})
+    low, high = axes.get_ylim()
+    assert low == 0 and high >= 40
