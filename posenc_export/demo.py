@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 
 from posenc_export.benchmark import run
 from posenc_export.export import TARGETS, export
@@ -35,7 +36,8 @@ def main(folder: Path) -> None:
         made = [int(token[0]) for token in session.generate(np.frombuffer(text[:length], np.uint8).astype(np.int64)[None], TOKENS, temperature=0.4, top_k=8)]
         print(f"\n--- {name} continues calendar.py from byte {length}, now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})")
         print(text[max(0, length - 120) : length].decode(errors="replace") + "│" + bytes(made).decode(errors="replace"))
-    folders = [folder / "tiny-rope" / target for target in TARGETS]
+    timed = [target for target in TARGETS if target != "ort-cuda" or "CUDAExecutionProvider" in onnxruntime.get_available_providers()]
+    folders = [folder / "tiny-rope" / target for target in timed]
     print("\n" + run(folders, runtimes=("eager",), contexts=CONTEXTS, progress=say).table())
 
 
