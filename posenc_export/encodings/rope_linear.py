@@ -1,5 +1,6 @@
 """Linear scaling of RoPE, positions interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
 
+import math
 from typing import Optional
 
 from posenc_export.encodings.base import Geometry
@@ -25,7 +26,7 @@ class RoPELinear(Rotary):
     ) -> None:
         size = rotary_size("rope_linear", geometry, rotary)
         check_choice("rope_linear", "layout", layout, LAYOUTS)
-        if not theta > 0 or not factor >= 1:
+        if not theta > 0 or not 1 <= factor < math.inf:
             raise ValueError(f"rope_linear: theta is above 0 and factor at least 1, got {theta} and {factor}")
         super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope_linear", numerics)) / factor, layout)
         self.theta, self.factor = float(theta), float(factor)

@@ -40,7 +40,7 @@ class RoPELlama3(Rotary):
     ) -> None:
         size = rotary_size("rope_llama3", geometry, rotary)
         check_choice("rope_llama3", "layout", layout, LAYOUTS)
-        if not theta > 0 or not factor >= 1 or original_max_positions < 1:
+        if not theta > 0 or not 1 <= factor < math.inf or original_max_positions < 1:
             raise ValueError(f"rope_llama3: theta above 0, factor and original_max_positions at least 1, got {theta}, {factor} and {original_max_positions}")
         if not high_freq_factor > low_freq_factor > 0:
             raise ValueError(f"rope_llama3: high_freq_factor is above low_freq_factor, which is above 0, got {high_freq_factor} and {low_freq_factor}")

@@ -1,5 +1,6 @@
 """NTK-aware scaling of RoPE, the base stretched once and for all (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
 
+import math
 from typing import Optional
 
 from posenc_export.encodings.base import Geometry
@@ -25,7 +26,7 @@ class RoPENTK(Rotary):
     ) -> None:
         size = rotary_size("rope_ntk", geometry, rotary, least=4)
         check_choice("rope_ntk", "layout", layout, LAYOUTS)
-        if not theta > 0 or not factor >= 1:
+        if not theta > 0 or not 1 <= factor < math.inf:
             raise ValueError(f"rope_ntk: theta is above 0 and factor at least 1, got {theta} and {factor}")
         stretched = float(theta) * factor ** (size / (size - 2))
         super().__init__(geometry, inverse_powers(stretched, size, dtype_of("rope_ntk", numerics)), layout)

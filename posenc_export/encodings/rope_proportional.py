@@ -1,5 +1,7 @@
 """Proportional RoPE: the slow pairs do not turn at all (Barbero et al. 2024, Round and Round We Go, p-RoPE; as in Gemma)."""
 
+import math
+
 import torch
 
 from posenc_export.encodings.base import Geometry
@@ -26,9 +28,11 @@ class RoPEProportional(Rotary):
     ) -> None:
         size = rotary_size("rope_proportional", geometry, None)
         check_choice("rope_proportional", "layout", layout, LAYOUTS)
-        if not theta > 0 or not factor >= 1 or not 0 < share <= 1:
+        if not theta > 0 or not 1 <= factor < math.inf or not 0 < share <= 1:
             raise ValueError(f"rope_proportional: theta above 0, factor at least 1, share above 0 and at most 1, got {theta}, {factor} and {share}")
         turning, dtype = int(share * size // 2), dtype_of("rope_proportional", numerics)
+        if not turning or not math.isfinite(theta):
+            raise ValueError(f"rope_proportional: a pair at least turns and theta is finite, got share={share} of {size // 2} pairs, theta={theta}")
         moving = 1.0 / (float(theta) ** (torch.arange(0, 2 * turning, 2, dtype=dtype) / size))
         super().__init__(geometry, torch.cat((moving, torch.zeros(size // 2 - turning, dtype=dtype))) / factor, layout)
         self.theta, self.factor, self.turning = float(theta), float(factor), turning

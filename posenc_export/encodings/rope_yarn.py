@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, rotary_size
 
 TRUNCATE = ("yes", "no")
 
@@ -50,7 +50,7 @@ class RoPEYaRN(Rotary):
         size = rotary_size("rope_yarn", geometry, rotary)
         check_choice("rope_yarn", "layout", layout, LAYOUTS)
         check_choice("rope_yarn", "truncate", truncate, TRUNCATE)
-        if not theta > 1 or not factor >= 1 or original_max_positions < 1:
+        if not theta > 1 or not 1 <= factor < math.inf or original_max_positions < 1:
             raise ValueError(f"rope_yarn: theta above 1, factor and original_max_positions at least 1, got {theta}, {factor} and {original_max_positions}")
         if not beta_fast > beta_slow > 0:
             raise ValueError(f"rope_yarn: beta_fast is above beta_slow, which is above 0, got {beta_fast} and {beta_slow}")
@@ -59,12 +59,15 @@ class RoPEYaRN(Rotary):
             first, last = math.floor(first), math.ceil(last)
         low, high = max(first, 0), min(last, size - 1)
         dtype = dtype_of("rope_yarn", numerics)
-        kept = inverse_powers(float(theta), size, dtype)
+        if not math.isfinite(theta) or mscale < 0 or mscale_all_dim < 0:
+            raise ValueError(f"rope_yarn: theta is finite, mscale and mscale_all_dim are 0 or more, got {theta}, {mscale} and {mscale_all_dim}")
+        powers = float(theta) ** (torch.arange(0, size, 2, dtype=dtype) / size)
         ramp = ((torch.arange(size // 2, dtype=dtype) - low) / (high - low or 0.001)).clamp(0, 1)
         if attention_factor is None:
             both = mscale > 0 and mscale_all_dim > 0
             attention_factor = _temperature(factor, mscale) / _temperature(factor, mscale_all_dim) if both else _temperature(factor, 1.0)
-        super().__init__(geometry, kept / factor * ramp + kept * (1 - ramp), layout, float(attention_factor))
+        kept = 1 - ramp
+        super().__init__(geometry, 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, layout, float(attention_factor))
         self.theta, self.factor, self.low, self.high = float(theta), float(factor), low, high
 
     def frequency(self, k: int) -> float:

@@ -1,6 +1,7 @@
 """What RoPE and its scalings share: pairs turned by position times frequency, from tables, and the same in float64 by complex numbers."""
 
 import cmath
+import math
 from typing import List, Optional, Tuple
 
 import numpy as np
@@ -43,12 +44,21 @@ def dtype_of(name: str, numerics: str) -> torch.dtype:
 
 
 def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
-    """theta^(-2k/r) [r/2], k = 0 .. r/2 - 1."""
+    """theta^(-2k/r) [r/2], k = 0 .. r/2 - 1.
+
+    Raises:
+        ValueError: a theta that is not finite.
+    """
+    if not math.isfinite(theta):
+        raise ValueError(f"rope: theta is finite, got {theta}")
     return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
 
 
 class Rotary(PositionEncoding):
     """Pairs of queries and keys turned by p w_k and scaled by a magnitude; subclasses say which w_k, once as a vector and once, in `frequency`, as scalars.
+
+    Raises:
+        ValueError: a magnitude that is not above 0 and finite.
 
     Args:
         geometry: max_positions.
@@ -59,6 +69,8 @@ class Rotary(PositionEncoding):
 
     def __init__(self, geometry: Geometry, frequencies: Tensor, layout: str, magnitude: float = 1.0) -> None:
         super().__init__()
+        if not 0 < magnitude < math.inf:
+            raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
         self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
         angles = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] * frequencies

@@ -11,7 +11,7 @@ from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
 
-LARGEST = 80.0  # exponent of e: beyond 88 float32 overflows
+LARGEST = 41.0  # exponent of e: a far key may meet a near query before the mask hides it, and their product must stay below e^88 of float32
 
 
 class XPos(PositionEncoding):

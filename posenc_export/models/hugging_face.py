@@ -9,7 +9,7 @@ KINDS: Dict[str, Dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
     "ntk": {"factor": "factor"},
-    "dynamic": {"factor": "factor", "original_max_position_embeddings": "original_max_positions"},
+    "dynamic": {"factor": "factor"},
     "yarn": {
         "factor": "factor",
         "original_max_position_embeddings": "original_max_positions",
@@ -51,12 +51,18 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
 
     Args:
         config: of a model, as transformers writes it: rope_parameters (v5), or rope_theta and rope_scaling with rope_type or type, and
-            partial_rotary_factor, head_dim or hidden_size and num_attention_heads, max_position_embeddings, original_max_position_embeddings.
+            partial_rotary_factor, head_dim or hidden_size and num_attention_heads, max_position_embeddings, original_max_position_embeddings
+            (which goes before the one in rope_parameters, as there). GPT-NeoX's rotary_pct and rotary_emb_base and GPT-J's rotary_dim are read too.
+            theta is 10000 where none is given.
 
     Raises:
         ValueError: an unknown kind, a key its kind does not take, a missing one, a value of another type.
     """
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    config = _spelled(config)
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if new and old and new != old:
+        raise ValueError(f"hugging_face: rope_parameters and rope_scaling are one thing, got {new!r} and {old!r}; remove one")
+    given = new or old
     if not isinstance(given, Mapping):
         raise ValueError(f"hugging_face: rope_parameters is a mapping, got {given!r}")
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
@@ -67,17 +73,32 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     return _spec(config, given)
 
 
+def _spelled(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """The configuration with older names of theta and of the share that turns brought to one."""
+    plain = dict(config)
+    if plain.get("rope_local_base_freq") is not None:
+        raise ValueError("hugging_face: rotations by layer type are nested in rope_parameters, got rope_local_base_freq; nest them")
+    for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
+        value = plain.pop(old, None)
+        if value is not None and plain.setdefault(new, value) != value:
+            raise ValueError(f"hugging_face: {old} and {new} are one thing, got {value!r} and {plain[new]!r}; remove one")
+    if plain.get("rotary_dim") is not None:
+        plain.setdefault("partial_rotary_factor", _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain))
+    return plain
+
+
 def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     rest = dict(given)
-    kinds = {rest.pop(key) for key in ("rope_type", "type") if key in rest} or {"default"}
-    kind = kinds.pop()
-    if kinds or kind not in KINDS:
-        raise ValueError(f"hugging_face: rope_type is one of {', '.join(KINDS)}, got {', '.join(sorted(map(str, {kind, *kinds})))}")
+    kinds = sorted({str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"})
+    kind = kinds[0]
+    if len(kinds) > 1 or kind not in KINDS:
+        raise ValueError(f"hugging_face: rope_type is one of {', '.join(KINDS)}, got {', '.join(kinds)}")
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
+    if config.get("rope_theta") not in (None, theta) and not any(isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()):
+        raise ValueError(f"hugging_face: rope_theta is given once, got {config['rope_theta']!r} and {theta!r}; remove one")
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if "original_max_position_embeddings" in KINDS[kind]:  # Phi-3 keeps it beside rope_scaling; dynamic means the length of the model
-        beside = config.get("original_max_position_embeddings") or (config.get("max_position_embeddings") if kind == "dynamic" else None)
-        rest.setdefault("original_max_position_embeddings", beside)
+    if "original_max_position_embeddings" in KINDS[kind] and config.get("original_max_position_embeddings"):  # Phi-3 keeps it beside rope_scaling
+        rest["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     rest = {key: value for key, value in rest.items() if value is not None}
     unknown = sorted(set(rest) - set(KINDS[kind]))
     if unknown:
@@ -94,7 +115,11 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
 
 
 def _finished(config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]) -> Spec:
-    """With what the kind makes of partial_rotary_factor, and of factor where it only serves another value."""
+    """With what the kind makes of partial_rotary_factor, of the length of the model, and of factor where it only serves another value."""
+    if kind == "dynamic":
+        if not config.get("max_position_embeddings"):
+            raise ValueError("hugging_face: rope_type dynamic needs max_position_embeddings, got none")
+        spec["original_max_positions"] = _whole("max_position_embeddings", config["max_position_embeddings"])
     if kind == "proportional":
         spec["share"] = 1.0 if partial is None else partial
     elif partial is not None and partial != 1.0:
@@ -132,7 +157,7 @@ def _number(key: str, value: Any) -> float:
 
 
 def _whole(key: str, value: Any) -> int:
-    if _number(key, value) != int(value):
+    if not math.isfinite(_number(key, value)) or value != int(value):
         raise ValueError(f"hugging_face: {key} is a whole number, got {value!r}")
     return int(value)
 

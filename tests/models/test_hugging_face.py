@@ -1,5 +1,6 @@
 """Configurations of transformers against transformers' own functions."""
 
+import math
 from typing import Any, Dict
 
 import numpy as np
@@ -78,26 +79,54 @@ def test_longrope_frequencies_and_magnitude_on_both_sides_are_those_of_transform
     assert encoding.magnitude == pytest.approx(magnitude, rel=1e-6)
 
 
-def test_numerics_of_transformers_give_its_tables_bit_by_bit() -> None:
-    encoding: Any = _ours({"name": "rope", "numerics": "transformers"}, 5000)
-    frequencies, _ = _theirs({"rope_type": "default", "rope_theta": 10000.0})
+@pytest.mark.parametrize("case", CASES)
+def test_numerics_of_transformers_give_its_tables_bit_by_bit(case: str) -> None:
+    spec = rope_spec({**SHAPE, "rope_parameters": CASES[case]})
+    encoding: Any = _ours({**spec, "numerics": "transformers"}, 5000)
+    frequencies, magnitude = _theirs(CASES[case])
     angles = torch.arange(5000, dtype=torch.float32)[:, None] * frequencies
-    assert torch.equal(encoding.cos.rows, angles.cos()) and torch.equal(encoding.sin.rows, angles.sin())
+    assert torch.equal(encoding.cos.rows, angles.cos() * magnitude) and torch.equal(encoding.sin.rows, angles.sin() * magnitude)
 
 
-@pytest.mark.parametrize("name", ["rope", "rope_linear", "rope_yarn", "rope_llama3"])
+@pytest.mark.parametrize("name", ["rope", "rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_proportional"])
 def test_tables_to_a_million_positions_stay_exact(name: str) -> None:
     encoding: Any = encodings.build({"name": name}, encodings.Geometry(16, 1, 16, 1 << 20))
     for position in (1, 4097, 65537, 1000003 % (1 << 20), (1 << 20) - 1):
         angles = np.array([position * encoding.frequency(k) for k in range(8)], np.longdouble)
-        assert np.abs(encoding.cos.exact[position] - encoding.magnitude * np.cos(angles)).max() <= 1e-7 * encoding.magnitude
+        for table, wave in ((encoding.cos, np.cos(angles)), (encoding.sin, np.sin(angles))):
+            assert np.abs(table.exact[position] - encoding.magnitude * wave).max() <= 1e-7 * encoding.magnitude
 
 
 def test_older_spellings_mean_the_same() -> None:
     new = rope_spec({**SHAPE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
     old = rope_spec({**SHAPE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert new == old == {"name": "rope_linear", "theta": 5e5, "factor": 2.0}
+    assert rope_spec({"rotary_emb_base": 1e5, "rotary_pct": 0.25, "head_dim": 64}) == {"name": "rope", "theta": 1e5, "rotary": 16}
+    assert rope_spec({"rotary_dim": 64, "hidden_size": 4096, "num_attention_heads": 16}) == {"name": "rope", "theta": 1e4, "rotary": 64}
+    assert rope_spec({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 1e4}})["theta"] == 1e4
     assert rope_spec({"rope_theta": 10000.0, "rope_scaling": None}) == {"name": "rope", "theta": 10000.0}
+
+
+def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers() -> None:
+    parameters = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
+    assert rope_spec({"original_max_position_embeddings": 2048, "rope_parameters": parameters})["original_max_positions"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_local_base_freq": 1e4}, "got rope_local_base_freq"),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "rope_theta is given once"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "are one thing"),
+        ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct and partial_rotary_factor are one thing"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is one of"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "needs max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": math.inf}}, "whole"),
+    ],
+)
+def test_keys_that_change_the_rotation_are_never_dropped(config: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope_spec(config)
 
 
 def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
