@@ -203,3 +203,8 @@ class Exact(torch.nn.Module):
     def forward(self) -> Tensor:
         """The tensor, float32."""
         return self.value
+
+
+def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
+    """After load_state_dict: tables follow the weights."""
+    encoding.prepare()

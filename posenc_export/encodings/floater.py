@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
 
 Field = Callable[[np.ndarray, float], np.ndarray]
 
@@ -32,13 +32,14 @@ class FLOATER(PositionEncoding):
 
     def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
         super().__init__()
-        if hidden < 1 or not step > 0 or substeps < 1:
+        if hidden < 1 or not 0 < step < math.inf or substeps < 1:
             raise ValueError(f"floater: hidden, step and substeps are above 0, got {hidden}, {step} and {substeps}")
         self.count, self.step, self.substeps, width = geometry.max_positions, float(step), substeps, geometry.width
         self.first = torch.nn.Parameter(torch.randn(width))
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
         self.table = Table(np.zeros((1, width)))
         self.prepare()
+        self.register_load_state_dict_post_hook(prepare_loaded)
 
     def prepare(self) -> None:
         inner, inner_offset, outer, outer_offset = (v.detach().double().numpy() for v in (*self.inner.parameters(), *self.outer.parameters()))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
 
 
 class Recurrent(PositionEncoding):
@@ -30,6 +30,7 @@ class Recurrent(PositionEncoding):
         self.offset = torch.nn.Parameter(torch.empty(3 * width).uniform_(-bound, bound))
         self.table = Table(np.zeros((1, width)))
         self.prepare()
+        self.register_load_state_dict_post_hook(prepare_loaded)
 
     def prepare(self) -> None:
         first = self.first.detach().double().numpy()

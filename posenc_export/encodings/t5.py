@@ -68,8 +68,9 @@ class T5(PositionEncoding):
 def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
     """Bucket [n] int64 of distances [n] on one side."""
     exact = buckets // 2
-    steps = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(max_distance / exact)) * np.float32(buckets - exact)
-    far = np.minimum(exact + steps.astype(np.int64), buckets - 1)
+    ratio = torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact  # in torch: numpy's float32 logarithm may differ in the last digit
+    steps = torch.log(ratio) / math.log(max_distance / exact) * (buckets - exact)
+    far = np.minimum(exact + steps.to(torch.int64).numpy(), buckets - 1)
     return np.where(distances < exact, distances, far)
 
 

@@ -47,27 +47,20 @@ class Attention(torch.nn.Module):
         return self.output(y), [keys, values] + carried
 
 
-class Bidirectional(torch.nn.Module):
+class Bidirectional(Attention):
     """Attention of every token of a call to every other: no cache.
 
     Args:
-        config: sizes and biases.
-        encoding: acts on queries, keys and scores here; its bias comes with the mask.
+        config, encoding: as Attention.
 
     Raises:
         ValueError: an encoding that looks back only.
     """
 
     def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
-        super().__init__()
         if encoding.causal_only:
             raise ValueError(f"attention: {config.encoding['name']} looks back only, got causal=False; choose another encoding or a causal block")
-        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.sizes = [config.heads * config.head_size, config.kv_heads * config.head_size, config.kv_heads * config.head_size]
-        self.scale = encoding.score_scale(config.head_size)
-        self.encoding = encoding
-        self.qkv = torch.nn.Linear(config.width, sum(self.sizes), bias=config.qkv_bias)
-        self.output = torch.nn.Linear(self.sizes[0], config.width, bias=config.output_bias)
+        super().__init__(config, encoding)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:

@@ -155,3 +155,13 @@ def test_each_coordinate_turns_its_own_pairs(variant: str) -> None:
     for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, places), strict=True):
         expected = np.stack([turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)])
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "floater"])
+def test_loaded_weights_bring_their_table(name: str) -> None:
+    torch.manual_seed(0)
+    small = encodings.Geometry(8, 2, 4, 40)
+    one, other = encodings.build({"name": name}, small), encodings.build({"name": name}, small)
+    other.load_state_dict(one.state_dict())
+    x, places = torch.zeros(1, 40, 8), torch.arange(40)[None]
+    assert torch.equal(other.embed(x, places), one.embed(x, places))

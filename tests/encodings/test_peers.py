@@ -19,7 +19,7 @@ def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 256), (16, 50)])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 256), (16, 50), (36, 50), (72, 50), (72, 100)])
 def test_t5_buckets_are_those_of_transformers(causal: bool, buckets: int, max_distance: int) -> None:
     from transformers.models.t5.modeling_t5 import T5Attention
 
