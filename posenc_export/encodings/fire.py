@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
 
 
 class FIRE(PositionEncoding):
-    """scores + f_h(psi(i - j) / psi(max(L, i))), psi(x) = log(c x + 1), f an MLP from one number to H; c and L trained.
+    """scores + f_h(psi(i - j) / (psi(max(L, i)) + 1e-6)), psi(x) = log(c x + 1), f an MLP from one number to H; c and L trained.
 
-    The divisor belongs to the query, so a cached token is the same at every length. The paper counts positions from 1, and so does the divisor.
+    The divisor belongs to the query, so a cached token is the same at every length. Positions count from 0 there and 1e-6 is added, as in the authors'
+    code; the paper has neither.
     Memory: the hidden layer [B,S,T,hidden], which the chunk bounds; at decode one row of it.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. Causal attention only.
@@ -35,15 +36,15 @@ class FIRE(PositionEncoding):
         if hidden < 1 or not threshold > 0:
             raise ValueError(f"fire: hidden is at least 1 and threshold above 0, got {hidden} and {threshold}")
         self.first, self.second = torch.nn.Linear(1, hidden), torch.nn.Linear(hidden, geometry.heads)
-        self.slope, self.threshold = torch.nn.Parameter(torch.tensor([0.1])), torch.nn.Parameter(torch.tensor([float(threshold)]))
+        self.slope, self.threshold = Exact(torch.tensor([0.1])), Exact(torch.tensor([float(threshold)]))
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        slope, threshold = self.slope.to(torch.float32).abs(), self.threshold.to(torch.float32).abs()
+        slope, threshold = self.slope().abs(), self.threshold().abs()
         behind = (-ops.distances(q_positions, k_positions)).clamp(min=0).squeeze(1)
-        reach = torch.maximum(q_positions.to(torch.float32) + 1, threshold).unsqueeze(2)
-        x = torch.log1p(slope * behind) / torch.log1p(slope * reach)
+        reach = torch.maximum(q_positions.to(torch.float32), threshold).unsqueeze(2)
+        x = torch.log1p(slope * behind) / (torch.log1p(slope * reach) + 1e-6)
         inner = torch.relu(torch.nn.functional.linear(x.unsqueeze(3), self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
         y = torch.nn.functional.linear(inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32))
         return y.permute(0, 3, 1, 2)
@@ -58,7 +59,7 @@ class FIREOracle(Oracle):
 
     def bias(self, head: int, query: int, key: int) -> float:
         w = self.weights
-        slope, threshold = abs(float(w["slope"][0])), abs(float(w["threshold"][0]))
-        x = math.log(slope * max(query - key, 0) + 1) / math.log(slope * max(threshold, query + 1) + 1)
+        slope, threshold = abs(float(w["slope.value"][0])), abs(float(w["threshold.value"][0]))
+        x = math.log(slope * max(query - key, 0) + 1) / (math.log(slope * max(threshold, query) + 1) + 1e-6)
         inner = [max(0.0, float(w["first.weight"][n, 0]) * x + float(w["first.bias"][n])) for n in range(len(w["first.bias"]))]
         return sum(float(w["second.weight"][head, n]) * value for n, value in enumerate(inner)) + float(w["second.bias"][head])

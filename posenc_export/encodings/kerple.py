@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
 
 KERNELS = ("log", "power")
 
@@ -31,17 +31,17 @@ class KERPLE(PositionEncoding):
         if kernel not in KERNELS:
             raise ValueError(f"kerple: kernel is one of {', '.join(KERNELS)}, got {kernel!r}")
         self.kernel = kernel
-        self.r = torch.nn.Parameter(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
+        self.r = Exact(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        r, distances = self.r.to(torch.float32).exp(), ops.distances(q_positions, k_positions).abs()
+        r, distances = self.r().exp(), ops.distances(q_positions, k_positions).abs()
         if self.kernel == "log":
             return -r[0] * torch.log1p(r[1] * distances)
         return -r[0] * distances.pow(r[1].clamp(max=2.0))
 
     def oracle(self) -> Oracle:
-        return KERPLEOracle(self.kernel, self.r.detach().double().numpy()[:, :, 0, 0])
+        return KERPLEOracle(self.kernel, self.r.value.detach().double().numpy()[:, :, 0, 0])
 
 
 class KERPLEOracle(Oracle):

@@ -12,10 +12,10 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 
 
 class Sandwich(PositionEncoding):
-    """scores + r_h (sum_k cos((i - j) w_k) - dims / 2), w_k = base^(-2k/dims), r_h = 8h/H / dims, h = 1 .. H: 0 at the query, below it elsewhere.
+    """scores + (sum_k cos((i - j) w_k) - dims / 2) / r_h, w_k = base^(-2k/dims), r_h = 8h/H, h = 1 .. H: 0 at the query, below it elsewhere.
 
-    The paper adds the product of two sinusoidal encodings of dims numbers, compressed per head by 8h/H; the constant, which softmax cannot see, keeps
-    scores small. The sum over k is a table over distances, built in float64.
+    The paper adds the product of two sinusoidal encodings of dims numbers, divided by the head's compression ratio r_h; the constant, which softmax
+    cannot see, keeps scores small. The sum over k is a table over distances, built in float64.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -40,7 +40,7 @@ class Sandwich(PositionEncoding):
         for frequency in frequencies:
             sums += np.cos(np.arange(geometry.max_positions) * frequency)
         self.sums = Table(sums[:, None] - dims / 2)
-        self.ratios = Table(8 * np.arange(1, geometry.heads + 1) / geometry.heads / dims)
+        self.ratios = Table(geometry.heads / (8 * np.arange(1, geometry.heads + 1)))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
@@ -58,4 +58,4 @@ class SandwichOracle(Oracle):
     def bias(self, head: int, query: int, key: int) -> float:
         at_query, at_key = ([f(p / math.pow(self.base, 2 * k / self.dims)) for k in range(self.dims // 2) for f in (math.sin, math.cos)] for p in (query, key))
         product = math.fsum(a * b for a, b in zip(at_query, at_key, strict=True))
-        return 8 * (head + 1) / self.heads / self.dims * (product - self.dims / 2)
+        return (product - self.dims / 2) / (8 * (head + 1) / self.heads)
