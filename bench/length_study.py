@@ -25,6 +25,8 @@ from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
 
 POSITIONS = 2048
+WIDTH = 80
+STEPS, BATCH = 1600, 16
 CONTEXTS = (256, 512, 1024, 2048)
 TAIL = 128  # bytes at the end of each context that count
 WINDOWS = 48  # contexts of each length
@@ -32,7 +34,7 @@ CHUNK = 256
 TRAINED: Dict[str, Dict[str, Any]] = {
     "nope": {"name": "nope"},
     "learned": {"name": "learned"},
-    "sinusoidal": {"name": "sinusoidal"},
+    "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(WIDTH)},
     "rope": {"name": "rope"},
     "alibi": {"name": "alibi"},
     "t5": {"name": "t5"},
@@ -50,7 +52,7 @@ SCALED: Dict[str, Dict[str, Any]] = {
 
 def config(encoding: Dict[str, Any]) -> DecoderConfig:
     """0.33 million parameters."""
-    return DecoderConfig(256, 4, 216, AttentionConfig(80, 5, POSITIONS, head_size=16, encoding=encoding))
+    return DecoderConfig(256, 4, 216, AttentionConfig(WIDTH, 5, POSITIONS, head_size=16, encoding=encoding))
 
 
 def train(name: str, folder: Path, steps: int) -> None:
@@ -58,7 +60,7 @@ def train(name: str, folder: Path, steps: int) -> None:
     data, _ = corpus()
     model = Decoder(config(TRAINED[name]))
     initialise(model)
-    fit(model, data, lambda step: step / steps, 16, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
+    fit(model, data, lambda step: step / steps, BATCH, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}.safetensors")
 
@@ -102,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     training = commands.add_parser("train")
     training.add_argument("name", choices=TRAINED)
     training.add_argument("folder", type=Path)
-    training.add_argument("--steps", type=int, default=700)
+    training.add_argument("--steps", type=int, default=STEPS)
     evaluating = commands.add_parser("evaluate")
     evaluating.add_argument("folder", type=Path)
     evaluating.add_argument("--json", type=Path)
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     rows = evaluate(options.folder)
     if options.json:
-        options.json.write_text(json.dumps({"tail": TAIL, "windows": WINDOWS, "chunk": CHUNK, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({"steps": STEPS, "batch": BATCH, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

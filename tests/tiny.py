@@ -29,6 +29,7 @@ VARIANTS = {
     "rope_yarn-untruncated": {"name": "rope_yarn", "truncate": "no", "original_max_positions": 64, "mscale": 1.0, "mscale_all_dim": 0.5, "layout": "interleaved"},
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
+    "logn-steps": {"name": "logn", "form": "steps", "period": 7},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 

@@ -1,4 +1,4 @@
-"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021)."""
+"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4)."""
 
 import math
 from typing import Tuple
@@ -9,40 +9,56 @@ from torch import Tensor
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 
 
+FORMS = ("log", "steps")
+
+
 class LogN(PositionEncoding):
     """q_i max(1, log(i + 1) / log(trained)): attention stays as sharp over many keys as it was over `trained` of them.
+
+    In steps, as Llama 4 has it in its layers without rotation: q_i (1 + temperature log(1 + floor((i + 1) / period))).
 
     Hook: rotate (queries only). State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: max_positions.
-        trained: length in tokens that the model was trained on.
+        trained: length in tokens that the model was trained on; of form "log".
+        form: "log" or "steps".
+        temperature, period: of form "steps": growth per logarithm, and tokens that share a value.
 
     Raises:
-        ValueError: trained below 2.
+        ValueError: trained below 2, an unknown form, a temperature below 0 or not finite, a period below 1.
     """
 
-    def __init__(self, geometry: Geometry, trained: int = 512) -> None:
+    def __init__(self, geometry: Geometry, trained: int = 512, form: str = "log", temperature: float = 0.1, period: int = 8192) -> None:
         super().__init__()
         if trained < 2:
             raise ValueError(f"logn: trained is at least 2 tokens, got {trained}; set trained=N")
-        self.trained = trained
-        self.factors = Table(np.maximum(1.0, np.log(np.arange(1, geometry.max_positions + 1)) / math.log(trained))[:, None])
+        if form not in FORMS:
+            raise ValueError(f"logn: form is one of {', '.join(FORMS)}, got {form!r}")
+        if not 0 <= temperature < math.inf or period < 1:
+            raise ValueError(f"logn: temperature is 0 or more and period at least 1 token, got {temperature} and {period}")
+        self.trained, self.form, self.temperature, self.period = trained, form, float(temperature), period
+        counts = np.arange(1, geometry.max_positions + 1)
+        grown = 1 + temperature * np.log1p(counts // period) if form == "steps" else np.maximum(1.0, np.log(counts) / math.log(trained))
+        self.factors = Table(grown[:, None])
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
 
     def oracle(self) -> Oracle:
-        return LogNOracle(self.trained)
+        return LogNOracle(self)
 
 
 class LogNOracle(Oracle):
-    def __init__(self, trained: int) -> None:
-        self.trained = trained
+    def __init__(self, encoding: LogN) -> None:
+        self.encoding = encoding
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return x * max(1.0, math.log(position + 1, self.trained))
+        e = self.encoding
+        if e.form == "steps":
+            return x * (1 + e.temperature * math.log(1 + math.floor((position + 1) / e.period)))
+        return x * max(1.0, math.log(position + 1, e.trained))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         return x

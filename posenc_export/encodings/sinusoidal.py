@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
@@ -48,6 +49,9 @@ class Sinusoidal(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x * self.scale + self.table(positions).to(x.dtype)
+
+    def initialise_tokens(self, table: Tensor) -> None:
+        torch.nn.init.normal_(table, std=table.size(1) ** -0.5)  # the paper's: with scale sqrt(d), tokens are as large as positions
 
     def oracle(self) -> Oracle:
         return SinusoidalOracle(self)

@@ -59,7 +59,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         states=states,
         max_positions=config.max_positions,
         axes=model.encoding.axes,
-        chunk=model.encoding.chunk,
+        chunk=min(encoding.chunk for encoding in (model.encoding, *(attention.encoding for attention in attentions(model)))),
         source=dict(getattr(model, "source", {})),
         **geometry,
     )

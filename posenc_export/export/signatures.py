@@ -100,8 +100,8 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     Raises:
         ValueError: attention_mask for an encoding with coordinates of its own.
     """
-    for attention in attentions(model):
-        attention.encoding.prepare()
+    for encoding in (model.encoding, *(attention.encoding for attention in attentions(model))):
+        encoding.prepare()
     if signature == "positions" and not has_cache(model):
         return CallSignature(model).eval()
     if signature == "positions":

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from posenc_export.encodings.base import Geometry
 
@@ -76,6 +76,8 @@ class DecoderConfig:
         mlp: "swiglu" or "gelu".
         mlp_bias: biases in the MLP.
         tied: the head reads the embedding's weights.
+        layer_encodings: what acts on queries, keys and scores in the layers, in turn and over again, as Llama 4 leaves every fourth layer without rotation;
+            attention.encoding then acts on token embeddings only. Empty: attention.encoding everywhere.
 
     Raises:
         ValueError: a size below 1, an unknown norm or mlp.
@@ -90,6 +92,7 @@ class DecoderConfig:
     mlp: str = "swiglu"
     mlp_bias: bool = False
     tied: bool = True
+    layer_encodings: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "layers", "hidden"):
@@ -98,6 +101,7 @@ class DecoderConfig:
         for name, choices in (("norm", ("rms", "layer")), ("mlp", ("swiglu", "gelu"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"config: {name} is one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        object.__setattr__(self, "layer_encodings", tuple(self.layer_encodings))
 
 
 def to_json(config: Union[AttentionConfig, DecoderConfig]) -> Dict[str, Any]:

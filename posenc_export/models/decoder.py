@@ -40,6 +40,24 @@ NORMS = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
 MLPS = {"swiglu": SwiGLU, "gelu": GELU}
 
 
+def of_layers(config: DecoderConfig, encoding: PositionEncoding) -> List[PositionEncoding]:
+    """The encoding of each layer, `encoding` being that of the model.
+
+    Raises:
+        ValueError: layer encodings that act on tokens or bias, or read other coordinates than the model's.
+    """
+    block, made = config.attention, [encoding]
+    if not config.layer_encodings:
+        return made + [encoding if encoding.shared else encodings.build(block.encoding, block.geometry) for _ in range(config.layers - 1)]
+    made = [encodings.build(config.layer_encodings[layer % len(config.layer_encodings)], block.geometry) for layer in range(config.layers)]
+    for hooks, found in ((("embed", "embed_next", "bias"), made), (("rotate", "bias", "observe", "rescore"), [encoding])):
+        for one in found:
+            if one.axes != encoding.axes or any(getattr(type(one), hook) is not getattr(PositionEncoding, hook) for hook in hooks):
+                place = "a layer" if one is not encoding else "token embeddings"
+                raise ValueError(f"decoder: beside layer_encodings {type(one).__name__} acts on {place} only, got one that acts elsewhere; leave layer_encodings out")
+    return made
+
+
 class Layer(torch.nn.Module):
     """x + attention(norm x), then x + mlp(norm x)."""
 
@@ -49,6 +67,7 @@ class Layer(torch.nn.Module):
         self.attention_norm, self.mlp_norm = (NORMS[config.norm](width, eps=config.epsilon) for _ in range(2))
         self.attention = attention(config.attention, encoding)
         self.mlp = MLPS[config.mlp](width, config.hidden, config.mlp_bias)
+        self.carried = len(self.attention.states())  # type: ignore[operator]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
@@ -60,13 +79,13 @@ class Layer(torch.nn.Module):
 
 
 class Decoder(torch.nn.Module):
-    """Token ids to logits; one encoding for all layers, or one for each (PositionEncoding.shared).
+    """Token ids to logits; one encoding for all layers, or one for each (PositionEncoding.shared, DecoderConfig.layer_encodings).
 
     Args:
         config: the decoder's description.
 
     Raises:
-        ValueError: a tied head where the encoding's token table is of another width.
+        ValueError: a tied head where the encoding's token table is of another width, layer encodings that act elsewhere than in a layer.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -74,9 +93,8 @@ class Decoder(torch.nn.Module):
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
         block = config.attention
-        built = [encodings.build(block.encoding, block.geometry)]
-        built += [built[0] if built[0].shared else encodings.build(block.encoding, block.geometry) for _ in range(config.layers - 1)]
-        self.encoding = built[0]
+        self.encoding = encodings.build(block.encoding, block.geometry)
+        built = of_layers(config, self.encoding)
         token_width = self.encoding.token_width(block.width)
         if config.tied and token_width != block.width:
             raise ValueError(f"decoder: a tied head needs a token table as wide as the model, got {token_width} and {block.width}; set tied=False")
@@ -88,7 +106,7 @@ class Decoder(torch.nn.Module):
         if config.tied:
             self.head.weight = self.embedding.weight
         self.causal = block.causal
-        self.embed_states, self.layer_states = len(built[0].embed_states()), len(self.layers[0].attention.states())  # type: ignore[union-attr,operator]
+        self.embed_states = len(self.encoding.embed_states())
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
@@ -98,7 +116,7 @@ class Decoder(torch.nn.Module):
         mask = ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), self.causal, x)
         first = self.embed_states
         for layer in self.layers:
-            x, carried = layer(x, positions, coordinates, key_positions, mask, write_index, states[first : first + self.layer_states])
+            x, carried = layer(x, positions, coordinates, key_positions, mask, write_index, states[first : first + layer.carried])
             present = present + carried
-            first += self.layer_states
+            first += layer.carried
         return self.head(self.norm(x)), present

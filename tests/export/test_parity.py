@@ -1,5 +1,6 @@
 """Every encoding on every target, through the whole grid."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,12 @@ def test_bidirectional_decoder_matches_eager_whole_padded_and_ragged(variant: st
     export(seeded(decoder(variant, causal=False)), target, tmp_path / "artefact")
     manifest = manifests.read(tmp_path / "artefact")
     assert not manifest.states and manifest.certificate is not None and manifest.certificate["passed"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layers_with_encodings_of_their_own_match_eager(target: str, tmp_path: Path) -> None:
+    in_turn = [VARIANTS[name] for name in ("rope", "shaw", "logn-steps", "fox")]
+    _passes(dataclasses.replace(decoder("learned"), layers=5, layer_encodings=in_turn), target, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
