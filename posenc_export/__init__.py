@@ -9,6 +9,7 @@ _HOME = {
     "Manifest": "posenc_export.runtime",
     "AttentionConfig": "posenc_export.models.config",
     "DecoderConfig": "posenc_export.models.config",
+    "EncoderConfig": "posenc_export.models.config",
     "AttentionBlock": "posenc_export.models.attention",
     "Decoder": "posenc_export.models.decoder",
     "load_preset": "posenc_export.models.presets",

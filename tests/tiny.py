@@ -1,7 +1,7 @@
 """Tiny models for tests: every registered encoding, in the smallest shape that still has groups, an odd slope count and partial sizes."""
 
 from posenc_export.encodings import REGISTRY
-from posenc_export.models.config import AttentionConfig, DecoderConfig
+from posenc_export.models.config import AttentionConfig, DecoderConfig, EncoderConfig
 
 VARIANTS = {
     **{name: {"name": name} for name in REGISTRY},
@@ -30,15 +30,26 @@ VARIANTS = {
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
+    "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 
 
+def works(variant: str, attention: str) -> bool:
+    """Whether the encoding has a meaning in "causal" or "bidirectional" attention."""
+    return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
+
+
 def block(variant: str, max_positions: int = 1100, **overrides: object) -> AttentionConfig:
-    values = {"width": 48, "heads": 6, "kv_heads": 3, "head_size": 16, "max_positions": max_positions, "encoding": VARIANTS[variant], **overrides}
+    sizes = {"width": 48, "heads": 6, "kv_heads": 3, "head_size": 16, "max_positions": max_positions}
+    values = {**sizes, "encoding": VARIANTS[variant], "causal": works(variant, "causal"), **overrides}
     return AttentionConfig(**values)  # type: ignore[arg-type]
 
 
 def decoder(variant: str, **overrides: object) -> DecoderConfig:
     tied = VARIANTS[variant]["name"] != "complex_order"  # its token table is wider than the model
     return DecoderConfig(vocabulary=61, layers=2, hidden=40, attention=block(variant, **overrides), tied=tied)
+
+
+def encoder(variant: str) -> EncoderConfig:
+    return EncoderConfig(vocabulary=61, layers=2, hidden=40, attention=block(variant, causal=False, qkv_bias=True, output_bias=True), segments=3)

@@ -8,6 +8,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.binary import Binary
 from posenc_export.encodings.complex_order import ComplexOrder
 from posenc_export.encodings.conditional_conv import ConditionalConv
+from posenc_export.encodings.conditional_conv_2d import ConditionalConv2D
 from posenc_export.encodings.cope import CoPE
 from posenc_export.encodings.deberta import DeBERTa
 from posenc_export.encodings.fire import FIRE
@@ -57,6 +58,7 @@ REGISTRY: Dict[str, Type[PositionEncoding]] = {
     "multiplicative": Multiplicative,
     "input_rnn": InputRNN,
     "conditional_conv": ConditionalConv,
+    "conditional_conv_2d": ConditionalConv2D,
     "complex_order": ComplexOrder,
     "rope": RoPE,
     "rope_linear": RoPELinear,

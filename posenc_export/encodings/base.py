@@ -102,13 +102,13 @@ class PositionEncoding(torch.nn.Module):
 
     `embed` and `bias` belong to the model, which has one instance; `rotate`, `observe` and `rescore` to a layer.
     `shared`: all layers use that instance; where False, each has one of its own, with trained weights of its own.
-    `causal_only`: keys ahead of the query have no meaning.
+    `works_in`: attentions it has a meaning in; one that looks back only is causal, one that mixes neighbours on both sides bidirectional.
     `axes`: coordinates of a token beside its place in the sequence; where above 0, positions are [axes,B,S] in `embed` and `rotate`.
     `chunk`: tokens of a row that a session feeds at a time; what an encoding makes of size [S,T] is bounded by it.
     """
 
     shared = True
-    causal_only = False
+    works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
     chunk = 512
 

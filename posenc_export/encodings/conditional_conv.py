@@ -23,7 +23,7 @@ class ConditionalConv(PositionEncoding):
         ValueError: kernel below 2.
     """
 
-    causal_only = True
+    works_in = ("causal",)
 
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()

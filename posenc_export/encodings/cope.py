@@ -26,7 +26,7 @@ class CoPE(PositionEncoding):
     """
 
     shared = False
-    causal_only = True
+    works_in = ("causal",)
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()

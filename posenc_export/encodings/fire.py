@@ -29,7 +29,7 @@ class FIRE(PositionEncoding):
         ValueError: a width below 1, a threshold not above 0.
     """
 
-    causal_only = True
+    works_in = ("causal",)
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()

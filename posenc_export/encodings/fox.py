@@ -25,7 +25,7 @@ class FoX(PositionEncoding):
     """
 
     shared = False
-    causal_only = True
+    works_in = ("causal",)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class InputRNN(PositionEncoding):
         geometry: width E of input and hidden vector.
     """
 
-    causal_only = True
+    works_in = ("causal",)
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, attentions, has_cache, wrap
-from posenc_export.models.config import AttentionConfig, DecoderConfig, to_json
+from posenc_export.models.attention import AttentionBlock
+from posenc_export.models.config import AttentionConfig, to_json
 from posenc_export.models.decoder import Decoder
+from posenc_export.models.encoder import Encoder
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -16,11 +18,11 @@ TRACE = {B: 2, S: 5, P: 3, T: 8}  # no 0 or 1: torch.export would fix those size
 
 
 def attention_of(model: Model) -> AttentionConfig:
-    return model.config.attention if isinstance(model.config, DecoderConfig) else model.config
+    return model.config if isinstance(model, AttentionBlock) else model.config.attention
 
 
 def layers_of(model: Model) -> int:
-    return model.config.layers if isinstance(model.config, DecoderConfig) else 1
+    return len(attentions(model))
 
 
 def dtype_of(model: Model) -> str:
@@ -36,10 +38,8 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         update: "append" or "in_place", of every cache.
         geometry: capacity_bucket, continuation_rows, contiguous.
     """
-    config, dtype = attention_of(model), dtype_of(model)
-    decoder = isinstance(model, Decoder)
-    source = Value("input_ids", "int64", (B, S)) if decoder else Value("hidden_states", dtype, (B, S, config.width))
-    output = Value("logits", dtype, (B, S, model.config.vocabulary)) if isinstance(model.config, DecoderConfig) else Value("output", dtype, (B, S, config.width))
+    config, dtype, described = attention_of(model), dtype_of(model), to_json(model.config)
+    sources, output = _ends(model)
     ids: Tuple[Axis, ...] = (1 + model.encoding.axes, B, S) if model.encoding.axes else (B, S)
     where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
@@ -48,13 +48,13 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     for layer, attention in enumerate(attentions(model)):
         states += [_state(f"past_key_values.{layer}.", f"present.{layer}.", carried, slots, update, dtype) for carried in attention.states()]
     return Manifest(
-        kind="decoder" if decoder else "block",
+        kind=str(described["kind"]),
         target=target,
         signature=signature,
         dtype=dtype,
         layout=layout,
-        config=to_json(model.config),
-        inputs=[source, where],
+        config=described,
+        inputs=[*sources, where],
         outputs=[output],
         states=states,
         max_positions=config.max_positions,
@@ -63,6 +63,17 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         source=dict(getattr(model, "source", {})),
         **geometry,
     )
+
+
+def _ends(model: Model) -> Tuple[List[Value], Value]:
+    """What is read beside positions, and what comes out."""
+    dtype, width = dtype_of(model), attention_of(model).width
+    ids = Value("input_ids", "int64", (B, S))
+    if isinstance(model, Decoder):
+        return [ids], Value("logits", dtype, (B, S, model.config.vocabulary))
+    if isinstance(model, Encoder):
+        return [ids, Value("token_type_ids", "int64", (B, S))], Value("last_hidden_state", dtype, (B, S, width))
+    return [Value("hidden_states", dtype, (B, S, width))], Value("output", dtype, (B, S, width))
 
 
 def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, dtype: str) -> State:
@@ -82,7 +93,7 @@ def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
     """Example arguments of the signature's forward, and the dynamic axes of each; caches as "append", whatever the target does with them."""
     arguments: List[Any] = []
     shapes: List[Any] = []
-    for value in manifest.inputs[:2]:
+    for value in manifest.inputs:
         arguments.append(_example(value.dtype, value.axes))
         shapes.append(_dynamic(value.axes))
     caches, dynamic = [], []

@@ -1,4 +1,4 @@
-"""The two calling conventions of an artefact, around the same model.
+"""The two calling conventions of an artefact, positions or mask, around the same model.
 
 Shapes: B batch, S new tokens, P past, T = P + S, E width.
 """
@@ -11,8 +11,9 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.decoder import Decoder
+from posenc_export.models.encoder import Encoder
 
-Model = Union[Decoder, AttentionBlock]
+Model = Union[Decoder, Encoder, AttentionBlock]
 
 
 class PositionSignature(torch.nn.Module):
@@ -49,7 +50,7 @@ class GridSignature(torch.nn.Module):
 class CallSignature(torch.nn.Module):
     """Native, for models without a cache of keys: position_ids alone. Theirs are the keys of the call, or none."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Union[Decoder, AttentionBlock]) -> None:
         super().__init__()
         self.model, self.axes = model, model.encoding.axes
 
@@ -65,13 +66,13 @@ class CallSignature(torch.nn.Module):
 class MaskSignature(torch.nn.Module):
     """Hugging Face: attention_mask [B,T] (0 padding); positions count its ones, from 0."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Union[Decoder, AttentionBlock]) -> None:
         super().__init__()
         self.model, self.first_cache, self.cached = model, model.embed_states, has_cache(model)
 
     def forward(self, x: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,E], attention_mask [B,T] int64, states in layer order to output, states."""
-        counted = (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
+        counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
         write_index = torch.full_like(counted[:, 0], past)
@@ -81,12 +82,45 @@ class MaskSignature(torch.nn.Module):
         return output, present
 
 
+class EncoderSignature(torch.nn.Module):
+    """Native, for encoders: token_type_ids beside the tokens, and position_ids. No states."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model, self.axes = model, model.encoding.axes
+
+    def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x, token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S], no states to output, no states."""
+        places, coordinates = position_ids, position_ids
+        if self.axes > 0:
+            places, coordinates = position_ids[0], position_ids[1:]
+        return self.model(x, token_type_ids, places, coordinates), states
+
+
+class EncoderMaskSignature(torch.nn.Module):
+    """Hugging Face, for encoders: input_ids, token_type_ids and attention_mask [B,S]; positions count its ones, from 0."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x, token_type_ids, attention_mask [B,S] int64, no states to output, no states."""
+        positions = counted_from(attention_mask)
+        return self.model(x, token_type_ids, positions, positions), states
+
+
 NAMES = ("positions", "mask")
+
+
+def counted_from(attention_mask: Tensor) -> Tensor:
+    """Positions [B,T] int64 of the ones of a mask [B,T], from 0; -1 elsewhere."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
 
 
 def attentions(model: Model) -> List[Any]:
     """The attention of each layer."""
-    return [layer.attention for layer in model.layers] if isinstance(model, Decoder) else [model.attention]
+    return [model.attention] if isinstance(model, AttentionBlock) else [layer.attention for layer in model.layers]
 
 
 def has_cache(model: Model) -> bool:
@@ -102,10 +136,12 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     """
     for encoding in (model.encoding, *(attention.encoding for attention in attentions(model))):
         encoding.prepare()
-    if signature == "positions" and not has_cache(model):
-        return CallSignature(model).eval()
-    if signature == "positions":
-        return (GridSignature(model) if model.encoding.axes else PositionSignature(model)).eval()
-    if model.encoding.axes:
+    if signature == "mask" and model.encoding.axes:
         raise ValueError(f"export: signature mask counts positions, got an encoding of {model.encoding.axes} coordinates; choose signature positions")
-    return MaskSignature(model).eval()
+    if isinstance(model, Encoder):
+        return (EncoderSignature(model) if signature == "positions" else EncoderMaskSignature(model)).eval()
+    if signature == "mask":
+        return MaskSignature(model).eval()
+    if not has_cache(model):
+        return CallSignature(model).eval()
+    return (GridSignature(model) if model.encoding.axes else PositionSignature(model)).eval()

@@ -104,6 +104,8 @@ def certify(open_session: Callable[[], Session], manifest: Manifest, model: Mode
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], expected)
     if manifest.axes:
         cells["coordinates"], cells["coordinates: oracle"] = _coordinates(session, exact, manifest, length)
+    if manifest.input("token_type_ids"):
+        cells["segments"], cells["segments: oracle"] = _segments(session, exact, manifest, length)
     if manifest.states:
         progress(f"{manifest.target}: verifying a full cache")
         cells["cache filled to its end"] = _filled(session, exact, manifest)
@@ -154,6 +156,18 @@ def _coordinates(session: Session, model: Model, manifest: Manifest, length: int
     full = _eager_session(model).prefill(_wide(tokens), chunk=length, grid=grid)
     expected = oracle.full_pass(model, tokens[0], 0, grid[:, 0])
     return worst_error(session.prefill(tokens, chunk=7, grid=grid), full), worst_error(full[0], expected)
+
+
+def _segments(session: Session, model: Model, manifest: Manifest, length: int) -> Tuple[float, float]:
+    """Every token of a segment of its own, behind padding, against eager, and that against the oracle."""
+    tokens = _inputs(model, (2, length), 5, manifest.dtype)
+    types = np.random.default_rng(6).integers(int(manifest.config["segments"]), size=tokens.shape)
+    mask = np.ones_like(types)
+    mask[0, :3] = 0
+    session.reset()
+    full = _eager_session(model).prefill(tokens, attention_mask=mask, token_types=types)
+    expected = oracle.full_pass(model, tokens[1], 0, token_types=types[1])
+    return worst_error(session.prefill(tokens, attention_mask=mask, token_types=types), full), worst_error(full[1], expected)
 
 
 def _filled(session: Session, model: Model, manifest: Manifest) -> float:

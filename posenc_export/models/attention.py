@@ -52,15 +52,7 @@ class Bidirectional(Attention):
 
     Args:
         config, encoding: as Attention.
-
-    Raises:
-        ValueError: an encoding that looks back only.
     """
-
-    def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
-        if encoding.causal_only:
-            raise ValueError(f"attention: {config.encoding['name']} looks back only, got causal=False; choose another encoding or a causal block")
-        super().__init__(config, encoding)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
@@ -79,7 +71,14 @@ class Bidirectional(Attention):
 
 
 def attention(config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
-    """The attention that a config describes."""
+    """The attention that a config describes.
+
+    Raises:
+        ValueError: an encoding that has no meaning in it.
+    """
+    kind = "causal" if config.causal else "bidirectional"
+    if kind not in encoding.works_in:
+        raise ValueError(f"attention: {type(encoding).__name__} works in {encoding.works_in[0]} attention, got causal={config.causal}; choose another encoding or the other attention")
     if config.mechanism == "linear":
         return LinearAttention(config, encoding)
     return Attention(config, encoding) if config.causal else Bidirectional(config, encoding)

@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from posenc_export.encodings.base import Geometry
 
-Config = TypeVar("Config", "AttentionConfig", "DecoderConfig")
+Config = TypeVar("Config", "AttentionConfig", "DecoderConfig", "EncoderConfig")
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,48 @@ class DecoderConfig:
         object.__setattr__(self, "layer_encodings", tuple(self.layer_encodings))
 
 
-def to_json(config: Union[AttentionConfig, DecoderConfig]) -> Dict[str, Any]:
-    """Plain JSON values, "kind" first: "block" or "decoder"."""
+@dataclass(frozen=True)
+class EncoderConfig:
+    """A stack of post-norm bidirectional blocks over tokens, positions and segments, with biases and LayerNorm as BERT has them.
+
+    Args:
+        vocabulary: number of token ids.
+        layers: number of blocks L.
+        hidden: inner width of the MLP.
+        attention: the block, the same in every layer, causal=False.
+        segments: number of token types.
+        epsilon: added to the variance.
+
+    Raises:
+        ValueError: a size below 1, a causal or linear attention.
+    """
+
+    vocabulary: int
+    layers: int
+    hidden: int
+    attention: AttentionConfig
+    segments: int = 2
+    epsilon: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "layers", "hidden", "segments"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        if self.attention.causal or self.attention.mechanism != "softmax":
+            raise ValueError("config: an encoder's attention is softmax and sees both ways, got another; give causal=False")
+
+
+AnyConfig = Union[AttentionConfig, DecoderConfig, EncoderConfig]
+KINDS: Dict[str, Type[Any]] = {"block": AttentionConfig, "decoder": DecoderConfig, "encoder": EncoderConfig}
+
+
+def to_json(config: AnyConfig) -> Dict[str, Any]:
+    """Plain JSON values, "kind" first: "block", "decoder" or "encoder"."""
     plain: Dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return {"kind": "decoder" if isinstance(config, DecoderConfig) else "block", **plain}
+    return {"kind": next(kind for kind, cls in KINDS.items() if type(config) is cls), **plain}
 
 
-def from_json(values: Mapping[str, Any]) -> Union[AttentionConfig, DecoderConfig]:
+def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """The config that `to_json` wrote.
 
     Raises:
@@ -118,13 +153,11 @@ def from_json(values: Mapping[str, Any]) -> Union[AttentionConfig, DecoderConfig
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
-    if kind == "block":
-        return _fill(AttentionConfig, rest)
-    if kind != "decoder":
-        raise ValueError(f"config: kind is block or decoder, got {kind!r}")
+    if kind not in KINDS:
+        raise ValueError(f"config: kind is one of {', '.join(KINDS)}, got {kind!r}")
     if isinstance(rest.get("attention"), Mapping):
         rest["attention"] = _fill(AttentionConfig, rest["attention"])
-    return _fill(DecoderConfig, rest)
+    return _fill(KINDS[kind], rest)
 
 
 def _fill(cls: Type[Config], values: Mapping[str, Any]) -> Config:

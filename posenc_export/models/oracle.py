@@ -9,27 +9,44 @@ from posenc_export.encodings.base import Oracle
 from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.decoder import Decoder
+from posenc_export.models.encoder import Encoder
 
 Weights = Dict[str, np.ndarray]
 Places = Sequence[Any]  # a position, or the coordinates, of each token
 
 
-def full_pass(model: Union[Decoder, AttentionBlock], inputs: np.ndarray, start: int, grid: Optional[np.ndarray] = None) -> np.ndarray:
-    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ... and coordinates grid [axes,S] to outputs [S,V] or [S,E], float64."""
+def full_pass(
+    model: Union[Decoder, Encoder, AttentionBlock], inputs: np.ndarray, start: int, grid: Optional[np.ndarray] = None, token_types: Optional[np.ndarray] = None
+) -> np.ndarray:
+    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ..., coordinates grid [axes,S] and segments token_types [S] (all 0 where
+    None) to outputs [S,V] or [S,E], float64."""
     weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
     oracle, positions = model.encoding.oracle(), range(start, start + len(inputs))
     places: Places = positions if grid is None else [tuple(int(p) for p in place) for place in grid.T]
     if isinstance(model, AttentionBlock):
         x = oracle.embed_rows(inputs.astype(np.float64), positions)
         return _attention(weights, "attention.", model.config, oracle, x, positions, places)
-    config = model.config
     x = oracle.embed_rows(weights["embedding.weight"][inputs], positions)
+    if isinstance(model, Encoder):
+        return _encoded(model, weights, x + weights["segments.weight"][np.zeros(len(x), np.int64) if token_types is None else token_types], positions, places)
+    config = model.config
     for layer in range(config.layers):
         name, oracle = f"layers.{layer}.", model.layers[layer].attention.encoding.oracle()  # type: ignore[union-attr,operator]
         x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions, places)
         x = x + _mlp(weights, f"{name}mlp.", config.mlp, _norm(weights, f"{name}mlp_norm", config.norm, config.epsilon, x))
     head = weights["embedding.weight" if config.tied else "head.weight"]
     return _norm(weights, "norm", config.norm, config.epsilon, x) @ head.T
+
+
+def _encoded(model: Encoder, weights: Weights, x: np.ndarray, positions: range, places: Places) -> np.ndarray:
+    """Post-norm layers on embedded tokens x [S,E]."""
+    config = model.config
+    x = _norm(weights, "norm", "layer", config.epsilon, x)
+    for layer in range(config.layers):
+        name, oracle = f"layers.{layer}.", model.layers[layer].attention.encoding.oracle()  # type: ignore[union-attr,operator]
+        x = _norm(weights, f"{name}attention_norm", "layer", config.epsilon, x + _attention(weights, f"{name}attention.", config.attention, oracle, x, positions, places))
+        x = _norm(weights, f"{name}mlp_norm", "layer", config.epsilon, x + _mlp(weights, f"{name}mlp.", "gelu", x))
+    return x
 
 
 def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Oracle, x: np.ndarray, positions: range, places: Places) -> np.ndarray:

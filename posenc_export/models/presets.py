@@ -1,15 +1,18 @@
 """Trained decoders that ship with the package: byte-level models of Python source."""
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Union
+from typing import Any, Dict, Mapping, Type, Union
 
 import torch
 from safetensors.torch import load_file
 
 from posenc_export.models.attention import AttentionBlock
-from posenc_export.models.config import AttentionConfig, DecoderConfig
+from posenc_export.models.config import AnyConfig, AttentionConfig, DecoderConfig, EncoderConfig
 from posenc_export.models.decoder import Decoder
+from posenc_export.models.encoder import Encoder
 
+Model = Union[AttentionBlock, Decoder, Encoder]
+MODELS: Dict[Type[Any], Type[Any]] = {AttentionConfig: AttentionBlock, DecoderConfig: Decoder, EncoderConfig: Encoder}
 FOLDER = Path(__file__).parent / "weights"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
@@ -48,15 +51,15 @@ def read(model: Decoder, path: Path) -> None:
             parameter.copy_(weights[name])
 
 
-def seeded(config: Union[AttentionConfig, DecoderConfig], seed: int = 0) -> Union[AttentionBlock, Decoder]:
+def seeded(config: AnyConfig, seed: int = 0) -> Model:
     """A model with random weights, the same for the same seed, float32, in eval mode."""
     torch.manual_seed(seed)
-    model = Decoder(config) if isinstance(config, DecoderConfig) else AttentionBlock(config)
+    model: Model = MODELS[type(config)](config)
     model.source = {"seed": seed}
     return model.eval()
 
 
-def rebuild(config: Union[AttentionConfig, DecoderConfig], source: Mapping[str, Any]) -> Union[AttentionBlock, Decoder]:
+def rebuild(config: AnyConfig, source: Mapping[str, Any]) -> Model:
     """The model that `load_preset` or `seeded` gave, from its source.
 
     Raises:

@@ -3,40 +3,41 @@
 Shapes: B batch, S new tokens, T columns in use.
 """
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.rows import Beside
 
 
-def padded(rows: List[np.ndarray], coordinates: List[np.ndarray]) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    """Rows [count,*] as [B,S,*], zeros behind them; coordinates [axes,count] of each as [axes,B,S], or None where there are none."""
+def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+    """Rows [count,*] as [B,S,*], zeros behind them, and what stands beside them, [n,count] of each, as [n,B,S]."""
     new = max(len(row) for row in rows)
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
-    grid = np.zeros((len(coordinates[0]), len(rows), new), np.int64) if coordinates else None
+    others = {name: np.zeros((len(parts[0]), len(rows), new), np.int64) for name, parts in beside.items()}
     for row, part in enumerate(rows):
         x[row, : len(part)] = part
-        if grid is not None:
-            grid[:, row, : len(part)] = coordinates[row]
-    return x, grid
+        for name, parts in beside.items():
+            others[name][:, row, : len(part)] = parts[row]
+    return x, others
 
 
 def build(
-    manifest: Manifest, x: np.ndarray, grid: Optional[np.ndarray], counts: np.ndarray, length: np.ndarray, start: np.ndarray, slots: np.ndarray
+    manifest: Manifest, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, length: np.ndarray, start: np.ndarray, slots: np.ndarray
 ) -> Dict[str, np.ndarray]:
-    """The inputs the manifest lists, by name: x [B,S] or [B,S,E], grid [axes,B,S], counts of tokens, tokens held and first positions [B], held slots [B,T-S]."""
+    """The inputs the manifest lists, by name: x [B,S] or [B,S,E], others [n,B,S], counts of tokens, tokens held and first positions [B], held slots [B,T-S]."""
     offsets = np.arange(x.shape[1])
     inside = offsets[None] < counts[:, None]
     places = length[:, None] + offsets
 
     def position_ids() -> np.ndarray:
         order = np.where(inside, start[:, None] + places, -1)
-        axes = manifest.axes
-        return order if not axes else np.concatenate((order[None], np.repeat(order[None], axes, 0) if grid is None else grid))
+        return np.concatenate((order[None], others.get("grid", np.repeat(order[None], manifest.axes, 0)))) if manifest.axes else order
 
     makers: Dict[str, Callable[[], np.ndarray]] = {
         manifest.inputs[0].name: lambda: x,
+        "token_type_ids": lambda: others["token_type_ids"][0] if "token_type_ids" in others else np.zeros_like(x),
         "position_ids": position_ids,
         "cache_position": lambda: places,
         "first_position": lambda: start[:, None].copy(),

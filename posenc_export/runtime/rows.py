@@ -3,13 +3,14 @@
 Shapes: B batch, S columns, E model width.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest, Value
 
 Rows = Union[np.ndarray, Sequence[Any]]
+Beside = Dict[str, List[np.ndarray]]  # whole numbers that stand beside the tokens: of each row [n,count]
 Numbers = Union[None, int, Sequence[int], np.ndarray]
 
 
@@ -43,23 +44,34 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
-def grid_of(grid: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]) -> List[np.ndarray]:
-    """Coordinates [axes,count] of the valid tokens of each row; none where grid is None.
+def beside(grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]) -> Beside:
+    """What is given of grid [axes,B,S] and token types [B,S], for the valid tokens of each row.
 
     Raises:
-        ValueError: an encoding without coordinates, another shape, a dtype of no whole numbers, coordinates outside the range.
+        ValueError: an encoding without coordinates, a model without segments, another shape, a dtype of no whole numbers, numbers outside the range.
     """
-    if grid is None:
-        return []
-    given, wanted = np.asarray(grid), (manifest.axes, *shape)
-    if not manifest.axes:
-        raise ValueError("session: grid is for encodings with coordinates of their own, got one that counts positions; leave it out")
-    if given.shape != wanted or given.dtype.kind not in "iu":
-        raise ValueError(f"session: grid is {list(wanted)} whole numbers, got {list(given.shape)} {given.dtype}")
-    rows = [given[:, row, columns].astype(np.int64) for row, columns in enumerate(valid)]
+    found: Beside = {}
+    if grid is not None:
+        if not manifest.axes:
+            raise ValueError("session: grid is for encodings with coordinates of their own, got one that counts positions; leave it out")
+        found["grid"] = _numbers("grid", grid, (manifest.axes, *shape), manifest.max_positions, valid)
+    if token_types is not None:
+        segments = int(manifest.config.get("segments", 0))
+        if not segments:
+            raise ValueError(f"session: token_types are for encoders with segments, got a {manifest.kind}; leave them out")
+        found["token_type_ids"] = _numbers("token_types", np.asarray(token_types)[None], (1, *shape), segments, valid)
+    return found
+
+
+def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]) -> List[np.ndarray]:
+    """given [n,B,S], checked, as [n,count] of each row."""
+    numbers = np.asarray(given)
+    if numbers.shape != wanted or numbers.dtype.kind not in "iu":
+        raise ValueError(f"session: {name} is {list(wanted)} whole numbers, got {list(numbers.shape)} {numbers.dtype}")
+    rows = [numbers[:, row, columns].astype(np.int64) for row, columns in enumerate(valid)]
     for row in rows:
-        if row.size and not (0 <= row.min() and row.max() < manifest.max_positions):
-            raise ValueError(f"session: coordinates are 0 .. {manifest.max_positions - 1}, got {row.min()} .. {row.max()}; export with larger max_positions")
+        if row.size and not (0 <= row.min() and row.max() < limit):
+            raise ValueError(f"session: {name} is 0 .. {limit - 1}, got {row.min()} .. {row.max()}; give others, or export a larger range")
     return rows
 
 

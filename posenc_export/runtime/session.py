@@ -10,7 +10,7 @@ import numpy as np
 from posenc_export.runtime import feeds
 from posenc_export.runtime.history import History
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rows import Numbers, Rows, align, grid_of, per_row
+from posenc_export.runtime.rows import Beside, Numbers, Rows, align, beside, per_row
 from posenc_export.runtime.sampling import choose
 from posenc_export.runtime.stepper import Stepper
 
@@ -74,6 +74,7 @@ class Session:
         attention_mask: Optional[np.ndarray] = None,
         chunk: Optional[int] = None,
         grid: Optional[np.ndarray] = None,
+        token_types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """Feed S tokens per row, behind those in the cache; output [B,S,*], zeros at padding.
 
@@ -83,13 +84,14 @@ class Session:
             attention_mask: [B,S], 0 at padding, wherever it stands.
             chunk: tokens fed at a time; the manifest's where None. A bidirectional model reads all at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them; the position on every axis where None, as for text.
+            token_types: [B,S] int64, segments for an encoder; all 0 where None.
 
         Raises:
             ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
         """
         valid, padded = align(inputs, attention_mask, self._input)
         rows = [padded[row, columns] for row, columns in enumerate(valid)]
-        coordinates = grid_of(grid, self.manifest, valid, padded.shape[:2])
+        others = beside(grid, token_types, self.manifest, valid, padded.shape[:2])
         counts = np.array([len(row) for row in rows], np.int64)
         size = int(counts.max(initial=1)) if not self.manifest.states else self.manifest.chunk if chunk is None else chunk
         if size < 1:
@@ -100,14 +102,14 @@ class Session:
             self.reset()
         self._sync()
         self._open(self._starts(len(rows), start), counts)
-        parts: List[List[np.ndarray]] = [[] for _ in rows]
+        outputs: List[List[np.ndarray]] = [[] for _ in rows]
         for first in range(0, int(counts.max()), size):
             here = [row[first : first + size] for row in rows]
-            for row, part in enumerate(self._feed(here, [where[:, first : first + size] for where in coordinates])):
-                parts[row].append(part)
-        result = np.zeros((*padded.shape[:2], parts[0][0].shape[-1]), parts[0][0].dtype)
+            for row, part in enumerate(self._feed(here, {name: [part[:, first : first + size] for part in parts] for name, parts in others.items()})):
+                outputs[row].append(part)
+        result = np.zeros((*padded.shape[:2], outputs[0][0].shape[-1]), outputs[0][0].dtype)
         for row, columns in enumerate(valid):
-            result[row, columns] = np.concatenate(parts[row])
+            result[row, columns] = np.concatenate(outputs[row])
         return result
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
@@ -206,37 +208,37 @@ class Session:
         self._cache.restore([])
         self._history = History()
 
-    def _feed(self, rows: List[np.ndarray], coordinates: List[np.ndarray]) -> List[np.ndarray]:
-        """One call, or one per row where the graph takes a single row; outputs [count,*] per row. coordinates [axes,count] per row, or none."""
+    def _feed(self, rows: List[np.ndarray], others: Beside) -> List[np.ndarray]:
+        """One call, or one per row where the graph takes a single row; outputs [count,*] per row."""
         if self._replaces:
             self._history.record(self._held, self._cache.snapshot(), rows)
         counts = np.array([len(row) for row in rows])
-        x, grid = feeds.padded(rows, coordinates)
+        x, numbers = feeds.padded(rows, others)
         new = x.shape[1]
         self._cache.reserve(self._used + new)
         # Beside S > 1, a row without new tokens forbids one call: its padding would be written over its last token.
         single = self.manifest.continuation_rows == 1 and len(rows) > 1 and (new > 1 or not counts.all()) and bool(self._held.any())
         if single:
-            outputs = [self._feed_row(x, grid, counts, row) for row in range(len(rows))]
+            outputs = [self._feed_row(x, numbers, counts, row) for row in range(len(rows))]
         else:
-            output = self._cache.run(self._values(x, grid, counts, slice(None)))
+            output = self._cache.run(self._values(x, numbers, counts, slice(None)))
             outputs = [output[row, :count] for row, count in enumerate(counts)]
         self._held = self._held + counts
         if self.manifest.layout == "columns":
             self._slots = np.concatenate((self._slots, np.arange(new)[None] < counts[:, None]), axis=1)
         return outputs
 
-    def _feed_row(self, x: np.ndarray, grid: Optional[np.ndarray], counts: np.ndarray, row: int) -> np.ndarray:
+    def _feed_row(self, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, row: int) -> np.ndarray:
         width = int(counts[row]) if self.manifest.layout == "rows" else x.shape[1]
         if not width:
             output = self.manifest.outputs[0]
             return np.zeros((0, int(output.axes[-1])), output.dtype)
         only = slice(row, row + 1)
-        values = self._values(np.ascontiguousarray(x[only, :width]), None if grid is None else grid[:, only, :width], counts, only)
+        values = self._values(np.ascontiguousarray(x[only, :width]), {name: part[:, only, :width] for name, part in others.items()}, counts, only)
         return self._cache.run(values, row)[0, : counts[row]]  # type: ignore[no-any-return]
 
-    def _values(self, x: np.ndarray, grid: Optional[np.ndarray], counts: np.ndarray, rows: slice) -> Dict[str, np.ndarray]:
-        return feeds.build(self.manifest, x, grid, counts[rows], self._held[rows], self._start[rows], self._slots[rows])
+    def _values(self, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, rows: slice) -> Dict[str, np.ndarray]:
+        return feeds.build(self.manifest, x, others, counts[rows], self._held[rows], self._start[rows], self._slots[rows])
 
     @property
     def _used(self) -> int:
@@ -258,7 +260,7 @@ class Session:
             room = min(room, self._most - int(self._held.max()), self._cache.capacity - self._used)
         # The mask is a column longer at every step: no binding can be kept.
         room = 1 if self.manifest.signature == "mask" else room
-        self._stepper = Stepper(self._cache, self._values(x, None, one, slice(None)), self._input, self._vocabulary, room)
+        self._stepper = Stepper(self._cache, self._values(x, {}, one, slice(None)), self._input, self._vocabulary, room)
         return self._stepper
 
     def _sync(self) -> None:
@@ -288,4 +290,4 @@ class Session:
         self._hide()
         self._cache.restore(states)
         if any(len(row) for row in again):
-            self._feed(again, [])
+            self._feed(again, {})

@@ -30,7 +30,7 @@ def load_torchscript(path: str, manifest: Manifest, threads: Optional[int]) -> "
 
 
 class TorchGraph:
-    """A module in a calling convention: (input, position_ids, past_positions, states) or (input, attention_mask, states).
+    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states).
 
     Args:
         module: eager, compiled or scripted.

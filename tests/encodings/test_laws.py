@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from posenc_export import encodings
 from posenc_export.encodings.rotary import Rotary
 from posenc_export.numerics import tolerance
-from tests.tiny import VARIANTS
 
 REACH = 1 << 14
 LAWS = settings(derandomize=True, deadline=None, max_examples=25)
@@ -106,9 +105,9 @@ def test_a_sinusoid_moved_by_k_is_a_linear_map_of_itself() -> None:
 def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
     """What the last token makes of the others, fed in `order`: [E], everything visible."""
     from posenc_export.models.presets import seeded
-    from tests.tiny import block
+    from tests.tiny import block, works
 
-    model: Any = seeded(block(variant, max_positions=64, causal=encodings.REGISTRY[VARIANTS[variant]["name"]].causal_only))
+    model: Any = seeded(block(variant, max_positions=64, causal=not works(variant, "bidirectional")))
     x = torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1))[:, order]
     places = torch.arange(9)[None]
     coordinates = places.expand(model.encoding.axes, 1, -1) if model.encoding.axes else places

@@ -8,7 +8,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.numerics import tolerance, worst_error
-from tests.tiny import VARIANTS
+from tests.tiny import VARIANTS, works
 
 FAR = 1 << 15
 GEOMETRY = encodings.Geometry(width=24, heads=6, head_size=16, max_positions=FAR, kv_heads=2)
@@ -28,8 +28,9 @@ def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
 
 def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
     x = torch.randn(1, len(POSITIONS), encoding.token_width(GEOMETRY.width))
-    actual = encoding.embed(x, _places(encoding)).detach().numpy()[0]
-    expected = np.stack([encoding.oracle().embed(row.astype(np.float64), p) for row, p in zip(x[0].numpy(), POSITIONS, strict=True)])
+    states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
+    actual = encoding.embed_next(x, _places(encoding), states)[0].detach().numpy()[0]
+    expected = encoding.oracle().embed_rows(x[0].numpy().astype(np.float64), POSITIONS)
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
 
@@ -41,7 +42,7 @@ def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.Posi
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
-BOTH_WAYS = [(v, causal) for v, spec in VARIANTS.items() for causal in (True, False) if causal or not encodings.REGISTRY[spec["name"]].causal_only]
+BOTH_WAYS = [(v, causal) for v in VARIANTS for causal in (True, False) if works(v, "causal" if causal else "bidirectional")]
 
 
 @pytest.mark.parametrize(("variant", "causal"), BOTH_WAYS)
@@ -139,6 +140,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("floater:step=0", "hidden, step and substeps are above 0"),
         ("normalized:length=-1", "length is above 0"),
         ("conditional_conv:kernel=1", "kernel is at least 2"),
+        ("conditional_conv_2d:kernel=4", "kernel is odd"),
+        ("conditional_conv_2d:rows=3,columns=3", "the grid holds max_positions"),
         ("complex_order:base=1", "base is above 1"),
     ],
 )

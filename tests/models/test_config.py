@@ -22,7 +22,7 @@ def test_configs_survive_json(variant: str) -> None:
         ({"wdith": 3}, "wdith"),
         ({"kv_heads": 4}, "divisible by kv_heads"),
         ({"heads": 0}, "at least 1"),
-        ({"kind": "encoder"}, "kind is block or decoder"),
+        ({"kind": "transducer"}, "kind is one of block, decoder, encoder"),
     ],
 )
 def test_bad_configs_are_refused(change: dict, message: str) -> None:

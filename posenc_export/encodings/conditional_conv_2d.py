@@ -1,0 +1,71 @@
+"""Conditional positional encoding of a grid: a depthwise convolution whose zero padding tells where the edge is (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+
+import math
+from typing import Dict, List, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+
+class ConditionalConv2D(PositionEncoding):
+    """x_(r,c) + b + sum_(m,n) w_(m,n) * x_(r+m,c+n), m, n = -(kernel-1)/2 .. (kernel-1)/2, zeros outside the grid and where no token is.
+
+    Position p stands at row p // columns and column p % columns. Tokens may come in any order, behind padding, and leave cells of the grid empty.
+    Memory: the whole grid [B,rows*columns,E], whatever the number of tokens.
+
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional attention only: a token sees those after it.
+
+    Args:
+        geometry: width E, one filter each.
+        rows, columns: of the grid; where 0, the smallest square that holds max_positions.
+        kernel: side of a filter in tokens, odd.
+
+    Raises:
+        ValueError: a grid that does not hold max_positions, an even kernel or one below 3.
+    """
+
+    works_in = ("bidirectional",)
+
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3) -> None:
+        super().__init__()
+        side = math.isqrt(geometry.max_positions - 1) + 1
+        self.rows, self.columns, self.kernel = rows or side, columns or side, kernel
+        if self.rows * self.columns < geometry.max_positions:
+            raise ValueError(f"conditional_conv_2d: the grid holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows and columns")
+        if kernel < 3 or kernel % 2 == 0:
+            raise ValueError(f"conditional_conv_2d: kernel is odd and at least 3 tokens, got {kernel}; a filter of one token sees no neighbour")
+        self.convolution = torch.nn.Conv2d(geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
+        cells = self.rows * self.columns
+        cell = torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))  # padding has a cell of its own, behind the grid
+        image = torch.zeros([x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device).scatter(1, cell, x)
+        y = self.convolution(image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns]))
+        return x + y.flatten(2).transpose(1, 2).gather(1, cell.clamp(max=cells - 1))
+
+    def oracle(self) -> Oracle:
+        return ConditionalConv2DOracle(self)
+
+
+class ConditionalConv2DOracle(Oracle):
+    def __init__(self, encoding: ConditionalConv2D) -> None:
+        self.columns, self.reach = encoding.columns, encoding.kernel // 2
+        self.weight = encoding.convolution.weight.detach().double().numpy()[:, 0]
+        bias = encoding.convolution.bias
+        assert bias is not None
+        self.offset = bias.detach().double().numpy()
+
+    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        at: Dict[int, List[float]] = {p: token for p, token in zip(positions, x, strict=True)}
+        out = x + self.offset
+        for index, p in enumerate(positions):
+            row, column = divmod(p, self.columns)
+            for m in range(-self.reach, self.reach + 1):
+                for n in range(-self.reach, self.reach + 1):
+                    if 0 <= column + n < self.columns and row + m >= 0 and p + m * self.columns + n in at:
+                        out[index] += self.weight[:, m + self.reach, n + self.reach] * at[p + m * self.columns + n]
+        return out
