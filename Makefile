@@ -12,7 +12,7 @@ demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -114,7 +114,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     rows = evaluate(options.folder)
     if options.json:
-        options.json.write_text(json.dumps({"steps": STEPS, "batch": BATCH, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        how = {"steps": STEPS, "batch": BATCH, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK}
+        options.json.write_text(json.dumps({**how, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -172,13 +172,13 @@ def _model(options: argparse.Namespace) -> Any:
 
 def _write(model: Any, targets: List[str], folders: List[Path], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
     """All artefacts or none: they are made beside their place and get their names when the last one is proved. Their certificates."""
-    from posenc_export.export import export
+    from posenc_export.export import Sources, export
 
     standing = next(parent for parent in options.output.absolute().parents if parent.exists())
-    certificates = []
+    sources, certificates = Sources(model), []
     with tempfile.TemporaryDirectory(dir=standing, prefix=".posenc-") as temporary:
         for target in targets:
-            made = export(model, target, Path(temporary) / target, options.signature, options.dtype, not options.no_verify, options.say)
+            made = export(sources, target, Path(temporary) / target, options.signature, options.dtype, not options.no_verify, options.say)
             certificates.append(made.certificate)
         for target, folder in zip(targets, folders, strict=True):
             folder.parent.mkdir(parents=True, exist_ok=True)

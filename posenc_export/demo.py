@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 from posenc_export.benchmark import run
-from posenc_export.export import TARGETS, export
+from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.runtime import load
 from posenc_export.terminal import Progress
@@ -24,7 +24,7 @@ CONTEXTS = (128, 1024)
 def main(folder: Path) -> None:
     say = Progress()
     for name in PRESETS:
-        model = load_preset(name)
+        model = Sources(load_preset(name))
         for target in TARGETS:
             certificate = export(model, target, folder / name / target, progress=say).certificate
             assert certificate is not None

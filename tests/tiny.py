@@ -8,6 +8,8 @@ VARIANTS = {
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "theta": 500000.0},
     "rope-partial": {"name": "rope", "rotary": 8},
     "sinusoidal-fairseq": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "scale": 2.0},
+    "sinusoidal-computed": {"name": "sinusoidal", "angles": "computed"},
+    "sinusoidal-computed-halves": {"name": "sinusoidal", "angles": "computed", "layout": "halves", "divisor": "fairseq"},
     "learned-offset": {"name": "learned", "offset": 2},
     "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},

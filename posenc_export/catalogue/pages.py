@@ -79,7 +79,8 @@ def length_page(study: Dict[str, Any], folder: Path) -> str:
     axes.legend(fontsize=7, frameon=False, ncols=2)
     _save(figure, folder / "length.svg")
     lines = ["# Length extrapolation", "", "![bits per byte against context](length.svg)", ""]
-    lines += [f"One decoder of 0.33 million parameters per encoding, trained alike ({study['steps']} steps of {study['batch']} x {study['rows'][0]['trained']} bytes of Python source), read through its exported"]
+    budget = f"{study['steps']} steps of {study['batch']} x {study['rows'][0]['trained']} bytes of Python source"
+    lines += [f"One decoder of 0.33 million parameters per encoding, trained alike ({budget}), read through its exported"]
     lines += [f"`ort` artefact by chunked prefill of {study['chunk']} bytes; held-out bits per byte over the last {study['tail']} bytes of {study['windows']} contexts,"]
     lines += ["which end at the same bytes for every length. Scalings of rope read rope's weights, with the factor 8 that 2048 asks for."]
     lines += ["Written by `bench/length_study.py` and `python -m posenc_export.catalogue.pages`.", ""]

@@ -1,4 +1,4 @@
-"""Conditional positional encoding of a grid: a depthwise convolution whose zero padding tells where the edge is (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+"""Conditional positional encoding of a grid: a depthwise convolution, zero-padded at the edge (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
 
 import math
 from typing import Dict, List, Sequence

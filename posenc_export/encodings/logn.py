@@ -8,7 +8,6 @@ from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 
-
 FORMS = ("log", "steps")
 
 

@@ -13,7 +13,9 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 class Recurrent(PositionEncoding):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
-    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed.
+    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed. The table takes
+    no gradients: weights come trained. Untrained, the cell turns pairs of entries as a sinusoid does and so tells positions apart; random weights would
+    run into a fixed point.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
@@ -24,10 +26,10 @@ class Recurrent(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         width = geometry.width
-        self.count, bound = geometry.max_positions, 2 / math.sqrt(width)
+        self.count, bound = geometry.max_positions, 0.1 / math.sqrt(width)
         self.first = torch.nn.Parameter(torch.randn(width))
-        self.weight = torch.nn.Parameter(torch.empty(3 * width, width).uniform_(-bound, bound))
-        self.offset = torch.nn.Parameter(torch.empty(3 * width).uniform_(-bound, bound))
+        self.weight = torch.nn.Parameter(torch.cat((torch.empty(2 * width, width).uniform_(-bound, bound), 4 * _turning(width))))
+        self.offset = torch.nn.Parameter(torch.cat((torch.empty(2 * width).uniform_(-0.1, 0.1), torch.zeros(width))))
         self.table = Table(np.zeros((1, width)))
         self.prepare()
         self.register_load_state_dict_post_hook(prepare_loaded)
@@ -53,6 +55,13 @@ class Recurrent(PositionEncoding):
 
     def oracle(self) -> Oracle:
         return RecurrentOracle([value.detach().double() for value in (self.first, self.weight, self.offset)])
+
+
+def _turning(width: int) -> Tensor:
+    """[E,E] that turns pair k of entries by 10000^(-2k/E)."""
+    angles = 10000.0 ** (-np.arange(0, width, 2) / width)
+    blocks = [torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float32) for a in angles]
+    return torch.block_diag(*blocks)[:width, :width]
 
 
 class RecurrentOracle(Oracle):

@@ -7,7 +7,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"export: {error.name} is needed, got none; pip install 'posenc-export[export]'", name=error.name) from None
 
 from posenc_export.export.artefact import export
+from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import VerificationError, verify
 
-__all__ = ["TARGETS", "VerificationError", "export", "verify"]
+__all__ = ["TARGETS", "Sources", "VerificationError", "export", "verify"]

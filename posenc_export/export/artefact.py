@@ -1,6 +1,5 @@
 """Write an artefact folder: graph and manifest in a temporary folder, renamed when complete and proved."""
 
-import copy
 import dataclasses
 import difflib
 import os
@@ -10,10 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, Optional, Union
 
-import torch
-
-from posenc_export.export.describe import Model, describe, dtype_of
+from posenc_export.export.describe import Model, describe
 from posenc_export.export.signatures import NAMES
+from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import check
 from posenc_export.runtime import manifest as manifests
@@ -28,12 +26,12 @@ def silent(_: str) -> None:
 
 
 def export(
-    model: Model, target: str, folder: Union[str, Path], signature: str = "positions", dtype: Optional[str] = None, verify: bool = True, progress: Optional[Progress] = None
+    model: Union[Model, Sources], target: str, folder: Union[str, Path], signature: str = "positions", dtype: Optional[str] = None, verify: bool = True, progress: Optional[Progress] = None
 ) -> Manifest:
     """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
 
     Args:
-        model: a Decoder or AttentionBlock, float32; its weights are left as they are.
+        model: a Decoder, Encoder or AttentionBlock, float32; its weights are left as they are. For several targets, Sources(model): traced once for all.
         target: a name in TARGETS.
         folder: made or, where it holds an artefact, replaced.
         signature: "positions" (position_ids) or "mask" (attention_mask).
@@ -55,18 +53,18 @@ def export(
         raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
     if folder.exists() and not (folder / manifests.FILE_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"export: the folder is new, empty or an artefact, got {folder}; choose another")
-    model = _cast(model, dtype)
+    source = (model if isinstance(model, Sources) else Sources(model)).of(dtype)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".posenc-") as temporary:
         made = Path(temporary) / "artefact"
         made.mkdir()
         say(f"{target}: tracing and lowering")
-        manifest = kind.write(model, describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry), made)
+        manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), made)
         files = {path.name: manifests.file_entry(path) for path in sorted(made.iterdir())}
         manifest = dataclasses.replace(manifest, files=files, versions={name: metadata.version(name) for name in MAKERS})
         manifests.write(manifest, made)
         if verify:
-            manifest = check(made, model, say)
+            manifest = check(made, source.model, say)
         _replace(made, folder)
     return manifest
 
@@ -76,12 +74,6 @@ def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def _cast(model: Model, dtype: str) -> Model:
-    if dtype_of(model) == dtype and not model.training:
-        return model
-    return copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
 def _replace(made: Path, folder: Path) -> None:

@@ -1,19 +1,14 @@
-"""From a module to model.onnx: trace once with semantic nodes, lower for the target, strip, save."""
+"""From a semantic graph to model.onnx: lower for the target, strip, save."""
 
 import collections
 import dataclasses
-import logging
-import warnings
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence
 
 import onnx_ir as ir
-import torch
 
-from posenc_export import ops
-from posenc_export.export.describe import Model, trace_inputs
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
-from posenc_export.export.signatures import wrap
+from posenc_export.export.source import Source
 from posenc_export.runtime.manifest import Manifest, Value
 
 FILE_NAME = "model.onnx"
@@ -21,16 +16,17 @@ IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases l
 PRODUCER = "posenc_export"
 
 
-def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
+def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
     """Write folder/model.onnx; the manifest comes back with the inputs, states, opset and operators of the graph.
 
     Args:
+        opset: of the file, at least that of the trace.
         lowering: tables of the target, each run over the whole graph before the next.
 
     Raises:
         ValueError: the target cannot represent the module.
     """
-    graph_model = _semantic(model, manifest, opset)
+    graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
     rewriter = Rewriter(graph, manifest.dtype)
@@ -42,26 +38,6 @@ def write_onnx(model: Model, manifest: Manifest, opset: int, lowering: Sequence[
     ir.save(graph_model, folder / FILE_NAME)
     operators = collections.Counter(node.op_type for node in graph)
     return dataclasses.replace(manifest, opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())))
-
-
-def _semantic(model: Model, manifest: Manifest, opset: int) -> ir.Model:
-    module = wrap(model, manifest.signature)
-    arguments, shapes = trace_inputs(manifest)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
-    with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
-        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=opset, optimize=True, verbose=False)
-    assert program is not None and program.exported_program is not None
-    _refuse_mutation(program.exported_program)
-    return program.model
-
-
-def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
-    """An ONNX graph keeps no state of its own: a mutated buffer or input would be dropped without a word."""
-    signature = program.graph_signature
-    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if mutated:
-        raise ValueError(f"export: state crosses the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:

@@ -8,8 +8,8 @@ from typing import Dict
 
 import torch
 
-from posenc_export.export.describe import Model
 from posenc_export.export.signatures import wrap
+from posenc_export.export.source import Source
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt"
@@ -18,13 +18,13 @@ DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")  # source paths 
 COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # numbered through the process: the second export would differ from the first
 
 
-def write_torchscript(model: Model, manifest: Manifest, folder: Path) -> Manifest:
+def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt; the manifest comes back as it was."""
     path = folder / FILE_NAME
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
-        torch.jit.freeze(torch.jit.script(wrap(model, manifest.signature))).save(str(path))
+        torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature))).save(str(path))
     _normalise(path)
     return manifest
 

@@ -81,7 +81,7 @@ def check(folder: Path, model: Model, progress: Progress) -> Manifest:
 def measure(folder: Path, manifest: Manifest, model: Model, progress: Progress, provider: str) -> Dict[str, Any]:
     """The certificate of an artefact against `model`, which has the artefact's dtype."""
     # One thread: the order of sums, and so the figures of the certificate, are then the same on every run.
-    return certify(lambda: load(folder, provider=provider, threads=1), manifest, model, progress, provider)
+    return certify(lambda: load(folder, provider=provider, threads=1, capacity=min(manifest.max_positions, LONGEST)), manifest, model, progress, provider)
 
 
 def certify(open_session: Callable[[], Session], manifest: Manifest, model: Model, progress: Progress, provider: str = "cpu") -> Dict[str, Any]:

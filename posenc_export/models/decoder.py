@@ -67,7 +67,6 @@ class Layer(torch.nn.Module):
         self.attention_norm, self.mlp_norm = (NORMS[config.norm](width, eps=config.epsilon) for _ in range(2))
         self.attention = attention(config.attention, encoding)
         self.mlp = MLPS[config.mlp](width, config.hidden, config.mlp_bias)
-        self.carried = len(self.attention.states())  # type: ignore[operator]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
@@ -107,6 +106,7 @@ class Decoder(torch.nn.Module):
             self.head.weight = self.embedding.weight
         self.causal = block.causal
         self.embed_states = len(self.encoding.embed_states())
+        self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
@@ -115,8 +115,8 @@ class Decoder(torch.nn.Module):
         x, present = self.encoding.embed_next(self.embedding(x), coordinates, states[: self.embed_states])
         mask = ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), self.causal, x)
         first = self.embed_states
-        for layer in self.layers:
-            x, carried = layer(x, positions, coordinates, key_positions, mask, write_index, states[first : first + layer.carried])
-            present = present + carried
-            first += layer.carried
+        for index, layer in enumerate(self.layers):
+            behind = first + self.layer_states[index]
+            x, carried = layer(x, positions, coordinates, key_positions, mask, write_index, states[first:behind])
+            present, first = present + carried, behind
         return self.head(self.norm(x)), present

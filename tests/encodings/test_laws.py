@@ -73,7 +73,7 @@ def test_biases_do_not_see_a_shift(name: str) -> None:
     law()
 
 
-@pytest.mark.parametrize("name", ["integer", "normalized", "binary", "sinusoidal", "learned", "hierarchical", "floater", "multiplicative"])
+@pytest.mark.parametrize("name", ["integer", "normalized", "binary", "sinusoidal", "learned", "hierarchical", "recurrent", "floater", "multiplicative"])
 def test_positions_in_range_are_told_apart(name: str) -> None:
     encoding = _build(name)
 
@@ -100,6 +100,21 @@ def test_a_sinusoid_moved_by_k_is_a_linear_map_of_itself() -> None:
         assert np.abs(moved @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
 
     law()
+
+
+def test_a_floater_whose_field_turns_pairs_is_the_sinusoid() -> None:
+    geometry, near = encodings.Geometry(8, 2, 4, 200), 1e-4
+    floater: Any = encodings.build({"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}, geometry)
+    turning = torch.block_diag(*(torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4))))
+    with torch.no_grad():
+        for part in floater.parameters():
+            part.zero_()
+        floater.first[1::2] = 1.0
+        floater.inner.weight[:, :-1], floater.outer.weight[:] = near * torch.eye(8), turning / near  # tanh of what is small is what it is
+    floater.prepare()
+    x, places = torch.zeros(1, 200, 8), torch.arange(200)[None]
+    expected = encodings.build({"name": "sinusoidal"}, geometry).embed(x, places)
+    assert torch.allclose(floater.embed(x, places), expected, atol=1e-4)
 
 
 def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:

@@ -67,6 +67,14 @@ def test_tables_keep_their_digits_through_a_cast_to_half(encoding: encodings.Pos
     assert torch.equal(encoding.rotate(q, k, _places(encoding))[0], before)
 
 
+def test_a_computed_sinusoid_is_exact_where_no_table_could_be() -> None:
+    encoding = encodings.build({"name": "sinusoidal", "angles": "computed"}, dataclasses.replace(GEOMETRY, max_positions=1 << 40))
+    far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
+    actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
+    expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
+    assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
+
+
 def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
     rope = encodings.build({"name": "rope"}, GEOMETRY)
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
@@ -97,6 +105,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("alibi:max_bias=0", "max_bias is above 0"),
         ("learned:offset=-1", "offset is 0 or more"),
         ("sinusoidal:base=1", "base is above 1"),
+        ("sinusoidal:angles=guessed", "angles is one of table, computed"),
         ("rope:theta", "name=value"),
         ("rope:numerics=double", "numerics is one of"),
         ("rope_linear:factor=0.5", "factor at least 1"),

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
-from posenc_export.export.describe import Model
 from posenc_export.export.onnx_file import write_onnx
+from posenc_export.export.source import Source
 from posenc_export.export.targets import onnx_growing, onnx_static, ort
 from posenc_export.export.torchscript_file import write_torchscript
 from posenc_export.runtime.manifest import Manifest
@@ -18,7 +18,7 @@ class Target:
     Args:
         graph: what the file holds, in a line.
         cache: how its caches behave, in a line.
-        write: (model, manifest, folder) to the finished manifest.
+        write: (source, manifest, folder) to the finished manifest.
         layout: of each signature, "rows" or "columns" (runtime.manifest).
         update: of its caches, "append" or "in_place".
         geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
@@ -27,7 +27,7 @@ class Target:
 
     graph: str
     cache: str
-    write: Callable[[Model, Manifest, Path], Manifest]
+    write: Callable[[Source, Manifest, Path], Manifest]
     layout: Dict[str, str]
     update: str
     geometry: Dict[str, Any]
@@ -42,7 +42,7 @@ TARGETS = {
     "onnx": Target(
         "ai.onnx operators, opset 23",
         "grows: past in, present out",
-        lambda model, manifest, folder: write_onnx(model, manifest, onnx_growing.OPSET, onnx_growing.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.OPSET, onnx_growing.LOWERING, folder),
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
@@ -50,7 +50,7 @@ TARGETS = {
     "onnx-static": Target(
         "ai.onnx operators, opset 24",
         "fixed capacity, in place, grown in buckets",
-        lambda model, manifest, folder: write_onnx(model, manifest, onnx_static.OPSET, onnx_static.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.OPSET, onnx_static.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
@@ -58,7 +58,7 @@ TARGETS = {
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda model, manifest, folder: write_onnx(model, manifest, ort.OPSET, ort.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
@@ -74,7 +74,7 @@ TARGETS = {
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda model, manifest, folder: write_onnx(model, manifest, ort.OPSET, ort.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
         {"positions": "rows"},  # lengths counted on the device from a mask read as 0 in its GroupQueryAttention
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},

@@ -1,0 +1,77 @@
+"""A model on its way to any number of targets: cast once a dtype, traced once a calling convention."""
+
+import copy
+import logging
+import warnings
+from typing import Dict
+
+import onnx_ir as ir
+import torch
+
+from posenc_export import ops
+from posenc_export.export.describe import Model, dtype_of, trace_inputs
+from posenc_export.export.signatures import wrap
+from posenc_export.runtime.manifest import Manifest
+
+OPSET = 23  # of the trace; what it holds means the same in later ones
+
+
+class Source:
+    """A model in one dtype and its semantic graphs.
+
+    Args:
+        model: in eval mode; its weights must not change any more.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._graphs: Dict[str, ir.Model] = {}
+
+    def semantic(self, manifest: Manifest) -> ir.Model:
+        """A copy of the graph with semantic nodes in the manifest's calling convention, to be lowered.
+
+        Raises:
+            ValueError: a module that mutates buffers or inputs.
+        """
+        if manifest.signature not in self._graphs:
+            self._graphs[manifest.signature] = _traced(self.model, manifest)
+        return self._graphs[manifest.signature].clone()
+
+
+class Sources:
+    """The sources of one model by dtype.
+
+    Args:
+        model: float32; left as it is, and as it is for as long as this is used.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._by_dtype: Dict[str, Source] = {}
+
+    def of(self, dtype: str) -> Source:
+        """The model in a dtype, in eval mode."""
+        if dtype not in self._by_dtype:
+            ready = dtype_of(self.model) == dtype and not self.model.training
+            self._by_dtype[dtype] = Source(self.model if ready else copy.deepcopy(self.model).to(getattr(torch, dtype)).eval())
+        return self._by_dtype[dtype]
+
+
+def _traced(model: Model, manifest: Manifest) -> ir.Model:
+    module = wrap(model, manifest.signature)
+    arguments, shapes = trace_inputs(manifest)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
+    with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
+        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
+    assert program is not None and program.exported_program is not None
+    _refuse_mutation(program.exported_program)
+    return program.model
+
+
+def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
+    """An ONNX graph keeps no state of its own: a mutated buffer or input would be dropped without a word."""
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise ValueError(f"export: state crosses the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
