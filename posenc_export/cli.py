@@ -17,7 +17,8 @@ from posenc_export.terminal import BAD_INPUT, OneLineParser, Progress, missing, 
 
 FAILED_CHECK, INTERRUPTED = 1, 130
 # What describes a block and its default; a preset brings its own.
-BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "seed": 0}
+BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
+ATTENTIONS = ("causal", "bidirectional")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -166,8 +167,10 @@ def _model(options: argparse.Namespace) -> Any:
             raise ValueError(f"export: {options.model} brings its own shape and weights, got --{next(iter(given)).replace('_', '-')}; leave it out or export a block")
         return load_preset(options.model)
     values: Dict[str, Any] = {**BLOCK, **given}
-    seed, spec = values.pop("seed"), encodings.parse(values.pop("encoding"))
-    return seeded(AttentionConfig(encoding=spec, **values), seed)
+    seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
+    if attention not in ATTENTIONS:
+        raise ValueError(f"export: attention is one of {', '.join(ATTENTIONS)}, got {attention!r}; {nearest(attention, ATTENTIONS)}")
+    return seeded(AttentionConfig(encoding=spec, causal=attention == "causal", **values), seed)
 
 
 def _write(model: Any, targets: List[str], folders: List[Path], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:

@@ -78,7 +78,7 @@ def attention(config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.M
     """
     kind = "causal" if config.causal else "bidirectional"
     if kind not in encoding.works_in:
-        raise ValueError(f"attention: {type(encoding).__name__} works in {encoding.works_in[0]} attention, got causal={config.causal}; choose another encoding or the other attention")
+        raise ValueError(f"attention: {type(encoding).__name__} works in {encoding.works_in[0]} attention, got {kind}; choose another encoding or attention")
     if config.mechanism == "linear":
         return LinearAttention(config, encoding)
     return Attention(config, encoding) if config.causal else Bidirectional(config, encoding)

@@ -1,5 +1,6 @@
 """The grid must see every fault planted here, and pass what is right: a check that cannot fail proves nothing."""
 
+import dataclasses
 import math
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -15,7 +16,7 @@ from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
 from posenc_export.runtime.torch_graph import TorchGraph
-from tests.tiny import decoder
+from tests.tiny import decoder, encoder
 
 Plant = Callable[[Model], None]
 
@@ -185,13 +186,21 @@ PLANTS |= {
     "shares exchanged": ("hierarchical", _each(lambda e: setattr(e, "share", 1 - e.share))),
     "table one row late, recurrent": ("recurrent", _each(_table_one_row_late)),
     "table one row late, floater": ("floater", _each(_table_one_row_late)),
+    "rows and columns exchanged": ("conditional_conv_2d", _each(lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone()))),
+    "grid one column narrow": ("conditional_conv_2d", _each(lambda e: setattr(e, "columns", e.columns - 1) or setattr(e, "rows", e.rows + 2))),
+    "temperature one step late": ("logn-steps", _each(_table("factors", lambda rows: np.concatenate((rows[:1], rows[:-1]))))),
 }
 
 
 def _certificate(variant: str, plant: Optional[Plant] = None, session: type = Session) -> Dict[str, Any]:
-    right, planted = seeded(decoder(variant)), seeded(decoder(variant))
+    return _measured(decoder(variant), plant, session)
+
+
+def _measured(config: Any, plant: Optional[Plant] = None, session: type = Session) -> Dict[str, Any]:
+    right, planted = seeded(config), seeded(config)
     if plant:
-        plant(planted)
+        with torch.no_grad():
+            plant(planted)
     module, manifest = eager(planted)
     return certify(lambda: session(TorchGraph(module, manifest), manifest), manifest, right, lambda _: None)
 
@@ -236,6 +245,28 @@ def test_a_right_module_passes(variant: str) -> None:
 def test_a_planted_fault_is_seen(fault: str) -> None:
     variant, plant = PLANTS[fault]
     assert not _certificate(variant, plant)["passed"]
+
+
+def _without_segments(model: Any) -> None:
+    model.segments.weight.zero_()
+
+
+def _pre_norm(model: Any) -> None:
+    for layer in model.layers:
+        layer.forward = lambda x, p, c, mask, e=layer: x + e.attention(e.attention_norm(x), p, c, p, mask, p[:, 0] * 0, [])[0] + e.mlp(e.mlp_norm(x))
+
+
+@pytest.mark.parametrize("plant", [_without_segments, _pre_norm])
+def test_a_planted_fault_of_the_encoder_is_seen(plant: Plant) -> None:
+    assert _measured(encoder("learned"))["passed"] and not _measured(encoder("learned"), plant)["passed"]
+
+
+def test_layer_encodings_in_another_order_are_seen() -> None:
+    def exchange(model: Any) -> None:
+        model.layers[0].attention.encoding, model.layers[1].attention.encoding = model.layers[1].attention.encoding, model.layers[0].attention.encoding
+
+    config = dataclasses.replace(decoder("nope"), layer_encodings=[{"name": "rope"}, {"name": "rope", "theta": 100.0}])
+    assert _measured(config)["passed"] and not _measured(config, exchange)["passed"]
 
 
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])

@@ -72,7 +72,7 @@ def test_segments_that_do_not_fit_are_refused(types: np.ndarray, message: str) -
 
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox"])
 def test_encodings_that_look_back_only_are_refused_by_name(variant: str) -> None:
-    with pytest.raises(ValueError, match="works in causal attention, got causal=False"):
+    with pytest.raises(ValueError, match="works in causal attention, got bidirectional"):
         Encoder(encoder(variant))
 
 
