@@ -1,6 +1,6 @@
-"""docs/encodings/: one page and one picture per registered encoding, and docs/length.md from the study of length extrapolation.
+"""docs/encodings/: one page and one picture per registered encoding; docs/length.md and docs/decode.md from what bench/ measured.
 
-    python -m posenc_export.catalogue.pages [--docs docs] [--study bench/results/length_study.json]
+    python -m posenc_export.catalogue.pages [--docs docs] [--results bench/results]
 """
 
 import argparse
@@ -98,6 +98,21 @@ def length_page(study: Dict[str, Any], folder: Path) -> str:
     return "\n".join([*lines, ""])
 
 
+def decode_page(cost: Dict[str, Any]) -> str:
+    """Table of what a step costs by encoding, Markdown."""
+    contexts = list(cost["rows"][0]["steps"])
+    lines = ["# Cost at decode", ""]
+    block = f"width {cost['width']}, {cost['heads']} heads, target `{cost['target']}`, {cost['threads']} thread"
+    lines += [f"One step of a block ({block}) by cached keys, as a multiple of the same"]
+    lines += ["block without an encoding, both stepped in turn; medians. `growth` is the step at the last context over the first: 4 where the cost follows the number"]
+    lines += ["of keys, 16 if it followed its square. Written by `bench/decode_cost.py` and `python -m posenc_export.catalogue.pages`.", ""]
+    lines += ["| encoding | " + " | ".join(f"{context} keys | over `nope`" for context in contexts) + " | growth |", "|---|" + "---|" * (2 * len(contexts) + 1)]
+    for row in cost["rows"]:
+        steps = [row["steps"][context] for context in contexts]
+        lines.append(f"| {row['encoding']} | " + " | ".join(f"{s['microseconds']:.0f} us | {s['over_nope']:.2f}" for s in steps) + f" | {row['growth']:.1f} |")
+    return "\n".join([*lines, ""])
+
+
 def _save(figure: Any, path: Path) -> None:
     """SVG without what varies from run to run."""
     import matplotlib
@@ -109,7 +124,7 @@ def _save(figure: Any, path: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--study", type=Path, default=Path("bench/results/length_study.json"))
+    parser.add_argument("--results", type=Path, default=Path("bench/results"))
     options = parser.parse_args(arguments)
     folder, measured = options.docs / "encodings", options.docs / "parity.json"
     parity = json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else []
@@ -120,8 +135,11 @@ def main(arguments: Sequence[str]) -> int:
         _save(draw({"name": name}), folder / f"{name}.svg")
         index.append(f"| [{name}]({name}.md) | {hooks_of(name)} | {states_of(name)} | {source_of(name)} |")
     (folder / "README.md").write_text("\n".join([*index, "", HEAD, ""]), encoding="utf-8")
-    if options.study.exists():
-        (options.docs / "length.md").write_text(length_page(json.loads(options.study.read_text(encoding="utf-8")), options.docs), encoding="utf-8")
+    study, cost = options.results / "length_study.json", options.results / "decode_cost.json"
+    if study.exists():
+        (options.docs / "length.md").write_text(length_page(json.loads(study.read_text(encoding="utf-8")), options.docs), encoding="utf-8")
+    if cost.exists():
+        (options.docs / "decode.md").write_text(decode_page(json.loads(cost.read_text(encoding="utf-8"))), encoding="utf-8")
     return 0
 
 

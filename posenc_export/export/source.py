@@ -65,13 +65,20 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
         warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None
-    _refuse_mutation(program.exported_program)
+    refuse_mutation(program.exported_program)
     return program.model
 
 
-def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
-    """An ONNX graph keeps no state of its own: a mutated buffer or input would be dropped without a word."""
+def refuse_mutation(program: torch.export.ExportedProgram) -> None:
+    """No graph keeps state of its own: an ONNX file would drop a mutated buffer without a word, a session could not rewind it.
+
+    Raises:
+        ValueError: the buffers and inputs that change.
+    """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    for node in program.graph.nodes:  # a program that is not functional yet says so in its operations
+        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False) and node.args[0].op == "placeholder":
+            mutated.append(signature.inputs_to_buffers.get(node.args[0].name, node.args[0].name))
     if mutated:
         raise ValueError(f"export: state crosses the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")

@@ -26,12 +26,12 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     if threads is not None and threads < 1:
         raise ValueError(f"runtime: threads are at least 1, got {threads}; leave it out for all cores")
     manifest = manifests.read(folder)
-    if manifest.target == "torchscript":
-        from posenc_export.runtime.torch_graph import load_torchscript
+    if manifest.target in ("torchscript", "pt2"):
+        from posenc_export.runtime.torch_graph import load_torch
 
         if provider not in ("auto", "cpu"):
-            raise ValueError(f"runtime: target torchscript runs on provider cpu, got {provider}; export target onnx or ort")
-        return Session(load_torchscript(str(folder / "model.pt"), manifest, threads), manifest)
+            raise ValueError(f"runtime: target {manifest.target} runs on provider cpu, got {provider}; export target onnx or ort")
+        return Session(load_torch(folder, manifest, threads), manifest)
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
     return Session(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads), manifest, capacity)

@@ -47,7 +47,7 @@ class Manifest:
 
     Args:
         kind: "decoder" (input_ids to logits), "encoder" (input_ids and token_type_ids to last_hidden_state) or "block" (hidden_states to output).
-        target: "onnx", "onnx-static", "ort", "torchscript", or "eager" for a live module.
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2", or "eager" for a live module.
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.
         layout: where a row's tokens stand in the cache: "rows" (row b fills its own first slots) or "columns" (all rows advance together).

@@ -1,5 +1,6 @@
-"""A TorchScript file or a live torch module behind the same interface; torch is imported here only, and only when used."""
+"""A TorchScript file, a torch.export program or a live torch module behind the same interface; torch is imported here only, and only when used."""
 
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -9,8 +10,8 @@ from posenc_export.runtime.manifest import Manifest
 Feeds = Dict[str, np.ndarray]
 
 
-def load_torchscript(path: str, manifest: Manifest, threads: Optional[int]) -> "TorchGraph":
-    """A model.pt.
+def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> "TorchGraph":
+    """A model.pt of TorchScript or a model.pt2 of torch.export.
 
     Raises:
         ModuleNotFoundError: torch is not installed.
@@ -20,20 +21,22 @@ def load_torchscript(path: str, manifest: Manifest, threads: Optional[int]) -> "
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("runtime: target torchscript needs torch, got none; pip install 'posenc-export[export]'", name="torch") from error
+        raise ModuleNotFoundError(f"runtime: target {manifest.target} needs torch, got none; pip install 'posenc-export[export]'", name="torch") from error
     if threads:
         torch.set_num_threads(threads)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
-        return TorchGraph(torch.jit.load(path), manifest)
+        if manifest.target == "pt2":
+            return TorchGraph(torch.export.load(folder / "model.pt2").module(), manifest)
+        return TorchGraph(torch.jit.load(str(folder / "model.pt")), manifest)
 
 
 class TorchGraph:
     """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states).
 
     Args:
-        module: eager, compiled or scripted.
+        module: eager, compiled, scripted or exported.
         manifest: its description; all states "append".
     """
 

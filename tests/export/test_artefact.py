@@ -93,7 +93,7 @@ class Counting(PositionEncoding):
         return x + self.calls
 
 
-@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "pt2"])
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
     model = seeded(block("nope"))
     model.encoding = Counting()

@@ -48,8 +48,11 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS) -> List[Any
     return [pytest.param(variant, target, marks=pytest.mark.xdist_group(variant)) for variant in variants for target in targets]
 
 
+EVERYWHERE = _each([v for v in REGISTRY if v != "input_rnn"]) + _each(["input_rnn"], [t for t in TARGETS if t != "pt2"])
+
+
 # Options change the module, not what a target makes of its operations: they run on the fused target and as a script.
-@pytest.mark.parametrize(("variant", "target"), _each(REGISTRY) + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript")))
+@pytest.mark.parametrize(("variant", "target"), EVERYWHERE + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript")))
 def test_decoder_matches_eager_at_every_cut(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path)
 
@@ -113,7 +116,7 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(va
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned", "nope", "input_rnn"]))
+@pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned", "nope"]) + _each(["input_rnn"], ("onnx", "torchscript")))
 def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
     names = [state.past for state in manifests.read(tmp_path / "artefact").states]
@@ -141,6 +144,12 @@ def test_layer_norm_gelu_biases_and_free_head_match_eager(target: str, tmp_path:
 @pytest.mark.parametrize("head_size", [8, 24])
 def test_head_sizes_the_kernel_cannot_rotate_are_rotated_outside(head_size: int, tmp_path: Path) -> None:
     _passes(block("rope", head_size=head_size), "ort", tmp_path)
+
+
+def test_a_loop_over_tokens_is_refused_by_name_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="loops over the tokens of a call; choose target torchscript or onnx"):
+        export(seeded(decoder("input_rnn")), "pt2", tmp_path / "artefact")
+    assert not list(tmp_path.iterdir())
 
 
 def test_head_size_the_kernel_refuses_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:

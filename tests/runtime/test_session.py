@@ -12,7 +12,7 @@ from posenc_export.runtime import Session, load
 from posenc_export.runtime.sampling import choose
 from tests.tiny import block, decoder
 
-TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
+TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 
 
 @pytest.fixture(scope="module")

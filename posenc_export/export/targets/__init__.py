@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from posenc_export.export.onnx_file import write_onnx
+from posenc_export.export.pt2_file import write_pt2
 from posenc_export.export.source import Source
 from posenc_export.export.targets import onnx_growing, onnx_static, ort
 from posenc_export.export.torchscript_file import write_torchscript
@@ -68,6 +69,14 @@ TARGETS = {
         "grows: tensors in and out",
         write_torchscript,
         COLUMNS,
+        "append",
+        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+    ),
+    "pt2": Target(
+        "torch.export program",
+        "grows: tensors in and out",
+        write_pt2,
+        {"positions": "columns"},  # lengths of mask and tokens are free of each other in its guards, and their difference is not
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
     ),
