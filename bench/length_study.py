@@ -18,14 +18,12 @@ import numpy as np
 import torch
 
 from posenc_export.export import export
-from posenc_export.models.config import AttentionConfig, DecoderConfig
 from posenc_export.models.decoder import Decoder
-from posenc_export.models.presets import TRAINED_LENGTH, read
+from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, read, small
 from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
 
 POSITIONS = 2048
-WIDTH = 80
 STEPS, BATCH = 1600, 16
 CONTEXTS = (256, 512, 1024, 2048)
 TAIL = 128  # bytes at the end of each context that count
@@ -34,11 +32,8 @@ CHUNK = 256
 TRAINED: Dict[str, Dict[str, Any]] = {
     "nope": {"name": "nope"},
     "learned": {"name": "learned"},
-    "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(WIDTH)},
-    "rope": {"name": "rope"},
-    "alibi": {"name": "alibi"},
-    "t5": {"name": "t5"},
-    "fire": {"name": "fire", "threshold": 64.0},
+    "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(small({}).attention.width)},
+    **{name: dict(PRESETS[f"small-{name}"].attention.encoding) for name in ("rope", "alibi", "t5", "fire")},
 }
 # What the weights of rope are read with, past the length they were trained at.
 FACTOR = POSITIONS / TRAINED_LENGTH
@@ -50,15 +45,10 @@ SCALED: Dict[str, Dict[str, Any]] = {
 }
 
 
-def config(encoding: Dict[str, Any]) -> DecoderConfig:
-    """0.33 million parameters."""
-    return DecoderConfig(256, 4, 216, AttentionConfig(WIDTH, 5, POSITIONS, head_size=16, encoding=encoding))
-
-
 def train(name: str, folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     data, _ = corpus()
-    model = Decoder(config(TRAINED[name]))
+    model = Decoder(small(TRAINED[name]))
     initialise(model)
     fit(model, data, lambda step: step / steps, BATCH, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +80,7 @@ def evaluate(folder: Path) -> List[Dict[str, Any]]:
     held = corpus()[1].numpy()
     rows = []
     for label, weights, encoding in [*((n, n, e) for n, e in TRAINED.items()), *((n, "rope", e) for n, e in SCALED.items())]:
-        model = Decoder(config(encoding))
+        model = Decoder(small(encoding))
         read(model, folder / f"{weights}.safetensors")
         found = bits(model.eval(), held)
         rows.append({"encoding": label, "trained": TRAINED_LENGTH, "bits": {str(context): round(value, 3) for context, value in found.items()}})

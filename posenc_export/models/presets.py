@@ -16,9 +16,19 @@ MODELS: Dict[Type[Any], Type[Any]] = {AttentionConfig: AttentionBlock, DecoderCo
 FOLDER = Path(__file__).parent / "weights"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
+
+def small(encoding: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder of 0.33 million parameters that the study of length extrapolation trains with each encoding (bench/length_study.py)."""
+    return DecoderConfig(256, 4, 216, AttentionConfig(80, 5, 2048, head_size=16, encoding=encoding))
+
+
 PRESETS: Dict[str, DecoderConfig] = {
     "tiny-rope": DecoderConfig(256, 5, 352, AttentionConfig(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})),
     "tiny-alibi": DecoderConfig(256, 5, 352, AttentionConfig(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"})),
+    "small-rope": small({"name": "rope"}),
+    "small-alibi": small({"name": "alibi"}),
+    "small-t5": small({"name": "t5"}),
+    "small-fire": small({"name": "fire", "threshold": 64.0}),
 }
 
 
