@@ -123,14 +123,14 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optional[Tensor], scale: float) -> Tensor:
-    """softmax(scale q k + mask + content) v: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
+    """softmax(scale q k + mask + content) v: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
 
     A row that sees nothing gives 0.
     """
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}
-            return _node("Attend", [q, keys, values, mask, content], attributes, q, [q.size(0), q.size(1), q.size(2) * q.size(3)])
+            return _node("Attend", [q, keys, values, mask, content], attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
     if content is not None:
         mask = mask + content.to(mask.dtype)
     y = torch.nn.functional.scaled_dot_product_attention(

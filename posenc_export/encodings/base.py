@@ -121,7 +121,7 @@ class PositionEncoding(torch.nn.Module):
         return self.embed(x, positions), states
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes, D being `key_size` afterwards."""
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
@@ -141,6 +141,10 @@ class PositionEncoding(torch.nn.Module):
 
     def prepare(self) -> None:
         """Weights are what they will be: build anew what is derived from them. Called before every export and comparison."""
+
+    def key_size(self, head_size: int) -> int:
+        """Width of the queries and keys that `rotate` makes of heads of size D."""
+        return head_size
 
     def token_width(self, width: int) -> int:
         """Width of the token table of a model of width E; where it is not E, `embed` makes [B,S,E] of it."""

@@ -1,23 +1,22 @@
 """Polar coordinate positional embedding: content in magnitudes, position in phases (Gopalakrishnan et al. 2025, PoPE, 3)."""
 
+import cmath
 import math
-from typing import List, Sequence
+from typing import Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding, Table
 
 
 class PoPE(PositionEncoding):
     """scores sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c - d_c) / sqrt(D), w_c = theta^(-c/D), d_c in 0 .. 2 pi, trained per head.
 
-    Every entry of a head has a frequency of its own, so that vectors in the plane are 2D wide: keys are cached as they come and turned when read.
-    Memory beside the scores: turned keys [B,H,T,2D].
+    Every entry of a head is a vector in the plane with a frequency of its own: queries turned by i w_c - d_c and keys by j w_c are 2D wide, cached as such.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys are 2D wide. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -34,38 +33,45 @@ class PoPE(PositionEncoding):
         if not theta > 0:
             raise ValueError(f"pope: theta is above 0, got {theta}")
         self.theta = float(theta)
-        self.of_head: Tensor
-        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
         angles = np.arange(geometry.max_positions)[:, None] * self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
         self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
-        self.phase = torch.nn.Parameter(2 * math.pi * torch.rand(geometry.heads, 1, geometry.head_size))
+        self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
 
-    def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
-    ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
-        of_q = torch.nn.functional.softplus(q.to(torch.float32))
+    def key_size(self, head_size: int) -> int:
+        return 2 * head_size
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same dtypes."""
+        of_q, of_k = torch.nn.functional.softplus(q.to(torch.float32)), torch.nn.functional.softplus(k.to(torch.float32))
         cos, sin = self.cos(positions).unsqueeze(2), self.sin(positions).unsqueeze(2)
-        of_keys = torch.nn.functional.softplus(keys.index_select(1, self.of_head).to(torch.float32))
-        phase = self.phase.to(torch.float32).clamp(0.0, 2 * math.pi)
-        key_cos, key_sin = self.cos.of_keys(key_positions).unsqueeze(1), self.sin.of_keys(key_positions).unsqueeze(1)
-        turned = torch.cat((of_keys * (key_cos * phase.cos() - key_sin * phase.sin()), of_keys * (key_sin * phase.cos() + key_cos * phase.sin())), dim=-1)
-        return ops.mix(ops.shares(scale * ops.products(torch.cat((of_q * cos, of_q * sin), dim=-1), turned), mask), values)
+        phase = self.phase().clamp(0.0, 2 * math.pi)
+        q_cos, q_sin = cos * phase.cos() + sin * phase.sin(), sin * phase.cos() - cos * phase.sin()
+        return torch.cat((of_q * q_cos, of_q * q_sin), dim=-1).to(q.dtype), torch.cat((of_k * cos, of_k * sin), dim=-1).to(k.dtype)
 
     def oracle(self) -> Oracle:
-        return PoPEOracle(self.theta, self.phase.detach().double().numpy()[:, 0])
+        return PoPEOracle(self.theta, self.phase.value.detach().double().numpy())
 
 
 class PoPEOracle(Oracle):
+    """Vectors in the plane as complex numbers, real parts first."""
+
     def __init__(self, theta: float, phase: np.ndarray) -> None:
         self.theta, self.phase = theta, phase
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        size, found = len(q), []
-        for key, p in zip(keys, positions, strict=True):
-            total = 0.0
-            for c in range(size):
-                angle = (query - p) / math.pow(self.theta, c / size) - min(max(self.phase[head, c], 0.0), 2 * math.pi)
-                total += math.log1p(math.exp(q[c])) * math.log1p(math.exp(key[c])) * math.cos(angle)
-            found.append(total / math.sqrt(size))
-        return np.array(found)
+    def turned(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
+        """x [D] to [2D]."""
+        vectors = []
+        for c, value in enumerate(x):
+            angle = position / math.pow(self.theta, c / len(x)) - min(max(phase[c], 0.0), 2 * math.pi)
+            vectors.append(math.log1p(math.exp(value)) * cmath.exp(1j * angle))
+        return np.array([v.real for v in vectors] + [v.imag for v in vectors])
+
+    def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        return np.stack([self.turned(head, position, phase) for head, phase in zip(x, self.phase, strict=True)])
+
+    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+        return self.turned(x, position, np.zeros(len(x)))
+
+    def score_scale(self, head_size: int) -> float:
+        """Of vectors twice the size of a head."""
+        return math.sqrt(2 / head_size)

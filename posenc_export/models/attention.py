@@ -31,8 +31,8 @@ class Attention(torch.nn.Module):
     @torch.jit.unused
     def states(self) -> List[Carried]:
         """What this attention carries from call to call, in the order `forward` takes."""
-        cache = (self.kv_heads, self.head_size)
-        return [Carried("key", cache, grows=True), Carried("value", cache, grows=True), *self.encoding.layer_states()]
+        key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.head_size)
+        return [Carried("key", key, grows=True), Carried("value", value, grows=True), *self.encoding.layer_states()]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]

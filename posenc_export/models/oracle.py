@@ -57,7 +57,7 @@ def _attention(weights: Weights, name: str, config: AttentionConfig, oracle: Ora
     oracle.observe(x)
     if config.mechanism == "linear":
         return _linear(weights, f"{name}output", _linear_mix(oracle, projected, places).reshape(len(x), -1))
-    mixed = np.zeros_like(q)
+    mixed = np.zeros((len(x), config.heads, size))
     for head in range(config.heads):
         for i, query in enumerate(positions):
             seen = [j for j in range(len(x)) if j <= i or not config.causal]

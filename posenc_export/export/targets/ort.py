@@ -62,7 +62,7 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """GroupQueryAttention, where it alone reads the keys and values it appends; else attention over the valid slots."""
     appended = standard.appended_here(node)
-    if appended is None:
+    if appended is None or size(appended[0].inputs[0], 3) != size(appended[1].inputs[0], 3):  # keys wider than values: the node takes one size
         return standard.attend(rewriter, node)
     append_key, append_value = appended
     _check_head_size(append_key)
