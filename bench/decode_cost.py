@@ -67,18 +67,20 @@ def measured(name: str) -> Dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="registry keys; all of them where none is given")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the rows there; with names, in place of those that it has of them")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BLOCKS))
     if unknown:
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
-    rows = []
+    before = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.names and options.json and options.json.exists() else []
+    rows: Dict[str, Dict[str, Any]] = {row["encoding"]: row for row in before}
     for name in options.names or BLOCKS:
-        rows.append(measured(name))
-        steps = "  ".join(f"{context}: {step['microseconds']:8.1f} us, {step['over_nope']:5.2f} of nope" for context, step in rows[-1]["steps"].items())
-        print(f"{name:20} {steps}  growth {rows[-1]['growth']:.2f}", flush=True)
+        row = rows[name] = measured(name)
+        steps = "  ".join(f"{context}: {step['microseconds']:8.1f} us, {step['over_nope']:5.2f} of nope" for context, step in row["steps"].items())
+        print(f"{name:20} {steps}  growth {row['growth']:.2f}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1}
+        options.json.write_text(json.dumps({**how, "rows": [rows[name] for name in BLOCKS if name in rows]}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -134,7 +134,7 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     Raises:
         ValueError: attention_mask for an encoding with coordinates of its own.
     """
-    for encoding in (model.encoding, *(attention.encoding for attention in attentions(model))):
+    for encoding in dict.fromkeys((model.encoding, *(attention.encoding for attention in attentions(model)))):
         encoding.prepare()
     if signature == "mask" and model.encoding.axes:
         raise ValueError(f"export: signature mask counts positions, got an encoding of {model.encoding.axes} coordinates; choose signature positions")

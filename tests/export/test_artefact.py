@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc_export.encodings.base import PositionEncoding
-from posenc_export.export import TARGETS, export
+from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
@@ -33,6 +33,15 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(target: s
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
         subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(target, str(there))], check=True, env=environment)
         assert _bytes(there) == _bytes(tmp_path / "here")
+
+
+def test_targets_of_one_trace_are_those_of_a_trace_each(tmp_path: Path) -> None:
+    model = seeded(block("fox"))
+    sources = Sources(model)
+    for target in TARGETS:
+        export(sources, target, tmp_path / "together" / target, verify=False)
+        export(model, target, tmp_path / "alone" / target, verify=False)
+        assert _bytes(tmp_path / "together" / target) == _bytes(tmp_path / "alone" / target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
