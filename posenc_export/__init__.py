@@ -12,6 +12,7 @@ _HOME = {
     "EncoderConfig": "posenc_export.models.config",
     "AttentionBlock": "posenc_export.models.attention",
     "Decoder": "posenc_export.models.decoder",
+    "Encoder": "posenc_export.models.encoder",
     "load_preset": "posenc_export.models.presets",
 }
 

@@ -47,10 +47,10 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
     for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = name
-    slots = {state.past: state.axes for state in manifest.states}
+    axes = {**{value.name: value.axes for value in manifest.inputs}, **{state.past: state.axes for state in manifest.states}}
     for value in graph.inputs:
-        if value.name in slots:
-            value.shape = ir.Shape(slots[value.name])
+        value.shape = ir.Shape(axes[str(value.name)])
+    graph.outputs[0].shape = ir.Shape(manifest.outputs[0].axes)
 
 
 def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:

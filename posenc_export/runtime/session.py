@@ -130,8 +130,9 @@ class Session:
         """Take back the last n tokens, of every row or [B].
 
         Raises:
-            ValueError: more than a row holds.
+            ValueError: more than a row holds, a model that keeps nothing.
         """
+        self._check_keeps("a rewind")
         back = per_row("a rewind", n, self._rows or 1)
         length = self.length if self._rows else np.zeros(1, np.int64)
         if (back < 0).any() or (back > length).any():
@@ -163,8 +164,8 @@ class Session:
         Raises:
             ValueError: as prefill and step; a model without a vocabulary, a row without tokens. At the first id, as with any generator.
         """
-        if not self._vocabulary:
-            raise ValueError(f"session: generate takes a decoder, got a {self.manifest.kind}; call prefill and step")
+        if self.manifest.kind != "decoder":
+            raise ValueError(f"session: generate takes a decoder, got kind {self.manifest.kind}; call prefill")
         rows = [len(row) for row in prompt]
         if not all(rows):
             raise ValueError(f"session: a prompt has a token in every row, got {rows}; leave empty rows out")
@@ -245,11 +246,14 @@ class Session:
         """Slots in use, of the longest row or of all rows together."""
         return int(self._held.max()) if self.manifest.layout == "rows" else self._slots.shape[1]
 
+    def _check_keeps(self, what: str) -> None:
+        if not self.manifest.states:
+            raise ValueError(f"session: {what} needs what is cached, got a bidirectional model, which reads a row at once; call prefill")
+
     def _prepare_step(self) -> Stepper:
         if not self._rows:
             raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
-        if not self.manifest.states:
-            raise ValueError("session: a step follows what is cached, got a bidirectional model, which reads a row at once; call prefill")
+        self._check_keeps("a step")
         self._sync()
         one = np.ones(self._rows, np.int64)
         feeds.check_room(self.manifest, self._most, self._start, self._held, one)

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Dict
+from typing import Any, Dict
 
+import onnx
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
-from tests.tiny import block
+from tests.tiny import block, decoder, encoder
 
 PROGRAM = "from tests.tiny import block; from posenc_export.export import export; from posenc_export.models.presets import seeded; export(seeded(block('alibi')), {!r}, {!r})"
 
@@ -116,3 +117,12 @@ def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> 
         export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
     with pytest.raises(ValueError, match="ort-cuda takes signature positions, got mask"):
         export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
+
+
+@pytest.mark.parametrize("signature", ["positions", "mask"])
+@pytest.mark.parametrize("config", [encoder("learned"), decoder("rope"), block("alibi", causal=False)], ids=["encoder", "decoder", "bidirectional block"])
+def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:
+    export(seeded(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
+    graph = onnx.load(tmp_path / "artefact" / "model.onnx").graph
+    names = {axis.dim_param for value in (*graph.input, graph.output[0]) for axis in value.type.tensor_type.shape.dim if axis.dim_param}
+    assert names <= {"batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"}

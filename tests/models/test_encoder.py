@@ -70,6 +70,19 @@ def test_segments_that_do_not_fit_are_refused(types: np.ndarray, message: str) -
         Session(TorchGraph(module, manifest), manifest).prefill(np.arange(12)[None], token_types=types)
 
 
+def test_what_needs_a_cache_or_a_vocabulary_is_refused() -> None:
+    module, manifest = eager(seeded(encoder("alibi")))
+    session, ids = Session(TorchGraph(module, manifest), manifest), np.arange(12)[None]
+    session.prefill(ids)
+    for call, message in (
+        (lambda: session.step(ids[:, 0]), "a step needs what is cached"),
+        (lambda: session.rewind(1), "a rewind needs what is cached"),
+        (lambda: list(session.generate(ids, 2)), "generate takes a decoder, got kind encoder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox"])
 def test_encodings_that_look_back_only_are_refused_by_name(variant: str) -> None:
     with pytest.raises(ValueError, match="works in causal attention, got bidirectional"):
