@@ -76,7 +76,7 @@ def _bases(axes: Any, spec: Mapping[str, Any], geometry: Geometry) -> None:
         turns = np.exp(1j * distances * np.array([other.frequency(k) for k in range(other.size // 2)]))
         bound = np.abs(np.cumsum(turns, axis=1)).mean(1)
         smooth = np.convolve(bound / bound[0], np.full(SMOOTH, 1 / SMOOTH), "valid")
-        axes.plot(np.arange(len(smooth)) + SMOOTH // 2, smooth, color=color, linewidth=1, label=f"{theta:.0e}")
+        axes.plot(np.arange(len(smooth))[::8] + SMOOTH // 2, smooth[::8], color=color, linewidth=1, label=f"{theta:.0e}")
     axes.set_xlabel("distance", fontsize=8)
     axes.legend(fontsize=6, frameon=False, title="theta", title_fontsize=6)
 
