@@ -18,7 +18,6 @@ from posenc_export.terminal import BAD_INPUT, OneLineParser, Progress, missing, 
 FAILED_CHECK, INTERRUPTED = 1, 130
 # What describes a block and its default; a preset brings its own.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
-ATTENTIONS = ("causal", "bidirectional")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -65,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
     for name, default in BLOCK.items():  # absent is not the default: a preset refuses them
         said = "from heads and width" if name in ("kv_heads", "head_size") else default
-        exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), help=f"of a block (default {said})")
+        choices = ("causal", "bidirectional") if name == "attention" else None
+        exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=f"of a block (default {said})")
     exporting.add_argument("--signature", default="positions", help="positions or mask")
     exporting.add_argument("--dtype", help="float32 or float16 (default: the target's own)")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
@@ -168,8 +168,6 @@ def _model(options: argparse.Namespace) -> Any:
         return load_preset(options.model)
     values: Dict[str, Any] = {**BLOCK, **given}
     seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
-    if attention not in ATTENTIONS:
-        raise ValueError(f"export: attention is one of {', '.join(ATTENTIONS)}, got {attention!r}; {nearest(attention, ATTENTIONS)}")
     return seeded(AttentionConfig(encoding=spec, causal=attention == "causal", **values), seed)
 
 

@@ -92,7 +92,7 @@ def length_page(study: Dict[str, Any], folder: Path) -> str:
     lines += [f"One decoder of 0.33 million parameters per encoding, trained alike ({budget}), read through its exported"]
     lines += [f"`ort` artefact by chunked prefill of {study['chunk']} bytes; held-out bits per byte over the last {study['tail']} bytes of {study['windows']} contexts,"]
     lines += ["which end at the same bytes for every length. Scalings of rope read rope's weights, with the factor 8 that 2048 asks for."]
-    lines += ["Written by `bench/length_study.py` and `python -m posenc_export.catalogue.pages`.", ""]
+    lines += ["Rows of `learned` beyond 255 were never trained. Written by `bench/length_study.py` and `python -m posenc_export.catalogue.pages`.", ""]
     lines += ["| encoding | " + " | ".join(str(context) for context in contexts) + " |", "|---|" + "---|" * len(contexts)]
     lines += [f"| {row['encoding']} | " + " | ".join(f"{row['bits'][str(context)]:.2f}" for context in contexts) + " |" for row in study["rows"]]
     return "\n".join([*lines, ""])
