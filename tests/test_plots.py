@@ -24,7 +24,7 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_page_states_formula_hook_and_source(name: str) -> None:
-    text = page(name, [{"encoding": name, "target": "ort", "tolerance": 1e-5, "full": 1e-6}])
+    text = page(name, [{"encoding": name, "model": "decoder", "target": "ort", "tolerance": 1e-5, "full": 1e-6}])
     assert text.startswith(f"# {name}\n") and "Hook:" in text and "```" in text and "| ort | 1.0e-06 | 1.0e-05 |" in text
 
 
