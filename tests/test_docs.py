@@ -11,6 +11,8 @@ def test_the_worked_example_is_the_file_it_speaks_of() -> None:
     assert (TOP / "posenc_export/encodings/kerple.py").read_text() in (TOP / "CONTRIBUTING.md").read_text()
 
 
-def test_the_readme_names_every_encoding() -> None:
-    readme = (TOP / "README.md").read_text()
-    assert [name for name in REGISTRY if f"`{name}`" not in readme] == []
+def test_an_encoding_is_one_file_and_one_line() -> None:
+    folder = TOP / "posenc_export/encodings"
+    lines = (folder / "__init__.py").read_text().splitlines()
+    for name, cls in REGISTRY.items():
+        assert (folder / f"{name}.py").is_file() and [line for line in lines if line.startswith(f'    "{name}":')] == [f'    "{name}": "{cls.__name__}",']

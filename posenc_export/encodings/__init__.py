@@ -1,92 +1,55 @@
 """The registry of position encodings: one line each brings an encoding into every target, test, benchmark and page."""
 
+import importlib
 import inspect
 from typing import Any, Dict, Mapping, Type
 
-from posenc_export.encodings.alibi import ALiBi
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.binary import Binary
-from posenc_export.encodings.complex_order import ComplexOrder
-from posenc_export.encodings.conditional_conv import ConditionalConv
-from posenc_export.encodings.conditional_conv_2d import ConditionalConv2D
-from posenc_export.encodings.cope import CoPE
-from posenc_export.encodings.deberta import DeBERTa
-from posenc_export.encodings.fire import FIRE
-from posenc_export.encodings.floater import FLOATER
-from posenc_export.encodings.fox import FoX
-from posenc_export.encodings.hierarchical import Hierarchical
-from posenc_export.encodings.input_rnn import InputRNN
-from posenc_export.encodings.integer import Integer
-from posenc_export.encodings.kerple import KERPLE
-from posenc_export.encodings.learned import Learned
-from posenc_export.encodings.logn import LogN
-from posenc_export.encodings.mrope import MRoPE
-from posenc_export.encodings.mrope_interleaved import MRoPEInterleaved
-from posenc_export.encodings.multiplicative import Multiplicative
-from posenc_export.encodings.nope import NoPE
-from posenc_export.encodings.normalized import Normalized
-from posenc_export.encodings.pope import PoPE
-from posenc_export.encodings.recurrent import Recurrent
-from posenc_export.encodings.rope import RoPE
-from posenc_export.encodings.rope_2d import RoPE2D
-from posenc_export.encodings.rope_axial import RoPEAxial
-from posenc_export.encodings.rope_dynamic import RoPEDynamic
-from posenc_export.encodings.rope_linear import RoPELinear
-from posenc_export.encodings.rope_llama3 import RoPELlama3
-from posenc_export.encodings.rope_longrope import RoPELongRoPE
-from posenc_export.encodings.rope_ntk import RoPENTK
-from posenc_export.encodings.rope_proportional import RoPEProportional
-from posenc_export.encodings.rope_yarn import RoPEYaRN
-from posenc_export.encodings.sandwich import Sandwich
-from posenc_export.encodings.shaw import Shaw
-from posenc_export.encodings.sinusoidal import Sinusoidal
-from posenc_export.encodings.swin_v2 import SwinV2
-from posenc_export.encodings.t5 import T5
-from posenc_export.encodings.transformer_xl import TransformerXL
-from posenc_export.encodings.xpos import XPos
 
-REGISTRY: Dict[str, Type[PositionEncoding]] = {
-    "nope": NoPE,
-    "integer": Integer,
-    "normalized": Normalized,
-    "binary": Binary,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "hierarchical": Hierarchical,
-    "recurrent": Recurrent,
-    "floater": FLOATER,
-    "multiplicative": Multiplicative,
-    "input_rnn": InputRNN,
-    "conditional_conv": ConditionalConv,
-    "conditional_conv_2d": ConditionalConv2D,
-    "complex_order": ComplexOrder,
-    "rope": RoPE,
-    "rope_linear": RoPELinear,
-    "rope_ntk": RoPENTK,
-    "rope_yarn": RoPEYaRN,
-    "rope_llama3": RoPELlama3,
-    "rope_proportional": RoPEProportional,
-    "rope_dynamic": RoPEDynamic,
-    "rope_longrope": RoPELongRoPE,
-    "rope_2d": RoPE2D,
-    "rope_axial": RoPEAxial,
-    "mrope": MRoPE,
-    "mrope_interleaved": MRoPEInterleaved,
-    "xpos": XPos,
-    "pope": PoPE,
-    "logn": LogN,
-    "alibi": ALiBi,
-    "t5": T5,
-    "kerple": KERPLE,
-    "fire": FIRE,
-    "sandwich": Sandwich,
-    "swin_v2": SwinV2,
-    "shaw": Shaw,
-    "transformer_xl": TransformerXL,
-    "deberta": DeBERTa,
-    "cope": CoPE,
-    "fox": FoX,
+# The file and the class in it.
+CLASSES = {
+    "nope": "NoPE",
+    "integer": "Integer",
+    "normalized": "Normalized",
+    "binary": "Binary",
+    "sinusoidal": "Sinusoidal",
+    "learned": "Learned",
+    "hierarchical": "Hierarchical",
+    "recurrent": "Recurrent",
+    "floater": "FLOATER",
+    "multiplicative": "Multiplicative",
+    "input_rnn": "InputRNN",
+    "conditional_conv": "ConditionalConv",
+    "conditional_conv_2d": "ConditionalConv2D",
+    "complex_order": "ComplexOrder",
+    "rope": "RoPE",
+    "rope_linear": "RoPELinear",
+    "rope_ntk": "RoPENTK",
+    "rope_yarn": "RoPEYaRN",
+    "rope_llama3": "RoPELlama3",
+    "rope_proportional": "RoPEProportional",
+    "rope_dynamic": "RoPEDynamic",
+    "rope_longrope": "RoPELongRoPE",
+    "rope_2d": "RoPE2D",
+    "rope_axial": "RoPEAxial",
+    "mrope": "MRoPE",
+    "mrope_interleaved": "MRoPEInterleaved",
+    "xpos": "XPos",
+    "pope": "PoPE",
+    "logn": "LogN",
+    "alibi": "ALiBi",
+    "t5": "T5",
+    "kerple": "KERPLE",
+    "fire": "FIRE",
+    "sandwich": "Sandwich",
+    "swin_v2": "SwinV2",
+    "shaw": "Shaw",
+    "transformer_xl": "TransformerXL",
+    "deberta": "DeBERTa",
+    "cope": "CoPE",
+    "fox": "FoX",
 }
+REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 
 __all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]
 
