@@ -1,19 +1,18 @@
 """From a module to model.pt2: torch.export with every size dynamic, saved without paths or anything that varies from run to run."""
 
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.describe import P, trace_inputs
+from posenc_export.export.archive import read_entries, write_entries
+from posenc_export.export.describe import P, S, trace_inputs
 from posenc_export.export.signatures import wrap
 from posenc_export.export.source import Source, refuse_mutation
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt2"
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip archive can carry
 KEPT = ("val", "unbacked_bindings")  # of a node; the rest tells where on the exporting machine its source stands
 
 
@@ -30,6 +29,8 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
             warnings.simplefilter("ignore")  # deprecations inside torch itself
             program = torch.export.export(wrap(source.model, manifest.signature), arguments, dynamic_shapes=_named(shapes, sizes))
     except torch._dynamo.exc.UserError as error:
+        if S not in str(error):  # another size is fixed: not what is known to happen
+            raise
         rule = "export: sizes of a torch.export program are free, got a module that loops over the tokens of a call"
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
     refuse_mutation(program)
@@ -37,7 +38,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
         node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
     path = folder / FILE_NAME
     torch.export.save(program, path)
-    _normalise(path)
+    write_entries(path, read_entries(path))
     return manifest
 
 
@@ -46,11 +47,3 @@ def _named(shapes: Any, sizes: Dict[str, Any]) -> Any:
     if isinstance(shapes, dict):
         return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == P else 1)) for axis, name in shapes.items()}
     return type(shapes)(_named(part, sizes) for part in shapes)
-
-
-def _normalise(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in entries.items():
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), content)

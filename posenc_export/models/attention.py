@@ -84,6 +84,11 @@ def attention(config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.M
     return Attention(config, encoding) if config.causal else Bidirectional(config, encoding)
 
 
+def one_or_each(config: AttentionConfig, encoding: PositionEncoding, layers: int) -> List[PositionEncoding]:
+    """The encoding of each layer: `encoding` in all of them, or in the first and others of its kind behind it (PositionEncoding.shared)."""
+    return [encoding if layer == 0 or encoding.shared else encodings.build(config.encoding, config.geometry) for layer in range(layers)]
+
+
 class AttentionBlock(torch.nn.Module):
     """One attention with its encoding, from hidden states to hidden states: what an engineer drops into a model of their own.
 

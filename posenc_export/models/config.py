@@ -10,6 +10,12 @@ from posenc_export.encodings.base import Geometry
 Config = TypeVar("Config", "AttentionConfig", "DecoderConfig", "EncoderConfig")
 
 
+def _at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"config: {name} is at least 1, got {getattr(config, name)}")
+
+
 @dataclass(frozen=True)
 class AttentionConfig:
     """One attention block.
@@ -43,9 +49,7 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         if self.mechanism not in ("softmax", "linear"):
             raise ValueError(f"config: mechanism is one of softmax, linear, got {self.mechanism!r}")
-        for name in ("width", "heads", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "width", "heads", "max_positions")
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_size:
@@ -95,9 +99,7 @@ class DecoderConfig:
     layer_encodings: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "vocabulary", "layers", "hidden")
         for name, choices in (("norm", ("rms", "layer")), ("mlp", ("swiglu", "gelu"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"config: {name} is one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -128,9 +130,7 @@ class EncoderConfig:
     epsilon: float = 1e-12
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "hidden", "segments"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"config: {name} is at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "vocabulary", "layers", "hidden", "segments")
         if self.attention.causal or self.attention.mechanism != "softmax":
             raise ValueError("config: an encoder's attention is softmax and sees both ways, got another; give causal=False")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.base import PositionEncoding
-from posenc_export.models.attention import attention
+from posenc_export.models.attention import attention, one_or_each
 from posenc_export.models.config import DecoderConfig
 
 
@@ -46,10 +46,10 @@ def of_layers(config: DecoderConfig, encoding: PositionEncoding) -> List[Positio
     Raises:
         ValueError: layer encodings that act on tokens or bias, or read other coordinates than the model's.
     """
-    block, made = config.attention, [encoding]
     if not config.layer_encodings:
-        return made + [encoding if encoding.shared else encodings.build(block.encoding, block.geometry) for _ in range(config.layers - 1)]
-    made = [encodings.build(config.layer_encodings[layer % len(config.layer_encodings)], block.geometry) for layer in range(config.layers)]
+        return one_or_each(config.attention, encoding, config.layers)
+    in_turn = config.layer_encodings
+    made = [encodings.build(in_turn[layer % len(in_turn)], config.attention.geometry) for layer in range(config.layers)]
     for hooks, found in ((("embed", "embed_next", "bias"), made), (("rotate", "bias", "observe", "rescore"), [encoding])):
         for one in found:
             if one.axes != encoding.axes or any(getattr(type(one), hook) is not getattr(PositionEncoding, hook) for hook in hooks):

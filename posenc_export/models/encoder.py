@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.base import PositionEncoding
-from posenc_export.models.attention import attention
+from posenc_export.models.attention import attention, one_or_each
 from posenc_export.models.config import EncoderConfig
 from posenc_export.models.decoder import GELU
 
@@ -48,7 +48,7 @@ class Encoder(torch.nn.Module):
         self.encoding = encodings.build(block.encoding, block.geometry)
         if self.encoding.token_width(block.width) != block.width:
             raise ValueError(f"encoder: the token table is as wide as the model, got {block.encoding['name']}, which wants another; use it in a decoder")
-        built = [self.encoding if layer == 0 or self.encoding.shared else encodings.build(block.encoding, block.geometry) for layer in range(config.layers)]
+        built = one_or_each(block, self.encoding, config.layers)
         self.embedding, self.segments = torch.nn.Embedding(config.vocabulary, block.width), torch.nn.Embedding(config.segments, block.width)
         self.encoding.initialise_tokens(self.embedding.weight)
         torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
