@@ -4,13 +4,14 @@ A scenario drives a session and yields (actual, expected) pairs; `tokens` are th
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime import Session
 
 Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]
+Scenario = Callable[["Session", "Case"], Pairs]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Case:
     other_full: np.ndarray
 
 
-def split(past: int, new: int) -> Callable[[Session, Case], Pairs]:
+def split(past: int, new: int) -> Scenario:
     """`past` tokens in the cache, then `new` at once."""
 
     def scenario(session: Session, case: Case) -> Pairs:
@@ -45,7 +46,7 @@ def split(past: int, new: int) -> Callable[[Session, Case], Pairs]:
     return scenario
 
 
-def chunked(chunk: int) -> Callable[[Session, Case], Pairs]:
+def chunked(chunk: int) -> Scenario:
     """One prefill fed in chunks."""
 
     def scenario(session: Session, case: Case) -> Pairs:
@@ -58,13 +59,13 @@ def stepped(session: Session, case: Case) -> Pairs:
     """One token at a time, from an empty cache."""
     yield session.prefill(case.tokens[:, :1], start=case.start), case.full[:, :1]
     for index in range(1, case.tokens.shape[1]):
-        yield session.step(case.tokens[:, index]).copy(), case.full[:, index]
+        yield session.step(case.tokens[:, index]), case.full[:, index]
 
 
 def left_padded(session: Session, case: Case) -> Pairs:
     """Row b behind b + 1 columns of padding, then steps."""
-    length = case.tokens.shape[1] // 2
-    rows = len(case.tokens)
+    rows, total = case.tokens.shape[:2]
+    length = max(1, total // 2)
     mask = np.zeros((rows, length + rows), np.int64)
     padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
     for row in range(rows):
@@ -73,38 +74,79 @@ def left_padded(session: Session, case: Case) -> Pairs:
     result = session.prefill(padded, start=case.start, attention_mask=mask)
     for row in range(rows):
         yield result[row, row + 1 : row + 1 + length], case.full[row, :length]
-    for index in range(length, length + 3):
-        yield session.step(case.tokens[:, index]).copy(), case.full[:, index]
+    for index in range(length, min(length + 3, total)):
+        yield session.step(case.tokens[:, index]), case.full[:, index]
+
+
+class Along:
+    """Rows that read their sequences at a pace of their own.
+
+    Args:
+        session: what reads them.
+        case: of the session's rows.
+    """
+
+    def __init__(self, session: Session, case: Case) -> None:
+        self.session, self.total = session, case.tokens.shape[1]
+        self.tokens, self.full = list(case.tokens), list(case.full)
+        self.at = [0] * len(case.tokens)
+
+    def read(self, counts: Sequence[int], **how: Any) -> Pairs:
+        """Up to counts[b] more tokens of row b in one call."""
+        ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
+        if ends == self.at:
+            return
+        result = self.session.prefill([row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)], **how)
+        for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
+            yield result[row, : end - at], self.full[row][at:end]
+        self.at = ends
+
+    def step(self, times: int) -> Pairs:
+        """One token of every row, as often as all rows have one left."""
+        for _ in range(min(times, self.total - max(self.at))):
+            result = self.session.step(np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)]))
+            for row, at in enumerate(self.at):
+                yield result[row], self.full[row][at]
+            self.at = [at + 1 for at in self.at]
+
+    def rewind(self, back: Sequence[int]) -> None:
+        """Take back[b] tokens of row b back, as far as it has them."""
+        fewer = [min(n, at) for n, at in zip(back, self.at, strict=True)]
+        self.session.rewind(np.array(fewer))
+        self.at = [at - n for at, n in zip(self.at, fewer, strict=True)]
 
 
 def ragged(session: Session, case: Case) -> Pairs:
     """Rows of different lengths, then ragged chunks on the filled caches, then steps."""
-    total = case.tokens.shape[1]
-    lengths = [max(1, total // 2 - 3 * row) for row in range(len(case.tokens))]
-    more = [4 - row for row in range(len(case.tokens))]
-    first = session.prefill([case.tokens[row, :n] for row, n in enumerate(lengths)], start=case.start)
-    for row, n in enumerate(lengths):
-        yield first[row, :n], case.full[row, :n]
-    second = session.prefill([case.tokens[row, n : n + m] for row, (n, m) in enumerate(zip(lengths, more, strict=True))])
-    for row, (n, m) in enumerate(zip(lengths, more, strict=True)):
-        yield second[row, :m], case.full[row, n : n + m]
-    for _ in range(3):
-        at = [n + m for n, m in zip(lengths, more, strict=True)]
-        result = session.step(np.stack([case.tokens[row, n] for row, n in enumerate(at)])).copy()
-        for row, n in enumerate(at):
-            yield result[row], case.full[row, n]
-        more = [m + 1 for m in more]
+    rows, along = range(len(case.tokens)), Along(session, case)
+    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], start=case.start)
+    yield from along.read([4 - row for row in rows])
+    yield from along.step(3)
 
 
 def rewound(session: Session, case: Case) -> Pairs:
     """Past the fork by chunk and by step, back, and along the other ending: nothing stale may be seen."""
-    at = case.fork_at
-    session.prefill(case.tokens[:, : at + 4], start=case.start)
-    session.step(case.tokens[:, at + 4])
-    session.rewind(5)
-    yield session.step(case.other[:, at]).copy(), case.other_full[:, at]
+    at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
+    session.prefill(case.tokens[:, : at + beyond], start=case.start)
+    session.step(case.tokens[:, at + beyond])
+    session.rewind(beyond + 1)
+    yield session.step(case.other[:, at]), case.other_full[:, at]
     session.rewind(1)
     yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
+
+
+def rewound_by_row(session: Session, case: Case) -> Pairs:
+    """Each row back by a count of its own, behind whole and behind ragged calls; rows that went behind the fork take the other ending."""
+    along, last = Along(session, case), len(case.tokens) - 1
+    yield from along.read([case.fork_at + 4] * (last + 1), start=case.start)
+    along.rewind([*(4 + row for row in range(last)), 0])
+    along.tokens[:last], along.full[:last] = case.other[:last], case.other_full[:last]
+    yield from along.read([3 + 2 * row for row in range(last + 1)])
+    yield from along.step(2)
+    along.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
+    yield from along.step(3)
+    along.rewind([2] * (last + 1))
+    yield from along.read([5 - row for row in range(last + 1)])
 
 
 def forked(session: Session, case: Case) -> Pairs:
@@ -112,9 +154,39 @@ def forked(session: Session, case: Case) -> Pairs:
     at = case.fork_at
     session.prefill(case.tokens[:, :at], start=case.start)
     other = session.fork()
-    for index in range(at, at + 4):
-        yield session.step(case.tokens[:, index]).copy(), case.full[:, index]
-        yield other.step(case.other[:, index]).copy(), case.other_full[:, index]
+    for index in range(at, min(at + 4, case.tokens.shape[1])):
+        yield session.step(case.tokens[:, index]), case.full[:, index]
+        yield other.step(case.other[:, index]), case.other_full[:, index]
+
+
+def admitted(session: Session, case: Case) -> Pairs:
+    """Rows that come one after the other while those before them run, and go in another order; the last one left starts again."""
+    along = Along(session, case)
+    running, at = [0], [min(5, case.tokens.shape[1])]
+    yield session.prefill(case.tokens[:1, : at[0]], start=case.start), case.full[:1, : at[0]]
+
+    def step(rows: Sequence[int]) -> Pairs:
+        if max(at[index] for index in range(len(rows))) < along.total:
+            result = session.step(np.stack([case.tokens[row, at[index]] for index, row in enumerate(rows)]))
+            for index, row in enumerate(rows):
+                yield result[index], case.full[row, at[index]]
+                at[index] += 1
+
+    for row in range(1, len(case.tokens)):
+        count = min(2 + row, along.total)
+        yield session.admit(case.tokens[row : row + 1, :count], start=case.start, chunk=2), case.full[row : row + 1, :count]
+        running.append(row)
+        at.append(count)
+        yield from step(running)
+    while running:
+        gone = running[0]
+        session.retire(0)
+        for numbers in (running, at):
+            numbers[0] = numbers[-1]
+            numbers.pop()
+        if running:
+            yield from step(running)
+    yield session.admit(case.other[gone : gone + 1, :3], start=case.start), case.other_full[gone : gone + 1, :3]
 
 
 def padded_around(session: Session, case: Case) -> Pairs:
@@ -138,17 +210,19 @@ def ragged_at_once(session: Session, case: Case) -> Pairs:
         yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
 
 
-def grid_of_whole_calls(length: int) -> Dict[str, Callable[[Session, Case], Pairs]]:
+def grid_of_whole_calls(length: int) -> Dict[str, Scenario]:
     """The scenarios of bidirectional models, which have no cache."""
     return {"at once": split(0, length), "padding": padded_around, "ragged rows": ragged_at_once}
 
 
-def grid(length: int) -> Dict[str, Callable[[Session, Case], Pairs]]:
+def grid(length: int) -> Dict[str, Scenario]:
     """The scenarios for sequences of `length` tokens, by name."""
     middle, many = length // 2, length // 3
     pasts: List[Tuple[str, int]] = [("0", 0), ("1", 1), ("middle", middle)]
-    cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many)}
-    cells["past last, new 1"] = split(length - 1, 1)
+    cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many) if 0 < new and past + new <= length}
+    if length > 1:
+        cells["past last, new 1"] = split(length - 1, 1)
+        cells |= {"rewind": rewound, "rewind by row": rewound_by_row}
     return {
         **cells,
         "chunks of 1": chunked(1),
@@ -156,6 +230,5 @@ def grid(length: int) -> Dict[str, Callable[[Session, Case], Pairs]]:
         "steps": stepped,
         "left padding": left_padded,
         "ragged rows": ragged,
-        "rewind": rewound,
         "fork": forked,
     }

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from posenc_export.export.describe import Model, attention_of, dtype_of, eager, layers_of
-from posenc_export.export.scenarios import Case, grid, grid_of_whole_calls
+from posenc_export.export.guests import WithGuests
+from posenc_export.export.scenarios import Case, Scenario, admitted, grid, grid_of_whole_calls
 from posenc_export.models import oracle
 from posenc_export.models.config import from_json, to_json
 from posenc_export.models.presets import rebuild
 from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Model as Loaded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -25,6 +27,7 @@ BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: long enough for every cut, short enough for an oracle that goes entry by entry
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
 CHUNK = 512
+GUEST_LENGTH = 8  # tokens that a guest row may need
 FAILED = 1e300
 
 
@@ -81,7 +84,8 @@ def check(folder: Path, model: Model, progress: Progress) -> Manifest:
 def measure(folder: Path, manifest: Manifest, model: Model, progress: Progress, provider: str) -> Dict[str, Any]:
     """The certificate of an artefact against `model`, which has the artefact's dtype."""
     # One thread: the order of sums, and so the figures of the certificate, are then the same on every run.
-    return certify(lambda: load(folder, provider=provider, threads=1, capacity=min(manifest.max_positions, LONGEST)), manifest, model, progress, provider)
+    loaded = load(folder, provider=provider, threads=1)
+    return certify(lambda: loaded.session(capacity=min(manifest.max_positions, LONGEST)), manifest, model, progress, provider)
 
 
 def certify(open_session: Callable[[], Session], manifest: Manifest, model: Model, progress: Progress, provider: str = "cpu") -> Dict[str, Any]:
@@ -92,12 +96,11 @@ def certify(open_session: Callable[[], Session], manifest: Manifest, model: Mode
     length = min(LENGTH, config.max_positions)
     cells: Dict[str, float] = {}
     session = open_session()
-    scenarios = grid(length) if manifest.states else grid_of_whole_calls(length)
     for start in _starts(manifest, length):
         progress(f"{manifest.target}: verifying from position {start}")
         for batch in BATCHES:
             case = _case(exact, batch, length, start, manifest.dtype)
-            for name, scenario in scenarios.items():
+            for name, scenario in _scenarios(manifest, length, case).items():
                 session.reset()
                 cells[f"batch {batch}, start {start}: {name}"] = max(worst_error(a, e) for a, e in scenario(session, case))
         expected = np.stack([oracle.full_pass(exact, row, start) for row in case.tokens[:1]])
@@ -111,6 +114,24 @@ def certify(open_session: Callable[[], Session], manifest: Manifest, model: Mode
         cells["cache filled to its end"] = _filled(session, exact, manifest)
     cells = {name: _rounded_up(error) for name, error in cells.items()}
     return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": provider, "cells": cells}
+
+
+def _scenarios(manifest: Manifest, length: int, case: Case) -> Dict[str, Scenario]:
+    """What the artefact must go through, by name; where rows fill their own slots, with rows that come and go too."""
+    if not manifest.states:
+        return grid_of_whole_calls(length)
+    alone = grid(length)
+    if manifest.layout == "columns" or length < GUEST_LENGTH:
+        return alone
+    cells = {**alone, "rows come and go": admitted}
+    if case.start == 0 and len(case.tokens) > 1:
+        cells |= {f"{name}, beside guests": _beside_guests(scenario, case) for name, scenario in alone.items()}
+    return cells
+
+
+def _beside_guests(scenario: Scenario, case: Case) -> Scenario:
+    """The scenario on rows that share their batch with others."""
+    return lambda session, same: scenario(WithGuests(session, case.other[::-1].copy(), 1), same)  # type: ignore[arg-type]
 
 
 def _starts(manifest: Manifest, length: int) -> List[int]:
@@ -141,7 +162,7 @@ def _full(model: Model, tokens: np.ndarray, start: int) -> np.ndarray:
 
 def _eager_session(model: Model) -> Session:
     module, manifest = eager(model)
-    return Session(TorchGraph(module, manifest), manifest)
+    return Loaded(TorchGraph(module, manifest)).session()
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:
@@ -152,10 +173,14 @@ def _coordinates(session: Session, model: Model, manifest: Manifest, length: int
     """Every token at a place of its own on every axis, in chunks against eager at once, and that against the oracle."""
     tokens = _inputs(model, (2, length), 3, manifest.dtype)
     grid = np.random.default_rng(4).integers(manifest.max_positions, size=(manifest.axes, 2, length))
-    session.reset()
     full = _eager_session(model).prefill(_wide(tokens), chunk=length, grid=grid)
     expected = oracle.full_pass(model, tokens[0], 0, grid[:, 0])
-    return worst_error(session.prefill(tokens, chunk=7, grid=grid), full), worst_error(full[0], expected)
+    session.reset()
+    pairs = [(session.prefill(tokens, chunk=7, grid=grid), full)]
+    for back in range(1, min(6, length)) if manifest.states else ():  # what is fed again behind a rewind has its coordinates too
+        session.rewind(back)
+        pairs.append((session.prefill(tokens[:, -back:], grid=grid[:, :, -back:]), full[:, -back:]))
+    return max(worst_error(a, e) for a, e in pairs), worst_error(full[0], expected)
 
 
 def _segments(session: Session, model: Model, manifest: Manifest, length: int) -> Tuple[float, float]:
@@ -175,11 +200,13 @@ def _filled(session: Session, model: Model, manifest: Manifest) -> float:
     tokens = _inputs(model, (1, length), 2, manifest.dtype)
     reference = _eager_session(model)
     session.reset()
-    worst = 0.0
-    for first in range(0, length - 1, CHUNK):
-        part = tokens[:, first : min(first + CHUNK, length - 1)]
+    worst, last = 0.0, max(length - 1, 1)
+    for first in range(0, last, CHUNK):
+        part = tokens[:, first : min(first + CHUNK, last)]
         worst = max(worst, worst_error(session.prefill(part), reference.prefill(_wide(part))))
-    return max(worst, worst_error(session.step(tokens[:, -1]), reference.step(_wide(tokens[:, -1]))))
+    if last < length:
+        worst = max(worst, worst_error(session.step(tokens[:, -1]), reference.step(_wide(tokens[:, -1]))))
+    return worst
 
 
 def _rounded_up(error: float) -> float:

@@ -30,6 +30,7 @@ class State:
         update: "append" grows along axis, "in_place" has a fixed capacity along axis and shares one buffer, "replace" is new each call.
         axes: B first; the one that is a name, `axis`, counts slots.
         fill: value of slots never written.
+        reads_hidden: whether the graph reads slots beyond a row's length: hidden slots must then hold `fill`.
     """
 
     past: str
@@ -39,6 +40,7 @@ class State:
     update: str
     axis: int
     fill: int = 0
+    reads_hidden: bool = True
 
 
 @dataclass(frozen=True)
