@@ -222,7 +222,7 @@ def grid(length: int) -> Dict[str, Scenario]:
     cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many) if 0 < new and past + new <= length}
     if length > 1:
         cells["past last, new 1"] = split(length - 1, 1)
-        cells |= {"rewind": rewound, "rewind by row": rewound_by_row}
+        cells |= {"rewind": rewound, "rewind by row": rewound_by_row, "fork": forked}
     return {
         **cells,
         "chunks of 1": chunked(1),
@@ -230,5 +230,4 @@ def grid(length: int) -> Dict[str, Scenario]:
         "steps": stepped,
         "left padding": left_padded,
         "ragged rows": ragged,
-        "fork": forked,
     }

@@ -12,6 +12,9 @@ SPACING = 16  # steps from one mark to the next: a rewind feeds fewer tokens tha
 Numbers = Dict[str, np.ndarray]  # what stands beside the tokens of one row, by graph input: [n,count]
 
 
+Part = Tuple[np.ndarray, Numbers]  # tokens [count,*] of a call and what stands beside them
+
+
 @dataclass
 class Mark:
     """The states of a row at a length, and what was fed behind it.
@@ -19,23 +22,28 @@ class Mark:
     Args:
         length: tokens of the row.
         states: values of the states that calls replace, of this row alone.
-        tokens: [count,*], one array for each call.
-        numbers: what stands beside them, one for each call.
+        parts: one for each call.
     """
 
     length: int
     states: Sequence[np.ndarray]
-    tokens: List[np.ndarray] = field(default_factory=list)
-    numbers: List[Numbers] = field(default_factory=list)
+    parts: List[Part] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """Length behind the last token."""
-        return self.length + sum(len(part) for part in self.tokens)
+        return self.length + sum(len(tokens) for tokens, _ in self.parts)
+
+    def first(self, count: int) -> Part:
+        """The first `count` tokens, and what stands beside them."""
+        if not count:
+            return np.zeros(0, np.int64), {}
+        tokens, numbers = np.concatenate([tokens for tokens, _ in self.parts]), [numbers for _, numbers in self.parts]
+        return tokens[:count], {name: np.concatenate([part[name] for part in numbers], axis=1)[:, :count] for name in numbers[0]}
 
 
 class RowHistory:
-    """Marks of one row, oldest first.
+    """Marks of one row, oldest first, without a gap from the first mark to the last token.
 
     Args:
         limit: tokens that can be taken back; older marks are dropped, so that memory does not grow with the sequence.
@@ -51,45 +59,33 @@ class RowHistory:
 
     def record(self, length: int, states: Optional[Sequence[np.ndarray]], tokens: np.ndarray, numbers: Numbers) -> None:
         """Remember tokens [count,*] that are about to be fed behind `length`; states where `wants_mark`."""
-        if states is not None:
-            if self.marks and self.marks[-1].length == length:
-                self.marks.pop()
-            self.marks.append(Mark(length, states))
-            while len(self.marks) > 1 and length - self.marks[1].length >= self.limit:
-                self.marks.pop(0)
-        self.marks[-1].tokens.append(tokens.copy())
-        self.marks[-1].numbers.append({name: part.copy() for name, part in numbers.items()})
+        part = (tokens.copy(), {name: numbers[name].copy() for name in numbers})
+        if states is None:
+            self.marks[-1].parts.append(part)
+            return
+        self.marks.append(Mark(length, states, [part]))
+        while len(self.marks) > 1 and length - self.marks[1].length >= self.limit:
+            self.marks.pop(0)
 
     def reach(self, length: int) -> int:
         """The least length that a row of `length` tokens can be taken back to."""
         return self.marks[0].length if self.marks else length
 
+    def back_to(self, target: int) -> Tuple[Mark, Part]:
+        """The last mark at or before `target`, and the tokens that lead from it to `target`."""
+        mark = next(mark for mark in reversed(self.marks) if mark.length <= target)
+        return mark, mark.first(target - mark.length)
+
     def cut(self, length: int) -> None:
-        """Forget what was recorded behind `length`: a call that did not come to its end."""
+        """Forget what was recorded behind `length`, of a rewind or of a call that broke off."""
         while self.marks and self.marks[-1].length > length:
             self.marks.pop()
         if self.marks and self.marks[-1].end > length:
             mark = self.marks[-1]
-            tokens, numbers = _joined(mark, length - mark.length)
-            mark.tokens, mark.numbers = [tokens], [numbers]
-
-    def back_to(self, target: int) -> Tuple[Mark, np.ndarray, Numbers]:
-        """The last mark at or before `target`, taken out, and the tokens and numbers that lead from it to `target`."""
-        while self.marks[-1].length > target:
-            self.marks.pop()
-        mark = self.marks.pop()
-        return (mark, *_joined(mark, target - mark.length))
+            mark.parts = [mark.first(length - mark.length)] if length > mark.length else []
 
     def copy(self) -> "RowHistory":
         """The same past, for a fork."""
         other = RowHistory(self.limit)
-        other.marks = [Mark(mark.length, mark.states, list(mark.tokens), list(mark.numbers)) for mark in self.marks]
+        other.marks = [Mark(mark.length, mark.states, list(mark.parts)) for mark in self.marks]
         return other
-
-
-def _joined(mark: Mark, count: int) -> Tuple[np.ndarray, Numbers]:
-    """The first `count` tokens behind a mark, and what stands beside them."""
-    if not mark.tokens:
-        return np.zeros(0, np.int64), {}
-    names = mark.numbers[0]
-    return np.concatenate(mark.tokens)[:count], {name: np.concatenate([part[name] for part in mark.numbers], axis=1)[:, :count] for name in names}

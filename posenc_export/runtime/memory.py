@@ -55,7 +55,7 @@ class Memory:
         return state.replace(held=held, start=begin, slots=np.zeros((end, 0), bool), caches=caches, histories=state.histories + self._histories(len(starts)))
 
     def without(self, state: Committed, row: int) -> Committed:
-        """The state less one row, the last row at its index; what is written in place is still to be moved (`settled`)."""
+        """The state less one row, the last row at its index; what is written in place is still to be moved (`moved`)."""
         assert state.caches is not None
         last = state.rows - 1
         order = np.arange(last)
@@ -66,7 +66,7 @@ class Memory:
         return state.replace(held=state.held[order], start=state.start[order], slots=state.slots[order], caches=caches, histories=histories, moves=moves)
 
     def cut(self, state: Committed, target: np.ndarray) -> Committed:
-        """The state with the first `target` tokens [B] of each row; what is written in place is still to be filled (`settled`)."""
+        """The state with the first `target` tokens [B] of each row; what is written in place is still to be filled (`tidy`)."""
         assert state.caches is not None
         if not self.columns:
             return state.replace(held=target)
@@ -74,21 +74,23 @@ class Memory:
         caches = state.caches.cut(slots)
         return state.replace(held=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
 
-    def settled(self, state: Committed) -> Committed:
-        """The state with nothing left to do: rows moved, slots filled and histories ended behind the tokens that are held. May be broken off and done again."""
-        if state.caches is None:
-            return state
+    def moved(self, state: Committed) -> Committed:
+        """The state with its rows moved. May be broken off and done again until it is committed: sources stay as they are."""
         for source, target in state.moves:
+            assert state.caches is not None
             state.caches.move(source, target, int(state.held[target]))
-        self.wipe(state)
-        for row, history in enumerate(state.histories):
-            history.cut(int(state.held[row]))
         return state.replace(moves=())
 
+    def tidy(self, state: Committed) -> None:
+        """Fill slots and end histories behind the tokens that are held. May be broken off and done again."""
+        if state.caches is not None:
+            self.wipe(state)
+            for row, history in enumerate(state.histories):
+                history.cut(int(state.held[row]))
+
     def mark(self, state: Committed) -> None:
-        """Count the slots that the stepper wrote as written, that of a step which broke off among them."""
-        if state.stepper is not None:
-            self.written = max(self.written, self.used(state) + state.stepper.reached[0] + 1)
+        """Count the slots in use as written, and those of the stepper, that of a step which broke off among them."""
+        self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + 1 if state.stepper else 0))
 
     def wipe(self, state: Committed) -> None:
         """Fill every written slot that holds no token of the state."""

@@ -14,7 +14,7 @@ from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest, State
 
 GROWTH = 256  # slots added at a time to buffers of growing caches
-RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException, ort_errors.NotImplemented, ort_errors.EPFail)
+RUN_ERRORS = (RuntimeError, ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException, ort_errors.NotImplemented, ort_errors.EPFail)
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ class Session:
         held, again, restored = state.held.copy(), [empty] * state.rows, {}
         beside: Dict[str, List[np.ndarray]] = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
         for row in np.flatnonzero(target < state.held):
-            mark, tokens, numbers = state.histories[row].back_to(int(target[row]))
+            mark, (tokens, numbers) = state.histories[row].back_to(int(target[row]))
             held[row], restored[int(row)] = mark.length, mark.states
             if len(tokens):
                 again[row] = tokens
@@ -296,10 +296,11 @@ class Session:
             _, self._now = self._reader.feed(self._now, 0, again, beside)
 
     def _settle(self) -> None:
-        """Finish what the last call left undone."""
+        """Finish what the last call left undone. It may break off itself: each store below commits what is done."""
         self._memory.mark(self._now)
         self._now = self._now.without_stepper(self._columns)
-        self._now = self._memory.settled(self._now)
+        self._now = self._memory.moved(self._now)
+        self._memory.tidy(self._now)
 
     def _forget(self, keep_memory: bool) -> None:
         """No rows; the memory of the caches serves again where nothing is wrong with it."""
