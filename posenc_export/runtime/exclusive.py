@@ -4,14 +4,25 @@ import functools
 from typing import Any, Callable, List, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+BUSY = "session: expected one call at a time, got another while one runs; open a session for each thread with model.session()"
 
 
 class Turn:
-    """The calls that are inside a session. The first one runs, every other one is refused; nobody waits."""
+    """Which calls are inside a session, and how the last one ended.
+
+    A call enters by appending to `calls` and leaves by removing an entry, each in one step of the interpreter: an interrupt cannot fall into it.
+    A call that finds another one inside is refused; nobody waits.
+
+    Attributes:
+        calls: an entry for each call inside.
+        settled: False from the start of a call to its success: what an exception left is put right by the next call.
+    """
+
+    __slots__ = ("calls", "settled")
 
     def __init__(self) -> None:
-        self.calls: List[object] = []
-        self.settled = True  # False from the start of a call to its success: what an exception leaves is looked at by the next call
+        self.calls: List[None] = []
+        self.settled = True
 
 
 def exclusive(method: Method) -> Method:
@@ -28,15 +39,36 @@ def exclusive_as_it_is(method: Method) -> Method:
     return _alone(method, settles=False)
 
 
+def exclusive_step(method: Method) -> Method:
+    """As `exclusive`, for Session.step: with its arguments by name it costs 0.1 us, where any arguments cost 0.35."""
+
+    @functools.wraps(method)
+    def alone(self: Any, inputs: Any, copy: bool = True) -> Any:
+        turn = self._turn
+        try:
+            turn.calls.append(None)
+            if len(turn.calls) > 1:
+                raise RuntimeError(BUSY)
+            if not turn.settled:
+                self._settle()
+            turn.settled = False
+            result = method(self, inputs, copy)
+            turn.settled = True
+            return result
+        finally:
+            turn.calls.pop()
+
+    return alone  # type: ignore[return-value]
+
+
 def _alone(method: Method, settles: bool) -> Method:
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **named: Any) -> Any:
-        call, turn = object(), self._turn
-        # append and remove are one step of the interpreter each: an interrupt falls before or behind them, never between check and change.
+        turn = self._turn
         try:
-            turn.calls.append(call)
-            if turn.calls[0] is not call:
-                raise RuntimeError("session: expected one call at a time, got another while one runs; open a session for each thread with model.session()")
+            turn.calls.append(None)
+            if len(turn.calls) > 1:
+                raise RuntimeError(BUSY)
             if settles:
                 if not turn.settled:
                     self._settle()
@@ -45,6 +77,6 @@ def _alone(method: Method, settles: bool) -> Method:
             turn.settled = True
             return result
         finally:
-            turn.calls.remove(call)
+            turn.calls.pop()
 
     return alone  # type: ignore[return-value]

@@ -9,7 +9,7 @@ import numpy as np
 
 from posenc_export.runtime import feeds, rows
 from posenc_export.runtime.committed import Caches, Committed, nothing
-from posenc_export.runtime.exclusive import Turn, exclusive, exclusive_as_it_is
+from posenc_export.runtime.exclusive import Turn, exclusive, exclusive_as_it_is, exclusive_step
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.memory import Memory
 from posenc_export.runtime.reader import Reader
@@ -114,7 +114,7 @@ class Session:
 
         return given.spread(self._reader.read(self._memory.opened(state, starts) if empty else state, 0, given, commit))
 
-    @exclusive
+    @exclusive_step
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row: [B] int64 or [B,E] to [B,*].
 
