@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Sequence, Union
 
 import numpy as np
 
-from posenc_export.runtime import Session
+from posenc_export.runtime.session import Session
 
 
 class WithGuests:

@@ -3,12 +3,13 @@
 A scenario drives a session and yields (actual, expected) pairs; `tokens` are the inputs [B,L,...] of a Case and `full` its full pass [B,L,...].
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime import Session
+from posenc_export.runtime.session import Session
 
 Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]
 Scenario = Callable[["Session", "Case"], Pairs]
@@ -32,6 +33,12 @@ class Case:
     fork_at: int
     other: np.ndarray
     other_full: np.ndarray
+
+    def rows(self, count: int) -> "Case":
+        """The first rows."""
+        return dataclasses.replace(
+            self, tokens=self.tokens[:count], full=self.full[:count], other=self.other[:count], other_full=self.other_full[:count]
+        )
 
 
 def split(past: int, new: int) -> Scenario:
@@ -204,7 +211,7 @@ def padded_around(session: Session, case: Case) -> Pairs:
 
 def ragged_at_once(session: Session, case: Case) -> Pairs:
     """Rows of different lengths together give what each gives alone."""
-    rows = [tokens[: len(tokens) - 3 * row] for row, tokens in enumerate(case.tokens)]
+    rows = [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
     together = session.prefill(rows, start=case.start)
     for row, tokens in enumerate(rows):
         yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
