@@ -148,10 +148,12 @@ def _put(made: Path, place: Path) -> bool:
         os.rename(place, aside)  # from here on files.locate finds it there
         try:
             os.rename(made, place)
+            os.rename(aside, made)
         except OSError:
+            if place.exists():
+                os.rename(place, made)
             os.rename(aside, place)
             raise
-        os.rename(aside, made)
     return True
 
 
