@@ -1,6 +1,7 @@
 """Load model.onnx without reading what the manifest does not list, and with every refusal of ONNX Runtime in one line."""
 
 import mmap
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, Set, Tuple, Union
@@ -38,6 +39,7 @@ FIELDS: Dict[str, Dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {},
 }
+SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # where in its source a message was made
 DEEPEST = 64  # graphs in graphs
 LENGTHS = {1: 8, 5: 4}  # of the wire types with a fixed one
 
@@ -123,6 +125,6 @@ def refused(path: Path) -> Iterator[None]:
     try:
         yield
     except REFUSALS as error:
-        reason = str(error).split(" : ", 2)[-1].splitlines()[0] if str(error) else type(error).__name__
-        reason = reason.replace(f"{path.parent}/", "")
+        reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
+        reason = reason.splitlines()[0]
         raise ValueError(f"runtime: {path.name} is a graph that ONNX Runtime loads, got {reason[:300]}; export again, or with this version of ONNX Runtime") from None
