@@ -124,7 +124,7 @@ def refused(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except REFUSALS as error:
+    except (*REFUSALS, UnicodeDecodeError) as error:  # the latter for names that are no text
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         raise ValueError(f"runtime: {path.name} is a graph that ONNX Runtime loads, got {reason[:300]}; export again, or with this version of ONNX Runtime") from None

@@ -58,8 +58,8 @@ class OrtGraph:
         self.manifest, self.device = manifest, provider
         check_external(path, manifest)
         with refused(path):
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
-        check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0)
+            check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         if PROVIDERS[provider] not in self.session.get_providers():
             raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries, or give cpu")
 
