@@ -13,6 +13,7 @@ LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST = 4096  # values, states and files of one graph
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # of the folder itself, on any system
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
@@ -111,7 +112,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
-    files: Annotated[Dict[Text, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     certificate: Optional[Dict[str, Any]] = None
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 

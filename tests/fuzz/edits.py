@@ -13,8 +13,10 @@ Edit = Callable[[Path, Random], None]
 VALUES: Tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, 10**40, -(2**63), 0.5, -0.0, 1e300, 5e-324,
     "", "x", "batch_size", "capacity", "past_sequence_length", "float16", "float64", "int32", "rows", "columns", "append", "in_place", "replace", "mask", "positions",
-    "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd", "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000, [], {}, [[]], {"a": {}}, [0] * 1000,
+    "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd", "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000,
+    [], {}, [[]], {"a": {}}, [0] * 1000,
 )  # fmt: skip
+EXTRA = ("extra/a", "data/weights/model.pt", "data/constants/custom_obj_0", "models/b.json", "data/aotinductor/a/b.so", "../../a", "data.pkl", "constants.pkl", "code/a.py")
 
 
 def _graph(folder: Path) -> Path:
@@ -130,8 +132,7 @@ def _entries(folder: Path, chance: Random) -> None:
     if what == 0:
         del entries[name]
     elif what == 1:
-        extra = ("extra/a", "data/weights/model.pt", "data/constants/custom_obj_0", "models/b.json", "data/aotinductor/a/b.so", "../../a", "data.pkl", "constants.pkl", "code/a.py")
-        entries[f"{root}/{chance.choice(extra)}"] = entries[other]
+        entries[f"{root}/{chance.choice(EXTRA)}"] = entries[other]
     elif what == 2:
         entries[name + chance.choice(("x", "/", "\u00e9"))] = entries.pop(name)
     elif what == 3:

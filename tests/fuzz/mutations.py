@@ -81,9 +81,9 @@ def reseal(folder: Path) -> None:
     content = _parsed(folder)
     if content is None:
         return
-    listed = content.get("files")
+    listed, there = content.get("files"), {path.name for path in folder.iterdir() if path.is_file()}
     for name, entry in listed.items() if isinstance(listed, dict) else ():
-        if os.sep not in name and (folder / name).is_file() and isinstance(entry, dict):
+        if name in there and isinstance(entry, dict):
             file = (folder / name).read_bytes()
             entry.update(sha256=hashlib.sha256(file).hexdigest(), bytes=len(file))
     content.pop("seal", None)
