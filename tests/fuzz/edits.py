@@ -16,7 +16,7 @@ VALUES: Tuple[Any, ...] = (
     "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd", "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000,
     [], {}, [[]], {"a": {}}, [0] * 1000,
 )  # fmt: skip
-EXTRA = ("extra/a", "data/weights/model.pt", "data/constants/custom_obj_0", "models/b.json", "data/aotinductor/a/b.so", "../../a", "data.pkl", "constants.pkl", "code/a.py")
+EXTRA = ("extra/a", "data/weights/model.pt", "data/constants/custom_obj_0", "models/b.json", "data/aotinductor/a/b.so", "../../a", "data.pkl", "constants.pkl")
 
 
 def _graph(folder: Path) -> Path:
