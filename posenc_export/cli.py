@@ -4,9 +4,7 @@ import argparse
 import codecs
 import json
 import os
-import shutil
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -124,34 +122,30 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from posenc_export.export import VerificationError
+    from posenc_export.export import VerificationError, folders
 
     targets = list(dict.fromkeys(options.target))
-    folders = [options.output / target if len(targets) > 1 else options.output for target in targets]
-    _check_export(targets, folders)
+    _check_export(targets, options)
     model = _model(options)
     try:
-        certificates = _write(model, targets, folders, options)
+        certificates = _write(model, targets, options)
     except VerificationError as error:
         _refuse(options, str(error))
         return FAILED_CHECK
     options.say.close()
-    rows = [{"target": t, "folder": str(f), **_summary(c)} for t, f, c in zip(targets, folders, certificates, strict=True)]
+    rows = [{"target": t, "folder": str(f), **_summary(c)} for t, f, c in zip(targets, folders(targets, options.output), certificates, strict=True)]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
     return 0
 
 
-def _check_export(targets: List[str], folders: List[Path]) -> None:
+def _check_export(targets: List[str], options: argparse.Namespace) -> None:
     """Refuse before any work what needs none to be known."""
-    from posenc_export.export import TARGETS
-    from posenc_export.runtime.manifest import FILE_NAME
+    from posenc_export.export import TARGETS, check_export
 
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"export: target is one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
-    for folder in folders:
-        if folder.exists() and not (folder / FILE_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"export: the folder is new, empty or an artefact, got {folder}; choose another")
+    check_export(targets, options.output, options.signature, options.dtype)
 
 
 def _model(options: argparse.Namespace) -> Any:
@@ -171,22 +165,11 @@ def _model(options: argparse.Namespace) -> Any:
     return seeded(AttentionConfig(encoding=spec, causal=attention == "causal", **values), seed)
 
 
-def _write(model: Any, targets: List[str], folders: List[Path], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
-    """All artefacts or none: they are made beside their place and get their names when the last one is proved. Their certificates."""
-    from posenc_export.export import Sources, export
+def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
+    """All artefacts or none. Their certificates."""
+    from posenc_export.export import export_all
 
-    standing = next(parent for parent in options.output.absolute().parents if parent.exists())
-    sources, certificates = Sources(model), []
-    with tempfile.TemporaryDirectory(dir=standing, prefix=".posenc-") as temporary:
-        for target in targets:
-            made = export(sources, target, Path(temporary) / target, options.signature, options.dtype, not options.no_verify, options.say)
-            certificates.append(made.certificate)
-        for target, folder in zip(targets, folders, strict=True):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.replace(Path(temporary) / target, folder)
-    return certificates
+    return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]
 
 
 def _summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -278,13 +261,11 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    import dataclasses
-
     from posenc_export.runtime import manifest as manifests
 
     manifest = manifests.read(options.folder)
     if options.json:
-        print(json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True))
+        print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
         return 0
     print(f"{manifest.kind} for {manifest.target}, {manifest.dtype}, signature {manifest.signature}, positions 0 .. {manifest.max_positions - 1}")
     print("operators  " + ", ".join(f"{name} {count}" for name, count in manifest.operators.items()))
@@ -294,6 +275,7 @@ def _inspect(options: argparse.Namespace) -> int:
             print(f"{title:<10} {value.name} {value.dtype} {list(value.axes)}")
     for state in manifest.states:
         print(f"state      {state.past} -> {state.present} {state.dtype} {list(state.axes)} {state.update}")
+    print(f"digest     {manifest.digest}")
     print("certificate " + ", ".join(f"{name} {value}" for name, value in _summary(manifest.certificate).items()))
     return 0
 

@@ -6,9 +6,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"export: {error.name} is needed, got none; pip install 'posenc-export[export]'", name=error.name) from None
 
-from posenc_export.export.artefact import export
+from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import VerificationError, verify
 
-__all__ = ["TARGETS", "Sources", "VerificationError", "export", "verify"]
+__all__ = ["TARGETS", "Sources", "VerificationError", "check_export", "export", "export_all", "folders", "verify"]

@@ -1,19 +1,17 @@
-"""Write an artefact folder: graph and manifest in a temporary folder, renamed when complete and proved."""
+"""Write artefact folders: graph and manifest beside their place, proved, then published in one step (export/publish.py)."""
 
-import dataclasses
 import difflib
-import os
-import shutil
-import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Callable, List, Optional, Sequence, Union
 
 from posenc_export.export.describe import Model, describe
+from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import check
+from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 
@@ -42,31 +40,73 @@ def export(
     Raises:
         ValueError: unknown target, signature or dtype, a folder that holds something else, a module the target cannot represent.
         VerificationError: the artefact does not agree with the module; nothing is written.
+        OSError: the folder cannot be written, or the disk is full; what stood there still does.
     """
-    say, folder = progress or silent, Path(folder)
-    _check_names(target, signature, dtype)
+    return export_all(model, [target], folder, signature, dtype, verify, progress)[0]
+
+
+def export_all(
+    model: Union[Model, Sources],
+    targets: Sequence[str],
+    output: Union[str, Path],
+    signature: str = "positions",
+    dtype: Optional[str] = None,
+    verify: bool = True,
+    progress: Optional[Progress] = None,
+) -> List[Manifest]:
+    """As `export`, for several targets at once: all artefacts get their names when the last one is proved, or none does.
+
+    Args:
+        output: of one target, its folder; of several, the folder of their folders, which have the targets' names.
+    """
+    output, say = Path(output), progress or silent
+    check_export(targets, output, signature, dtype)
+    sources = model if isinstance(model, Sources) else Sources(model)
+    places = folders(targets, output)
+    whole = len(targets) > 1 and not output.exists()  # published at once, under one name
+    if len(targets) > 1:
+        sweep(output.parent)
+    workshop = Workshop([output] if whole else places)
+    with workshop as path:
+        made = [path / "made" / target for target in targets]
+        manifests_made = [_make(sources, target, folder, signature, dtype, verify, say) for target, folder in zip(targets, made, strict=True)]
+        workshop.publish([path / "made"] if whole else made)
+    return manifests_made
+
+
+def folders(targets: Sequence[str], output: Path) -> List[Path]:
+    """Where export_all puts each target."""
+    return [output / target for target in targets] if len(targets) > 1 else [output]
+
+
+def check_export(targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None) -> None:
+    """Refuse before any work what needs none to be known.
+
+    Raises:
+        ValueError: unknown target, signature or dtype, one that a target does not take, a folder that an artefact cannot replace.
+    """
+    for target in targets:
+        _check_names(target, signature, dtype)
+        kind = TARGETS[target]
+        if dtype is not None and dtype not in kind.dtypes:
+            raise ValueError(f"export: target {target} takes dtype {', '.join(kind.dtypes)}, got {dtype}; give --dtype {kind.dtypes[0]} or choose another target")
+        if signature not in kind.layout:
+            raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
+    for place in folders(targets, output):
+        check_place(place)
+
+
+def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress) -> Manifest:
+    """A whole artefact in `folder`, proved."""
     kind = TARGETS[target]
-    dtype = dtype or kind.dtypes[0]
-    if dtype not in kind.dtypes:
-        raise ValueError(f"export: target {target} takes dtype {', '.join(kind.dtypes)}, got {dtype}; give --dtype {kind.dtypes[0]} or choose another target")
-    if signature not in kind.layout:
-        raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
-    if folder.exists() and not (folder / manifests.FILE_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"export: the folder is new, empty or an artefact, got {folder}; choose another")
-    source = (model if isinstance(model, Sources) else Sources(model)).of(dtype)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".posenc-") as temporary:
-        made = Path(temporary) / "artefact"
-        made.mkdir()
-        say(f"{target}: tracing and lowering")
-        manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), made)
-        files = {path.name: manifests.file_entry(path) for path in sorted(made.iterdir())}
-        manifest = dataclasses.replace(manifest, files=files, versions={name: metadata.version(name) for name in MAKERS})
-        manifests.write(manifest, made)
-        if verify:
-            manifest = check(made, source.model, say)
-        _replace(made, folder)
-    return manifest
+    source = sources.of(dtype or kind.dtypes[0])
+    folder.mkdir(parents=True)
+    say(f"{target}: tracing and lowering")
+    manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
+    listed = {path.name: files.entry(path) for path in sorted(folder.iterdir())}
+    manifest = manifest.replace(files=listed, versions={name: metadata.version(name) for name in MAKERS})
+    manifests.write(manifest, folder)
+    return check(folder, source.model, say) if verify else manifest
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
@@ -74,9 +114,3 @@ def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def _replace(made: Path, folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(made, folder)

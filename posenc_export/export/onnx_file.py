@@ -1,15 +1,18 @@
 """From a semantic graph to model.onnx: lower for the target, strip, save."""
 
 import collections
-import dataclasses
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
+import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
 from posenc_export.export.source import Source
-from posenc_export.runtime.manifest import Manifest, Value
+from posenc_export.runtime import files
+from posenc_export.runtime.manifest import Manifest, State, Value
+from posenc_export.runtime.rules import grown
 
 FILE_NAME = "model.onnx"
 IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
@@ -35,9 +38,9 @@ def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequenc
     rewriter.finish()
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model, opset)
-    ir.save(graph_model, folder / FILE_NAME)
+    files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString())
     operators = collections.Counter(node.op_type for node in graph)
-    return dataclasses.replace(manifest, opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())))
+    return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())))
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
@@ -50,7 +53,6 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
     axes = {**{value.name: value.axes for value in manifest.inputs}, **{state.past: state.axes for state in manifest.states}}
     for value in graph.inputs:
         value.shape = ir.Shape(axes[str(value.name)])
-    graph.outputs[0].shape = ir.Shape(manifest.outputs[0].axes)
 
 
 def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
@@ -63,14 +65,17 @@ def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    _rename_outputs(outputs, [manifest.outputs[0].name, *(state.present for state in kept)])
+    present = [Value(state.present, state.dtype, grown(state)) for state in kept]
+    for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
+        value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
     drop_dead(graph)
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)
+    kept = [msgspec.structs.replace(state, reads_hidden=_reads_hidden(graph, state, manifest)) for state in kept]
     states = {state.past for state in kept}
     inputs = [_described(v) for v in graph.inputs if v.name not in states]
-    return dataclasses.replace(manifest, inputs=inputs, states=kept)
+    return manifest.replace(inputs=inputs, states=kept)
 
 
 def _described(value: ir.Value) -> Value:
@@ -78,9 +83,12 @@ def _described(value: ir.Value) -> Value:
     return Value(value.name, value.dtype.numpy().name, tuple(a if isinstance(a, int) else str(a.value) for a in value.shape))
 
 
-def _rename_outputs(values: List[ir.Value], names: List[str]) -> None:
-    for value, name in zip(values, names, strict=True):
-        value.name = name
+def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
+    """GroupQueryAttention reads the first slots of a row alone, as many as seqlens_k says; what else reads a cache reads all of it."""
+    if manifest.layout != "rows" or state.update != "in_place":
+        return True
+    past = next(value for value in graph.inputs if value.name == state.past)
+    return any(node.op_type != "GroupQueryAttention" for node, _ in past.uses())
 
 
 def _strip(model: ir.Model, opset: int) -> None:

@@ -1,15 +1,17 @@
 """From a module to model.pt2: torch.export with every size dynamic, saved without paths or anything that varies from run to run."""
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.archive import read_entries, write_entries
 from posenc_export.export.describe import P, S, trace_inputs
 from posenc_export.export.signatures import wrap
 from posenc_export.export.source import Source, refuse_mutation
+from posenc_export.runtime import files, pt2_archive
+from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt2"
@@ -20,7 +22,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt2; the manifest comes back as it was.
 
     Raises:
-        ValueError: a module that loops over the tokens of a call, or mutates buffers.
+        ValueError: a module that loops over the tokens of a call, mutates buffers, or uses what a program without code cannot hold.
     """
     arguments, shapes = trace_inputs(manifest)
     sizes: Dict[str, Any] = {}
@@ -36,9 +38,14 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     refuse_mutation(program)
     for node in program.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
-    path = folder / FILE_NAME
-    torch.export.save(program, path)
-    write_entries(path, read_entries(path))
+    buffer = io.BytesIO()  # into memory: where the disk is full, libtorch ends the process instead of raising
+    torch.export.save(program, buffer)
+    entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
+    try:
+        pt2_archive.check(entries)
+    except ValueError as error:
+        raise ValueError(f"export: a torch.export program loads without running code: {error}; choose target torchscript or onnx") from None
+    files.write(folder / FILE_NAME, packed(entries))
     return manifest
 
 

@@ -7,9 +7,10 @@ from typing import Dict
 
 import torch
 
-from posenc_export.export.archive import read_entries, write_entries
 from posenc_export.export.signatures import wrap
 from posenc_export.export.source import Source
+from posenc_export.runtime import files
+from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt"
@@ -19,17 +20,17 @@ COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # numbered through the proce
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt; the manifest comes back as it was."""
-    path = folder / FILE_NAME
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
-        torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature))).save(str(path))
-    _normalise(path)
+        # Into memory: where the disk is full, libtorch ends the process instead of raising.
+        content = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature))).save_to_buffer()
+    files.write(folder / FILE_NAME, _normalised(content))
     return manifest
 
 
-def _normalise(path: Path) -> None:
-    entries = {name: content for name, content in read_entries(path).items() if not DROPPED.search(name)}
+def _normalised(archive: bytes) -> bytes:
+    entries = {name: content for name, content in read_entries(archive).items() if not DROPPED.search(name)}
     numbers: Dict[bytes, bytes] = {}
 
     def renumber(match: "re.Match[bytes]") -> bytes:
@@ -39,4 +40,4 @@ def _normalise(path: Path) -> None:
     for name, content in entries.items():
         here = COUNTED_NAME.sub(renumber, name.encode()).decode()
         renamed[here] = COUNTED_NAME.sub(renumber, content) if name.endswith((".py", ".pkl")) else content
-    write_entries(path, renamed)
+    return packed(renamed)

@@ -1,7 +1,6 @@
 """Prove an artefact against its module: the grid of scenarios against the eager module, and the eager module against the float64 oracle."""
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Union
 
@@ -53,7 +52,7 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
     if dtype_of(model) != manifest.dtype:
         model = copy.deepcopy(model).to(getattr(torch, manifest.dtype))
     certificate = measured(folder, manifest, model.eval(), progress or (lambda _: None), provider)
-    manifests.write(dataclasses.replace(manifest, certificate=certificate), folder)
+    manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
 
@@ -67,7 +66,7 @@ def check(folder: Path, model: Model, progress: Progress) -> Manifest:
     certificate = measured(folder, manifest, model, progress, "cpu")
     if not certificate["passed"]:
         raise VerificationError(certificate)
-    manifest = dataclasses.replace(manifest, certificate=certificate)
+    manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest
 

@@ -5,6 +5,7 @@ from typing import Optional, Union
 
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.files import locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.session import Session
@@ -23,12 +24,12 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
         ValueError: not an artefact, an altered one, a provider that is not there.
         ModuleNotFoundError: the extra the target needs is not installed.
     """
-    folder = Path(folder)
+    folder = locate(folder)
     if threads is not None and threads < 1:
         raise ValueError(f"runtime: threads are at least 1, got {threads}; leave it out for all cores")
     manifest = manifests.read(folder)
     if manifest.target in ("torchscript", "pt2"):
-        from posenc_export.runtime.torch_graph import load_torch
+        from posenc_export.runtime.torch_files import load_torch
 
         if provider not in ("auto", "cpu"):
             raise ValueError(f"runtime: target {manifest.target} runs on provider cpu, got {provider}; export target onnx or ort")

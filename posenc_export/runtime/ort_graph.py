@@ -9,7 +9,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("runtime: onnxruntime is needed, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
 
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.onnx_files import check_external, refused
 from posenc_export.runtime.ort_caches import OrtCaches
+from posenc_export.runtime.rules import check_graph
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -51,7 +53,10 @@ class OrtGraph:
         if threads:
             options.intra_op_num_threads = threads
         self.manifest, self.device = manifest, provider
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]])
+        check_external(path, manifest)
+        with refused(path):
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0)
+            check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         if PROVIDERS[provider] not in self.session.get_providers():
             raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries, or give cpu")
 

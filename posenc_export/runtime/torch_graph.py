@@ -1,8 +1,7 @@
-"""A TorchScript file, a torch.export program or a live torch module behind the same interface; torch is imported here only, and only when used."""
+"""A TorchScript module, a torch.export program or a live torch module behind the same interface; torch is imported only when used."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -10,28 +9,6 @@ from posenc_export.runtime.committed import Call, Slots
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
-
-
-def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> "TorchGraph":
-    """A model.pt of TorchScript or a model.pt2 of torch.export.
-
-    Raises:
-        ModuleNotFoundError: torch is not installed.
-    """
-    import warnings
-
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"runtime: target {manifest.target} needs torch, got none; pip install 'posenc-export[export]'", name="torch") from error
-    if threads:
-        torch.set_num_threads(threads)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
-        warnings.simplefilter("ignore", FutureWarning)
-        if manifest.target == "pt2":
-            return TorchGraph(torch.export.load(folder / "model.pt2").module(), manifest)
-        return TorchGraph(torch.jit.load(str(folder / "model.pt")), manifest)
 
 
 class TorchGraph:

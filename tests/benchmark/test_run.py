@@ -10,6 +10,7 @@ import pytest
 from posenc_export.benchmark import run, workers
 from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.workers import Worker, crew
+from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest, State, Value
 
@@ -19,16 +20,18 @@ READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Makes an artefact folder that holds a manifest only."""
+    """Makes an artefact folder that holds a manifest and a graph nobody opens."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
 
     def make(name, target="ort", width=32):
         (tmp_path / name).mkdir()
-        update = "in_place" if target == "ort" else "append"
-        config = {"kind": "block", "width": width, "heads": 4, "kv_heads": 4, "head_size": 8, "qkv_bias": False, "output_bias": False}
+        update, slots = ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
+        config = {"kind": "block", "width": width, "heads": 4, "kv_heads": 4, "head_size": 8, "qkv_bias": False, "output_bias": False, "max_positions": 128}
         values = [Value(name, "float32", ("batch_size", "sequence_length", width)) for name in ("hidden_states", "output")]
-        states = [State("past", "present", "float32", ("batch_size", 4, "slots", 8), update, 2)]
-        manifests.write(Manifest("block", target, "positions", "float32", "rows", config, values[:1], values[1:], states, 128, 0, 1, True), tmp_path / name)
+        states = [State("past_key_values.0.key", "present.0.key", "float32", ("batch_size", 4, slots, 8), update, 2)]
+        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states, 128, 0, 1, True)
+        (tmp_path / name / "model.onnx").write_bytes(b"")
+        manifests.write(manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}), tmp_path / name)
         return tmp_path / name
 
     return make

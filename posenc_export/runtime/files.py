@@ -1,0 +1,72 @@
+"""Files of an artefact folder: written so that a crash leaves the old or the new one, hashed, and found again after a crash."""
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Union
+
+from posenc_export.runtime.schema import File, Manifest
+
+PREFIX = ".posenc-"  # of what an export keeps beside its folder while it works
+ASIDE = f"{PREFIX}old-"  # NAME of the artefact that is being replaced follows, where the system cannot exchange two folders
+PART = f"{PREFIX}part-"  # of a file that is being written
+
+
+def locate(folder: Union[str, Path]) -> Path:
+    """The folder; where it is missing and was set aside by an export that did not end, the one aside."""
+    folder = Path(folder)
+    aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
+    return aside if not folder.exists() and aside.is_dir() else folder
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put content where path is, in one step: at every moment path holds the old content or the new one."""
+    part = path.with_name(PART + secrets.token_hex(4))
+    try:
+        write(part, content)
+        os.replace(part, path)
+    finally:  # an interrupt or a full disk, too, leaves no part behind
+        part.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write(path: Path, content: bytes) -> None:
+    """A file that is on the disk, not only in memory, when this returns."""
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync(path: Path) -> None:
+    """Have the system put a file's content, or a folder's names, on the disk."""
+    if os.name == "nt" and path.is_dir():  # which has no such call
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def entry(path: Path) -> File:
+    """Digest and size of a file."""
+    with path.open("rb") as stream:
+        return File(hashlib.file_digest(stream, "sha256").hexdigest(), path.stat().st_size)
+
+
+def check(folder: Path, manifest: Manifest) -> None:
+    """Compare every file that the manifest lists.
+
+    Raises:
+        ValueError: the first that is missing or altered.
+    """
+    for name, listed in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():  # a link to one is as good: its content is compared
+            raise ValueError(f"artefact {folder}: holds the file {name}, got none; export again")
+        found = entry(path)
+        if found != listed:
+            got = f"{found.bytes} bytes with sha256 {found.sha256[:12]}..."
+            raise ValueError(f"artefact {folder}: {name} has {listed.bytes} bytes with sha256 {listed.sha256[:12]}..., got {got}; export again")

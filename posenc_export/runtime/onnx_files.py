@@ -1,0 +1,130 @@
+"""Load model.onnx without reading what the manifest does not list, and with every refusal of ONNX Runtime in one line."""
+
+import mmap
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, Set, Tuple, Union
+
+from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+from posenc_export.runtime.manifest import Manifest
+
+Buffer = Union[bytes, mmap.mmap, memoryview]
+REFUSALS = (
+    states.EngineError,
+    states.EPFail,
+    states.Fail,
+    states.InvalidArgument,
+    states.InvalidGraph,
+    states.InvalidProtobuf,
+    states.ModelLoadCanceled,
+    states.ModelLoaded,
+    states.ModelRequiresCompilation,
+    states.NoModel,
+    states.NoSuchFile,
+    states.NotFound,
+    states.NotImplemented,
+    states.RuntimeException,
+)
+# Of each message of onnx.proto, the fields that lead to tensors, and the message each one holds.
+FIELDS: Dict[str, Dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {},
+}
+SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # where in its source a message was made
+DEEPEST = 64  # graphs in graphs
+LENGTHS = {1: 8, 5: 4}  # of the wire types with a fixed one
+
+
+def check_external(path: Path, manifest: Manifest) -> None:
+    """Refuse a graph that reads a file which the manifest does not list, and so has not compared.
+
+    Raises:
+        ValueError: the first such file, or a file that is no ONNX model.
+    """
+    with path.open("rb") as stream:
+        if not path.stat().st_size:
+            raise ValueError(f"runtime: {path.name} is an ONNX model, got an empty file; export again")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                found = locations(content)
+            except ValueError as error:
+                raise ValueError(f"runtime: {path.name} is an ONNX model, got {error}; export again") from None
+    for name in sorted(found):
+        if name not in manifest.files:
+            raise ValueError(f"runtime: {path.name} reads files that the manifest lists, got {name[:200]!r}; export again")
+
+
+def locations(content: Buffer) -> Set[str]:
+    """The files of external data that a serialised ModelProto names, wherever in it its tensors stand.
+
+    Raises:
+        ValueError: content that is no protocol buffer.
+    """
+    with memoryview(content) as view:
+        return set(_locations(view, 0, len(view), "model", 0))
+
+
+def _locations(view: memoryview, at: int, end: int, message: str, depth: int) -> Iterator[str]:
+    if depth > 4 * DEEPEST:
+        raise ValueError("graphs nested too deep")
+    entry = {1: b"", 2: b""}
+    while at < end:
+        tag, at = _varint(view, at, end)
+        field, kind = tag >> 3, tag & 7
+        if kind == 0:
+            _, at = _varint(view, at, end)
+            continue
+        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
+        at = start + length
+        if at > end:
+            raise ValueError("a field that ends behind the file")
+        if message == "entry" and field in entry:
+            entry[field] = bytes(view[start:at])
+        elif kind == 2 and field in FIELDS[message]:
+            yield from _locations(view, start, at, FIELDS[message][field], depth + 1)
+    if entry[1] == b"location":
+        yield entry[2].decode("utf-8", "replace")
+
+
+def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
+    if kind != 2:
+        raise ValueError(f"wire type {kind}")
+    return _varint(view, at, end)
+
+
+def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
+    """The number that starts at `at`, and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError("a number that ends behind the file")
+        byte = view[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+    raise ValueError("a number of more than ten bytes")
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """What ONNX Runtime says of a file it does not load, as one ValueError.
+
+    Raises:
+        ValueError: the file, and the first line of the reason.
+    """
+    try:
+        yield
+    except (*REFUSALS, UnicodeDecodeError) as error:  # the latter for names that are no text
+        reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
+        reason = reason.splitlines()[0]
+        raise ValueError(f"runtime: {path.name} is a graph that ONNX Runtime loads, got {reason[:300]}; export again, or with this version of ONNX Runtime") from None

@@ -1,0 +1,152 @@
+"""What a model.pt2 may hold, so that loading it runs no code but the operators of its graph.
+
+torch.export.load unpickles (sample inputs, constants, weights with use_pickle), evaluates (sizes, through sympy), executes (guards) and looks up
+(operators, as attributes of torch). An archive passes if it has entries of tensors as plain bytes, and a program whose every string is a name, a size built
+from symbols and whole numbers, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py,
+torch/export/_unlift.py.
+"""
+
+import ast
+import json
+import re
+from typing import Any, Dict, NoReturn
+
+SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
+CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+ENTRY = re.compile(r"data/weights/weight_\d+|data/constants/tensor_\d+")
+OTHERS = (".data/version", ".data/serialization_id", "byteorder", "archive_format", "archive_version")
+PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+WORD = re.compile(r"[A-Za-z0-9_.]*")
+VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
+OPERATOR = re.compile(r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*", re.ASCII)
+CHOICES = ("floor", "trunc", "none", "tanh", "Infinity", "-Infinity", "NaN")  # modes of operators; floats that JSON has no numbers for
+EMPTY = ("guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph", "treespec_namedtuple_fields")
+FUNCTIONS = ("Add", "Mul", "Max", "Min", "FloorDiv", "CleanDiv", "Mod", "PythonMod")
+LONGEST = 4096  # characters of a size
+DEEPEST = 64  # levels of JSON
+
+
+def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
+    """The entries torch.export.save wrote, without those that loading would unpickle or execute: sample inputs and guards."""
+    root = _root(entries)
+    program = json.loads(entries[root + PROGRAM])
+    program["guards_code"] = []
+    return {**entries, root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
+
+
+def check(entries: Dict[str, bytes]) -> None:
+    """Refuse an archive that is more than tensors and a graph of ATen operators.
+
+    Raises:
+        ValueError: the first entry or string that may not be there.
+    """
+    root = _root(entries)
+    names = {name.removeprefix(root) for name in entries}
+    for name in sorted(names):
+        if not (name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)):
+            _refuse("entries are a program and tensors", repr(name)[:80])
+    for name in (SAMPLES, PROGRAM, *CONFIGS):
+        if name not in names:
+            _refuse(f"the archive has an entry {name}", "none")
+    if entries[root + SAMPLES]:
+        _refuse(f"{SAMPLES} is empty", f"{len(entries[root + SAMPLES])} bytes, which would be unpickled")
+    for name in CONFIGS:
+        _check_payloads(name, _parsed(name, entries[root + name]), names)
+    _check_program("program", "", _parsed(PROGRAM, entries[root + PROGRAM]), 0)
+
+
+def _root(entries: Dict[str, bytes]) -> str:
+    return next(iter(entries), "").split("/")[0] + "/"
+
+
+def _refuse(rule: str, found: str) -> NoReturn:
+    raise ValueError(f"{rule}, got {found}")
+
+
+def _parsed(name: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is JSON, got {error}") from None
+
+
+def _check_payloads(name: str, content: Any, names: Any) -> None:
+    """Every tensor is plain bytes of an entry that is there."""
+    payloads = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(payloads, dict):
+        _refuse(f"{name} has a table of tensors", "none")
+    for key, payload in payloads.items():
+        path = payload.get("path_name") if isinstance(payload, dict) else None
+        if not isinstance(path, str) or not PAYLOAD.fullmatch(path) or f"{name.rsplit('/', 1)[0]}/{path}" not in names:
+            _refuse(f"{name} names an entry of the archive for each tensor", repr(path)[:80])
+        if payload.get("use_pickle") is not False or not isinstance(payload.get("tensor_meta"), dict):
+            _refuse(f"tensors are plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
+        _check_program(name, "", payload, 0)
+
+
+def _check_program(where: str, key: str, node: Any, depth: int) -> None:
+    """Every string, by the key it stands under."""
+    if depth > DEEPEST:
+        _refuse(f"{where} nests at most {DEEPEST} levels", "more")
+    if node and key in EMPTY:
+        _refuse(f"{key} of {where} is empty", repr(node)[:80])
+    if isinstance(node, dict):
+        for name, value in node.items():
+            _check_text(where, "name", name)
+            _check_program(where, name, value, depth + 1)
+    elif isinstance(node, list):
+        for value in node:
+            _check_program(where, key, value, depth + 1)
+    elif isinstance(node, str):
+        _check_text(where, key, node)
+
+
+def _check_text(where: str, key: str, text: str) -> None:
+    if key == "expr_str":
+        passes = _is_size_text(text)
+    elif key in ("in_spec", "out_spec"):
+        passes = _is_spec(_parsed(key, text.encode()), 0)
+    elif key == "target":
+        passes = OPERATOR.fullmatch(text) is not None
+    elif key in ("as_string", "as_strings", "as_float", "as_floats"):
+        passes = text in CHOICES
+    else:
+        passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
+    if not passes:
+        _refuse(f"{key or 'a string'} of {where} is a name, a size or an ATen operator", repr(text)[:120])
+
+
+def _is_size_text(text: str) -> bool:
+    if len(text) > LONGEST:
+        return False
+    try:
+        return _is_size(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what the parser raises for text that is no expression, or too deep a one
+        return False
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Symbol('s0', positive=True), Integer(3), Pow of a symbol to a small power, or a function of these."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    name, arguments = node.func.id, node.args
+    if name == "Symbol":
+        flags = all(keyword.arg and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool) for keyword in node.keywords)
+        return flags and len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and re.fullmatch(r"[su]\d{1,9}", str(arguments[0].value)) is not None
+    if node.keywords:
+        return False
+    if name == "Integer":
+        return len(arguments) == 1 and re.fullmatch(r"-?\d{1,18}", ast.unparse(arguments[0])) is not None
+    if name == "Pow":  # a power of numbers could take for ever to work out
+        return len(arguments) == 2 and ast.unparse(arguments[0]).startswith("Symbol(") and _is_size(arguments[0]) and re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is not None
+    return name in FUNCTIONS and all(map(_is_size, arguments))
+
+
+def _is_spec(node: Any, depth: int) -> bool:
+    """A tree of tuples, lists and empty dicts, as torch.utils._pytree writes it: [1, {"type", "context", "children_spec"}]."""
+    if depth == 0:
+        return isinstance(node, list) and len(node) == 2 and node[0] == 1 and _is_spec(node[1], 1)
+    if depth > DEEPEST or not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"} or not isinstance(node["children_spec"], list):
+        return False
+    known = node["type"] in (None, "builtins.tuple", "builtins.list", "builtins.dict") and node["context"] in (None, "null", "[]")
+    return known and all(_is_spec(child, depth + 1) for child in node["children_spec"])

@@ -1,0 +1,139 @@
+"""The fields of posenc.json: types, choices and ranges. msgspec checks them when a manifest is read, not when one is built in Python."""
+
+import hashlib
+import json
+from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
+
+import msgspec
+from msgspec import Meta, Struct
+
+SCHEMA = 3
+# Patterns end in \Z: a $ would let a line break pass.
+LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
+MOST = 4096  # values, states and files of one graph
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # of the folder itself, on any system
+Text = Annotated[str, Meta(max_length=128)]
+DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
+Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
+Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
+Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
+Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
+Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
+
+
+class Value(Struct, frozen=True, forbid_unknown_fields=True):
+    """One graph input or output: name, numpy dtype name, axes as sizes or symbolic names."""
+
+    name: Name
+    dtype: DType
+    axes: Axes
+
+
+class State(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that outlives a call: output `present` is the next call's input `past`.
+
+    Args:
+        update: "append" grows along axis, "in_place" has a fixed capacity along axis and shares one buffer, "replace" is new each call.
+        axes: B first; the one other that is a name, at `axis`, counts slots.
+        fill: value of slots never written.
+        reads_hidden: whether the graph reads slots beyond a row's length: hidden slots must then hold `fill`.
+    """
+
+    past: Name
+    present: Name
+    dtype: DType
+    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
+    update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
+    axis: Annotated[int, Meta(ge=0, le=7)]
+    fill: Annotated[int, Meta(ge=-1, le=0)] = 0
+    reads_hidden: bool = True
+
+
+class File(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of a file: its digest and its size."""
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    bytes: Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Certificate(Struct, frozen=True):
+    """What readers of a certificate rely on; `verify` may write more.
+
+    Args:
+        cells: worst error by name of a cell of the grid.
+    """
+
+    passed: bool
+    tolerance: Finite
+    provider: Text
+    cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Description of an artefact.
+
+    Args:
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids and token_type_ids to last_hidden_state) or "block" (hidden_states to output).
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
+        signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
+        dtype: "float32" or "float16", of activations and caches.
+        layout: where a row's tokens stand in the cache: "rows" (row b fills its own first slots) or "columns" (all rows advance together).
+        max_positions: positions 0 .. max_positions - 1 are the range.
+        capacity_bucket: in-place caches are sized in multiples of it; 0 for the whole range at once (a cost that does not follow capacity).
+        continuation_rows: most rows a call of several new tokens on a filled cache may have; 0 for any.
+        contiguous: positions of a row must follow each other without gaps.
+        axes: coordinates of a token beside its place; where above 0, position_ids is [1+axes,B,S], the place first.
+        chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
+        files: file name to {"sha256", "bytes"}.
+        certificate: what `verify` found, or None.
+    """
+
+    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block)\Z")]
+    target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2)\Z")]
+    signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
+    dtype: Real
+    layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
+    config: Dict[str, Any]
+    inputs: Annotated[List[Value], Meta(min_length=1, max_length=16)]
+    outputs: Annotated[List[Value], Meta(min_length=1, max_length=1)]
+    states: Annotated[List[State], Meta(max_length=MOST)]
+    max_positions: Annotated[int, Meta(ge=1, le=2**53)]
+    capacity_bucket: Size
+    continuation_rows: Size
+    contiguous: bool
+    axes: Annotated[int, Meta(ge=0, le=8)] = 0
+    chunk: AtLeastOne = 512
+    opset: Counts = msgspec.field(default_factory=dict)
+    operators: Counts = msgspec.field(default_factory=dict)
+    versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    certificate: Optional[Dict[str, Any]] = None
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+
+    def input(self, name: str) -> Optional[Value]:
+        return next((value for value in self.inputs if value.name == name), None)
+
+    def replace(self, **changes: Any) -> "Manifest":
+        """The same with other values of the fields that are named."""
+        return msgspec.structs.replace(self, **changes)
+
+    def to_json(self) -> Dict[str, Any]:
+        """Dicts, lists, strings and numbers only."""
+        plain: Dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all but the certificate, file hashes included: what a user compares with a value that came another way."""
+        return digest_of({key: value for key, value in self.to_json().items() if key != "certificate"})
+
+
+def digest_of(content: Dict[str, Any]) -> str:
+    """sha256 of content as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

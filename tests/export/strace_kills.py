@@ -1,0 +1,82 @@
+"""SIGKILL at every system call that changes files, while an artefact is replaced: `python -m tests.export.strace_kills`. Needs strace; run by hand.
+
+The kills of test_publish.py stand between the operations that Python tells of; these stand in front of the calls that the kernel sees.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from posenc_export.runtime import files
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest, Value
+
+CALLS = ("write", "fsync", "mkdir", "rename", "renameat2", "unlink", "unlinkat", "rmdir")
+MOST = 400  # of one call; far above what an export makes
+
+
+def _artefact(folder: Path, content: bytes) -> Path:
+    """A folder that manifests.read takes; its graph is never loaded."""
+    folder.mkdir()
+    values = [Value(name, "float32", ("batch_size", "sequence_length", 8)) for name in ("hidden_states", "output")]
+    config = {"kind": "block", "width": 8, "max_positions": 16}
+    (folder / "model.onnx").write_bytes(content)
+    manifest = Manifest("block", "onnx", "positions", "float32", "columns", config, values[:1], values[1:], [], 16, 0, 0, False)
+    manifests.write(manifest.replace(files={"model.onnx": files.entry(folder / "model.onnx")}), folder)
+    return folder
+
+
+def publish(source: Path, place: Path) -> None:
+    """An export whose graph is there already, without importing torch."""
+    path = Path(manifests.__file__).parents[1] / "export" / "publish.py"
+    specification = importlib.util.spec_from_file_location("publish", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    workshop = module.Workshop([place])
+    with workshop as folder:
+        made = folder / "made"
+        made.mkdir()
+        files.write(made / "model.onnx", (source / "model.onnx").read_bytes())
+        manifests.write(manifests.read(source), made)
+        workshop.publish([made])
+
+
+def main() -> int:
+    """Number of kills, or the first that left a broken artefact."""
+    if shutil.which("strace") is None:
+        print("skipped: strace is not installed")
+        return 0
+    kills = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        parent = Path(temporary)
+        old, new, place = _artefact(parent / "old", b"old"), _artefact(parent / "new", b"new"), parent / "out" / "artefact"
+        for call in CALLS:
+            for number in range(1, MOST):
+                shutil.rmtree(parent / "out", ignore_errors=True)
+                publish(old, place)
+                command = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}"]
+                ended = subprocess.run([*command, sys.executable, "-m", "tests.export.strace_kills", str(new), str(place)], check=False, capture_output=True)
+                if ended.returncode == 0:
+                    break
+                if manifests.read(place) not in (manifests.read(old), manifests.read(new)):
+                    print(f"broken after a kill at {call} {number}")
+                    return 1
+                publish(old, place)
+                if sorted(path.name for path in place.parent.iterdir()) != ["artefact"]:
+                    print(f"not swept after a kill at {call} {number}")
+                    return 1
+                kills += 1
+    print(f"{kills} kills, each left a whole artefact")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        publish(Path(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        sys.exit(main())

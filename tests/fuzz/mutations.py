@@ -1,0 +1,242 @@
+"""Seeded mutations of an artefact, each loaded in a child process: `python -m tests.fuzz.mutations --target ort --count 1000 --seed 1 [--resealed]`.
+
+Hashes left alone, no mutation may load. Resealed, with every hash recomputed, a mutation loads or is refused by one line; it never raises anything else,
+crashes, hangs, runs code or opens a file outside its folder. A mutation that loads goes to `proves`, where there is one.
+"""
+
+import argparse
+import collections
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Callable, Counter, Dict, List, Optional
+
+from posenc_export.export import TARGETS, export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+from tests.fuzz.edits import EDITS, RESEALED_EDITS
+from tests.tiny import block
+
+Proof = Callable[[Path], bool]
+LIMIT = 60.0  # seconds a mutation may take; a load takes less than one
+BATCH = 50  # mutations of one child
+REFUSED, LOADED, PROVED, DISPROVED = "refused", "loaded", "loaded and proved", "loaded and disproved"
+GOOD = (REFUSED, LOADED, PROVED, DISPROVED)
+# Events of sys.addaudithook that loading an artefact has no reason for, once the libraries are imported.
+FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pickle.find_class", "os.remove", "os.rename", "shutil.rmtree")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mutation: its number tells everything about it."""
+
+    seed: int
+    number: int
+    resealed: bool
+
+    def write(self, source: Path, folder: Path) -> str:
+        """Copy source to folder, mutated; the name of the edit."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+        before = _content(folder)
+        edits = RESEALED_EDITS if self.resealed else EDITS
+        for attempt in range(100):  # an edit may leave things as they are
+            source_of_chance = random.Random(f"{self.seed} {self.number} {attempt}")
+            name = source_of_chance.choice(sorted(edits))
+            edits[name](folder, source_of_chance)
+            if self.resealed:
+                reseal(folder)
+            if _content(folder) != before:
+                return name
+        raise RuntimeError(f"mutation {self.number} of seed {self.seed} changes nothing")
+
+
+def _content(folder: Path) -> Dict[str, Any]:
+    """Of each file; of a manifest what it says, not how it is laid out."""
+    found: Dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {**found, manifests.FILE_NAME: _parsed(folder) or found.get(manifests.FILE_NAME)}
+
+
+def _parsed(folder: Path) -> Optional[Dict[str, Any]]:
+    """The manifest, where it is one."""
+    try:
+        content = json.loads((folder / manifests.FILE_NAME).read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def reseal(folder: Path) -> None:
+    """Give a manifest, where it still is one, the hashes of the files and the seal of its own content."""
+    content = _parsed(folder)
+    if content is None:
+        return
+    listed, there = content.get("files"), {path.name for path in folder.iterdir() if path.is_file()}
+    for name, entry in listed.items() if isinstance(listed, dict) else ():
+        if name in there and isinstance(entry, dict):
+            file = (folder / name).read_bytes()
+            entry.update(sha256=hashlib.sha256(file).hexdigest(), bytes=len(file))
+    content.pop("seal", None)
+    content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (folder / manifests.FILE_NAME).write_text(json.dumps(content))
+
+
+def outcome(folder: Path, resealed: bool, proves: Optional[Proof]) -> str:
+    """REFUSED, LOADED, PROVED or DISPROVED; anything else is a finding."""
+    try:
+        load(folder, provider="cpu", threads=1)
+    except (ValueError, RuntimeError) as refusal:
+        line = str(refusal)
+        ours = type(refusal) in (ValueError, RuntimeError) and line.startswith(("artefact ", "runtime: ", "session: "))
+        return REFUSED if ours and "\n" not in line and len(line) < 2000 else f"raised {type(refusal).__name__}: {line[:200]!r}"
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what this program looks for
+        return f"raised {type(error).__name__}: {str(error)[:200]!r}"
+    if not resealed:
+        return "loaded although a hash differs"
+    return LOADED if proves is None else PROVED if proves(folder) else DISPROVED
+
+
+class Watch:
+    """Hears what a load does: code that is run, files opened outside its folder."""
+
+    def __init__(self, around: Path) -> None:
+        self.around, self.heard = str(around), ""
+        self._libraries = tuple(str(Path(path).resolve()) for path in {sys.prefix, sys.base_prefix, Path(__file__).parents[2]})
+
+    def hear(self, event: str, arguments: Any) -> None:
+        if event in FORBIDDEN:
+            self.heard = f"{event} {str(arguments)[:100]}"
+        elif event == "open" and isinstance(arguments[0], str):
+            path = os.path.realpath(arguments[0])
+            if not path.startswith((self.around, "/dev/", "/proc/", "/sys/", *self._libraries)):
+                self.heard = f"opened {path}"
+
+
+def _child(source: Path, around: Path, cases: List[Case], proves: Optional[Proof], to: Connection) -> None:
+    """Sends (number, edit, outcome) of each case; before it, the number alone."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    load(source, provider="cpu", threads=1)  # imports what there is to import
+    watch, folder = Watch(around), around / "mutated"
+    sys.addaudithook(watch.hear)
+    for case in cases:
+        to.send((case.number, "", None))
+        edit = case.write(source, folder)
+        to.send((case.number, edit, None))
+        watch.heard = ""
+        found = outcome(folder, case.resealed, proves)
+        to.send((case.number, edit, watch.heard or found))
+
+
+def run(source: Path, cases: List[Case], proves: Optional[Proof] = None, keep: Optional[Path] = None, limit: float = LIMIT) -> "Report":
+    """Load every mutation of an artefact.
+
+    Args:
+        proves: what tells whether an artefact that loads gives the right numbers.
+        keep: where the folders of findings go.
+        limit: seconds for one mutation.
+    """
+    report, waiting = Report(), list(cases)
+    while waiting:
+        with tempfile.TemporaryDirectory() as temporary:
+            done = _batch(source, Path(temporary).resolve(), waiting[:BATCH], proves, limit, report)
+        waiting = waiting[done:]
+    for finding in report.findings if keep else ():
+        assert keep is not None
+        finding.case.write(source, keep / f"{source.name}-{finding.case.seed}-{finding.case.number}")
+    return report
+
+
+def _batch(source: Path, around: Path, cases: List[Case], proves: Optional[Proof], limit: float, report: "Report") -> int:
+    """Number of cases that came to an end of any kind."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(source, around, cases, proves, there))
+    child.start()
+    there.close()
+    edit, done = "", 0
+    try:
+        while done < len(cases):
+            if not here.poll(limit):
+                report.add(cases[done], edit, f"hangs: no answer in {limit:.0f} s")
+                return done + 1
+            _, edit, found = here.recv()
+            if found is not None:
+                report.add(cases[done], edit, found)
+                done += 1
+    except EOFError:
+        child.join()
+        report.add(cases[done], edit, f"crash: the process ended with {child.exitcode}")
+        return done + 1
+    finally:
+        child.kill()
+        child.join()
+        here.close()
+    return done
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mutation that was neither refused nor loaded as it should be."""
+
+    case: Case
+    edit: str
+    outcome: str
+
+
+class Report:
+    """Counts per outcome, and what is wrong."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = collections.Counter()
+        self.edits: Counter[str] = collections.Counter()
+        self.findings: List[Finding] = []
+
+    def add(self, case: Case, edit: str, found: str) -> None:
+        good = found in GOOD
+        self.counts[found if good else "finding"] += 1
+        self.edits[f"{edit}: {found if good else 'finding'}"] += 1
+        if not good:
+            self.findings.append(Finding(case, edit, found))
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """0, or 1 where there is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True, choices=list(TARGETS))
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
+    parser.add_argument("--resealed", action="store_true", help="recompute every hash")
+    parser.add_argument("--proves", help="MODULE:FUNCTION, called with the folder of each mutation that loads")
+    parser.add_argument("--keep", type=Path, help="put the folders of findings there")
+    options = parser.parse_args(arguments)
+    proves: Optional[Proof] = None
+    if options.proves:
+        module, function = options.proves.split(":")
+        proves = getattr(importlib.import_module(module), function)
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary) / options.target
+        export(seeded(block("rope", max_positions=64)), options.target, source, verify=False)
+        cases = [Case(options.seed, number, options.resealed) for number in range(options.first, options.first + options.count)]
+        report = run(source, cases, proves, options.keep)
+    print(f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes left alone'}")
+    for name, count in sorted(report.counts.items()):
+        print(f"{count:6} {name}")
+    for name, count in sorted(report.edits.items()):
+        print(f"       {count:6} {name}")
+    for finding in report.findings:
+        print(f"finding: --first {finding.case.number} --count 1, {finding.edit}: {finding.outcome}")
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

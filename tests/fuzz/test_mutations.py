@@ -1,0 +1,83 @@
+"""A few mutations in the ordinary tests, and that the program which makes them sees what it is for. Many: `python -m tests.fuzz.mutations`."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import pytest
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from tests.fuzz import mutations
+from tests.fuzz.mutations import DISPROVED, LOADED, PROVED, REFUSED, Case
+from tests.tiny import block
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    for target in ("ort", "torchscript"):
+        export(seeded(block("nope", max_positions=64)), target, folder / target, verify=False)
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("resealed", [False, True], ids=["sealed", "resealed"])
+@pytest.mark.parametrize("target", ["ort", "torchscript"])
+def test_mutations_are_refused_in_one_line_or_load_without_harm(target: str, resealed: bool, made: Dict[str, Path]) -> None:
+    report = mutations.run(made[target], [Case(1, number, resealed) for number in range(40)])
+    assert not report.findings, report.findings
+    assert report.counts[REFUSED] + report.counts[LOADED] == 40
+    assert report.counts[REFUSED] == 40 or resealed
+
+
+def test_a_mutation_is_the_same_each_time(made: Dict[str, Path], tmp_path: Path) -> None:
+    for number in range(10):
+        edits = [Case(3, number, True).write(made["ort"], tmp_path / name) for name in ("one", "other")]
+        assert edits[0] == edits[1]
+        assert mutations._content(tmp_path / "one") == mutations._content(tmp_path / "other")
+
+
+def _refuse(line: str) -> None:
+    raise ValueError(line)
+
+
+FAULTS: Dict[str, Callable[[], Any]] = {
+    "crash: the process ended with 7": lambda: os._exit(7),
+    "hangs": lambda: time.sleep(60),
+    "raised KeyError": lambda: {}["states"],
+    "raised ValueError: 'artefact x: two": lambda: _refuse("artefact x: two\nlines"),
+    "raised ValueError: 'what a library": lambda: _refuse("what a library says"),
+    "os.system": lambda: os.system("true"),
+    "opened /etc/passwd": lambda: Path("/etc/passwd").read_bytes(),
+}
+
+
+@pytest.mark.parametrize("expected", FAULTS)
+def test_a_planted_fault_of_loading_is_found(expected: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def loaded(*_: Any, **__: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:  # after the one that imports, and a mutation
+            FAULTS[expected]()
+
+    monkeypatch.setattr(mutations, "load", loaded)
+    report = mutations.run(made["ort"], [Case(1, number, True) for number in range(4)], keep=tmp_path / "kept", limit=1.0)
+    assert [finding.case.number for finding in report.findings][:1] == [1]
+    assert report.findings[0].outcome.startswith(expected)
+    assert sum(report.counts.values()) == 4
+    assert (tmp_path / "kept" / "ort-1-1").is_dir()
+
+
+def test_what_loads_goes_to_the_proof(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutations, "load", lambda *_, **__: None)
+    report = mutations.run(made["ort"], [Case(1, number, True) for number in range(4)], lambda folder: (folder / "model.onnx").is_file())
+    assert report.counts[PROVED] + report.counts[DISPROVED] == 4 and not report.findings
+
+
+def test_a_mutation_that_loads_with_its_old_hashes_is_found(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutations, "load", lambda *_, **__: None)
+    assert mutations.run(made["ort"], [Case(1, 0, False)]).findings[0].outcome == "loaded although a hash differs"

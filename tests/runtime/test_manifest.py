@@ -1,0 +1,278 @@
+"""What posenc.json may say, and that everything else is refused in one line that names the field."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load, onnx_files
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.rules import check_graph
+from tests.tiny import block, decoder, encoder
+
+Content = Dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """Artefacts, not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    for target in ("onnx", "ort", "torchscript"):
+        export(seeded(block("rope")), target, folder / target, verify=False)
+    export(seeded(decoder("alibi")), "ort", folder / "decoder", verify=False)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def _changed(source: Path, folder: Path, change: Callable[[Content], Any]) -> Path:
+    """A copy whose manifest `change` altered, sealed anew."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    content = json.loads((folder / manifests.FILE_NAME).read_text())
+    del content["seal"]
+    change(content)
+    reseal(folder, content)
+    return folder
+
+
+def reseal(folder: Path, content: Content) -> None:
+    """Write a manifest with the seal it should have."""
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (folder / manifests.FILE_NAME).write_text(json.dumps({**content, "seal": seal}))
+
+
+def _set(*path: Any) -> Callable[[Content], None]:
+    """path[:-2] leads to a dict or list, whose item path[-2] becomes path[-1]."""
+
+    def change(content: Any) -> None:
+        for part in path[:-2]:
+            content = content[part]
+        content[path[-2]] = path[-1]
+
+    return change
+
+
+CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
+    "unknown field": ("ort", _set("extra", 1), "unknown field `extra`"),
+    "missing field": ("ort", lambda content: content.pop("chunk") and content.pop("states"), "missing required field `states`"),
+    "unknown field of a state": ("ort", _set("states", 0, "extra", 1), r"unknown field `extra` - at `\$.states\[0\]`"),
+    "kind": ("ort", _set("kind", "blocks"), r"\$.kind"),
+    "kind with a line break": ("ort", _set("kind", "block\n"), r"\$.kind"),
+    "target": ("ort", _set("target", "eager"), r"\$.target"),
+    "dtype": ("ort", _set("dtype", "float64"), r"\$.dtype"),
+    "dtype of a state": ("ort", _set("states", 1, "dtype", "object"), r"\$.states\[1\].dtype"),
+    "number as text": ("ort", _set("chunk", "512"), r"Expected `int`, got `str` - at `\$.chunk`"),
+    "flag as number": ("ort", _set("contiguous", 1), r"Expected `bool`, got `int` - at `\$.contiguous`"),
+    "list as number": ("ort", _set("states", 0), r"Expected `array`, got `int` - at `\$.states`"),
+    "null": ("ort", _set("files", None), r"\$.files"),
+    "chunk of none": ("ort", _set("chunk", 0), r">= 1 - at `\$.chunk`"),
+    "negative size": ("ort", _set("states", 0, "axes", 1, -3), r"\$.states\[0\].axes\[1\]"),
+    "huge size": ("ort", _set("states", 0, "axes", 1, 2**40), r"\$.states\[0\].axes\[1\]"),
+    "many axes": ("ort", _set("states", 0, "axes", ["batch_size"] * 9), r"\$.states\[0\].axes"),
+    "long name": ("ort", _set("states", 0, "past", "x" * 1000), r"\$.states\[0\].past"),
+    "hash": ("ort", _set("files", "model.onnx", "sha256", "0"), r"\$.files\[...\].sha256"),
+    "no states of a kind": ("ort", _set("states", 0, "update", "append"), "states.0..update is in_place or replace for target ort, got append"),
+    "slot axis": ("ort", _set("states", 0, "axis", 1), "states.0..axes start with batch_size and have capacity at axis alone"),
+    "axis beyond": ("ort", _set("states", 0, "axis", 7), "states.0..axes start with batch_size"),
+    "second slot axis": ("ort", _set("states", 0, "axes", 1, "capacity"), "states.0..axes start with batch_size"),
+    "batch axis": ("ort", _set("states", 0, "axes", 0, 4), "states.0..axes start with batch_size"),
+    "other pair": ("ort", _set("states", 0, "present", "present.1.key"), "states.0. is named past"),
+    "name twice": ("ort", _set("states", 0, {}) and (lambda content: content["states"].append(content["states"][0])), "a name of its own"),
+    "fill": ("ort", _set("states", 0, "fill", -1), "fill is 0 but for past_positions"),
+    "positions with a mask": ("onnx", _set("signature", "mask"), "inputs.1. is one the runtime can make: .*, got position_ids"),
+    "rows that grow": ("onnx", _set("layout", "rows"), "layout is columns for target onnx, got rows"),
+    "hidden slots of columns": ("onnx", _set("states", 0, "reads_hidden", False), "reads_hidden is false only for states in place"),
+    "bucket of growing caches": ("onnx", _set("capacity_bucket", 256), "capacity_bucket is 0 for target onnx, got 256"),
+    "unknown input": ("ort", _set("inputs", 1, "name", "weights"), "inputs.1. is one the runtime can make: .*, got weights"),
+    "input of another dtype": ("ort", _set("inputs", 1, "dtype", "int64"), r"inputs.1. is seqlens_k int32 .*, got seqlens_k int64"),
+    "input of another rank": ("ort", _set("inputs", 2, "axes", ["batch_size"]), r"inputs.2. is total_sequence_length int32 \[\]"),
+    "coordinates": ("onnx", _set("axes", 2), "inputs.1. is position_ids int64 .3, "),
+    "first input": ("ort", _set("inputs", 0, "axes", 2, 47), "inputs.0. of kind block is hidden_states float32"),
+    "output": ("ort", _set("outputs", 0, "name", "logits"), "outputs.0. of kind block is output float32"),
+    "two outputs": ("ort", lambda content: content["outputs"].append(content["outputs"][0]), r"\$.outputs"),
+    "vocabulary": ("decoder", _set("config", "vocabulary", 60), "outputs.0. of kind decoder is logits float32"),
+    "vocabulary as text": ("decoder", _set("config", "vocabulary", "61"), "config has the sizes of the model as whole numbers, got '61'"),
+    "no configuration": ("decoder", _set("config", {}), "config.kind is decoder as kind, got None"),
+    "flat configuration": ("decoder", _set("config", "attention", []), "max_positions is 1100 in config as well, got None"),
+    "range": ("ort", _set("max_positions", 4096), "max_positions is 4096 in config as well, got 1100"),
+    "no graph": ("ort", _set("files", {}), "files hold one graph, model.onnx for target ort, got none"),
+    "two graphs": ("ort", lambda content: content["files"].update({"model.pt": content["files"]["model.onnx"]}), "files hold one graph"),
+    "graph of another target": ("ort", _set("target", "torchscript"), "for target torchscript, got"),
+    "file elsewhere": ("ort", lambda content: content["files"].update({"../model.onnx": content["files"]["model.onnx"]}), r"at `key` in `\$.files`"),
+    "file of a line break": ("ort", lambda content: content["files"].update({"a\nb": content["files"]["model.onnx"]}), r"at `key` in `\$.files`"),
+    "manifest in itself": ("ort", lambda content: content["files"].update({"posenc.json": content["files"]["model.onnx"]}), "files are those beside posenc.json"),
+    "certificate of text": ("ort", _set("certificate", {"passed": "yes"}), r"\$.passed"),
+    "certificate without cells": ("ort", _set("certificate", {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}}), r"\$.cells"),
+    "inputs by position": ("torchscript", lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}), "position_ids for"),
+    "schema": ("ort", _set("schema", 2), "schema is 3, got 2; export again"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    target, change, said = CHANGES[name]
+    with pytest.raises(ValueError, match=said) as refusal:
+        load(_changed(made[target], tmp_path / "changed", change))
+    assert "\n" not in str(refusal.value) and str(tmp_path / "changed") in str(refusal.value)
+
+
+TEXTS = {
+    "nothing": b"",
+    "no object": b"[]",
+    "no JSON": b"{",
+    "no UTF-8": b'{"kind": "\xff"}',
+    "a number too large": b'{"kind": 1e999}',
+    "not a number": b'{"kind": NaN}',
+    "a number of many digits": b'{"kind": ' + b"9" * 10_000 + b"}",
+    "half a character": b'{"kind": "\\ud800"}',
+    "depth": b'{"a":' * 100_000,
+    "closed depth": b"[" * 50_000 + b"]" * 50_000,
+    "some depth": b'{"schema": 3, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / manifests.FILE_NAME).write_bytes(TEXTS[name])
+    with pytest.raises(ValueError, match=manifests.FILE_NAME) as refusal:
+        manifests.read(tmp_path)
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 1000
+
+
+def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_path: Path) -> None:
+    digest = manifests.read(made["ort"]).digest
+    assert manifests.read(made["ort"], digest) == manifests.read(made["ort"])
+    changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
+    with pytest.raises(ValueError, match=f"digest is {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from"):
+        manifests.read(changed, digest)
+
+
+def test_the_digest_covers_file_hashes_and_not_the_certificate(made: Dict[str, Path], tmp_path: Path) -> None:
+    manifest = manifests.read(made["ort"])
+    certificate = {"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 1e-7}}
+    assert manifest.replace(certificate=certificate).digest == manifest.digest
+    assert manifest.replace(files={"model.onnx": manifests.File("0" * 64, 1)}).digest != manifest.digest
+
+
+def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path: Path) -> None:
+    for path in made.values():
+        manifest = manifests.read(path)
+        (tmp_path / path.name).mkdir()
+        for name in manifest.files:
+            (tmp_path / path.name / name).write_bytes((path / name).read_bytes())
+        manifests.write(manifest, tmp_path / path.name)
+        assert (tmp_path / path.name / manifests.FILE_NAME).read_bytes() == (path / manifests.FILE_NAME).read_bytes()
+        assert manifests.read(tmp_path / path.name) == manifest
+
+
+def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them(tmp_path: Path) -> None:
+    assert [state.reads_hidden for state in export(seeded(block("rope")), "ort", tmp_path / "fused", verify=False).states] == [False, False]
+    assert all(state.reads_hidden for state in export(seeded(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False).states)
+    assert all(state.reads_hidden for state in export(seeded(block("rope")), "onnx-static", tmp_path / "static", verify=False).states)
+    assert all(state.reads_hidden for state in export(seeded(block("cope")), "ort", tmp_path / "read", verify=False).states)
+
+
+TYPED = [(encoder("learned"), "positions"), (decoder("fox"), "positions"), (block("recurrent"), "positions"), (block("alibi"), "mask")]
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static"])
+@pytest.mark.parametrize(("config", "signature"), TYPED, ids=["encoder", "fox", "recurrent", "mask"])
+def test_every_output_is_typed_and_the_checker_infers_the_same(config: Any, signature: str, target: str, tmp_path: Path) -> None:
+    manifest = export(seeded(config), target, tmp_path / "artefact", signature=signature, verify=False)
+    model = onnx.load(tmp_path / "artefact" / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [value.name for value in model.graph.output] == [manifest.outputs[0].name, *(state.present for state in manifest.states)]
+    assert all(value.type.tensor_type.elem_type and len(value.type.tensor_type.shape.dim) for value in model.graph.output)
+
+
+@dataclass
+class Declared:
+    """What a session tells of one value."""
+
+    name: str
+    type: str
+    shape: List[Any]
+
+
+GRAPHS: Dict[str, Tuple[Callable[[Dict[str, Declared]], Any], str]] = {
+    "dtype": (lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"), "input seqlens_k is int32 as in the manifest, got int64"),
+    "text": (lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"), "input seqlens_k is int32 as in the manifest, got tensor.string."),
+    "rank": (lambda values: setattr(values["seqlens_k"], "shape", ["batch_size", 1]), "input seqlens_k is .'batch_size'. as in"),
+    "size": (lambda values: setattr(values["present.0.key"], "shape", ["b", 4, "c", 16]), "output present.0.key is"),
+    "free size": (lambda values: setattr(values["output"], "shape", ["b", "s", None]), "output output is"),
+    "missing": (lambda values: values.pop("past_key_values.0.value"), "every input of the manifest is one of the graph, got past_key_values.0.value"),
+    "more": (lambda values: values.update(zpresent=Declared("zpresent", "tensor(float)", [])), "every output of the graph is in the manifest, got zpresent"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_that_declares_something_else_than_the_manifest_is_refused(name: str, made: Dict[str, Path]) -> None:
+    manifest, (change, said) = manifests.read(made["ort"]), GRAPHS[name]
+    numpy_to_ort = {"float32": "tensor(float)", "int32": "tensor(int32)"}
+    described = [(v.name, v.dtype, v.axes) for v in (*manifest.inputs, *manifest.outputs)]
+    described += [(name, s.dtype, s.axes) for s in manifest.states for name in (s.past, s.present)]
+    values = {name: Declared(name, numpy_to_ort[dtype], list(axes)) for name, dtype, axes in described}
+
+    def check() -> None:
+        ends = [value for value in values.values() if value.name.startswith(("present", "zpresent", "output"))]
+        check_graph(manifest, [value for value in values.values() if value not in ends], ends)
+
+    check()
+    change(values)
+    with pytest.raises(ValueError, match=f"model.onnx: {said}"):
+        check()
+
+
+def _external(location: str) -> bytes:
+    """A graph inside a graph whose constant stands in a file."""
+    tensor = TensorProto(name="w", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="offset", value="0")
+    tensor.external_data.add(key="location", value=location)
+    inner = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "inner", [], [helper.make_tensor_value_info("y", 1, [2])], [tensor])
+    node = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("c", 9, [])], [helper.make_tensor_value_info("z", 1, [2])])
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 23)]).SerializeToString()
+
+
+@pytest.mark.parametrize("location", ["model.onnx.data", "../secret", "/etc/passwd", "*/_ORT_MEM_ADDR_/*"])
+def test_files_of_external_data_are_found_wherever_the_graph_names_them(location: str) -> None:
+    assert onnx_files.locations(_external(location)) == {location}
+
+
+@pytest.mark.parametrize("content", [b"\x3a", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x3b", b"\x3a\x7f\x00"])
+def test_what_is_no_protocol_buffer_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        onnx_files.locations(content)
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "../weights.bin"])
+def test_a_graph_that_reads_a_file_the_manifest_does_not_list_is_refused(location: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    for path in (tmp_path, folder):
+        path.mkdir(exist_ok=True)
+        np.zeros(2, np.float32).tofile(path / "weights.bin")
+    (folder / "model.onnx").write_bytes(_external(location))
+    manifest = manifests.read(made["ort"])
+    manifests.write(manifest.replace(files={"model.onnx": manifests.files.entry(folder / "model.onnx")}), folder)
+    with pytest.raises(ValueError, match=re.escape(f"model.onnx reads files that the manifest lists, got '{location}'")):
+        load(folder)
+
+
+def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> None:
+    import onnxruntime
+
+    (tmp_path / "inside").mkdir()
+    np.zeros(2, np.float32).tofile(tmp_path / "weights.bin")
+    path = tmp_path / "inside" / "model.onnx"
+    path.write_bytes(_external("../weights.bin"))
+    with pytest.raises(ValueError, match="model.onnx is a graph that ONNX Runtime loads, got .*(escapes|file inside)"), onnx_files.refused(path):
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

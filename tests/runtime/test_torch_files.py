@@ -1,0 +1,161 @@
+"""Archives that would run something when torch loads them, and damaged ones: refused in one line."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import pytest
+import torch
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import files, load, pt2_archive
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.archive import packed, read_entries
+from posenc_export.runtime.torch_files import DAMAGED
+from tests.tiny import block
+
+Entries = Dict[str, bytes]
+PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    for target in ("pt2", "torchscript"):
+        export(seeded(block("rope")), target, folder / target, verify=False)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def _resealed(source: Path, folder: Path, content: bytes) -> Path:
+    """A copy of an artefact with another graph file, which its manifest lists."""
+    folder.mkdir()
+    manifest = manifests.read(source)
+    (name,) = manifest.files
+    (folder / name).write_bytes(content)
+    manifests.write(manifest.replace(files={name: files.entry(folder / name)}), folder)
+    return folder
+
+
+class Marker:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _json(entries: Entries, name: str, change: Callable[[Any], Any]) -> None:
+    root = pt2_archive._root(entries)
+    content = json.loads(entries[root + name])
+    change(content)
+    entries[root + name] = json.dumps(content).encode()
+
+
+def _pickled_weight(entries: Entries, marker: Path) -> None:
+    entries[pt2_archive._root(entries) + "data/weights/weight_0"] = _saved(Marker(marker))
+    _json(entries, WEIGHTS, lambda content: next(iter(content["config"].values())).update(use_pickle=True))
+
+
+def _opaque_constant(entries: Entries, marker: Path) -> None:
+    entries[pt2_archive._root(entries) + "data/constants/opaque_obj_0"] = pickle.dumps(Marker(marker))
+    _json(entries, CONSTANTS, lambda content: next(iter(content["config"].values())).update(path_name="opaque_obj_0", use_pickle=True))
+
+
+def _entry(name: str) -> Callable[[Entries, Path], None]:
+    return lambda entries, marker: entries.__setitem__(pt2_archive._root(entries) + name, _saved(Marker(marker)))
+
+
+def _program(change: Callable[[Any, str], Any]) -> Callable[[Entries, Path], None]:
+    return lambda entries, marker: _json(entries, PROGRAM, lambda content: change(content, f"__import__('os').system('touch {marker}')"))
+
+
+def _first_size(content: Any, text: str) -> None:
+    next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))["as_expr"]["expr_str"] = text
+
+
+def _first_target(content: Any, target: str) -> None:
+    content["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+
+EVIL: Dict[str, Callable[[Entries, Path], None]] = {
+    "sample inputs": _entry("data/sample_inputs/model.pt"),
+    "legacy weights": _entry("data/weights/model.pt"),
+    "legacy constants": _entry("data/constants/model.pt"),
+    "pickled weight": _pickled_weight,
+    "opaque constant": _opaque_constant,
+    "second program": _entry("models/other.json"),
+    "compiled library": _entry("data/aotinductor/model/model.so"),
+    "extra file": _entry("extra/notes"),
+    "guard": _program(lambda content, code: content.update(guards_code=[code])),
+    "size that is evaluated": _program(_first_size),
+    "size with an attribute": _program(lambda content, code: _first_size(content, "Symbol('s0').__class__")),
+    "size without end": _program(lambda content, code: _first_size(content, "Pow(Integer(9), Pow(Integer(9), Integer(9)))")),
+    "size that is called": _program(lambda content, code: _first_size(content, f"Add({code})")),
+    "system as an operator": _program(lambda content, code: _first_target(content, "torch.os.system")),
+    "loader as an operator": _program(lambda content, code: _first_target(content, "torch.load")),
+    "file as an operator": _program(lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")),
+    "operator outside ATen": _program(lambda content, code: _first_target(content, "torch.ops.posenc.append.default")),
+    "code as a name": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)),
+    "code as an input": _program(lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(name=f"x={code}")),
+    "text": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0]["inputs"][0].update(arg={"as_string": "/etc/passwd"})),
+    "type of a container": _program(lambda content, code: content["graph_module"]["module_call_graph"][0]["signature"].update(in_spec='[1, {"type": "os.path", "context": "null", "children_spec": []}]')),
+    "depth": _program(lambda content, code: content.update(range_constraints=json.loads("[" * 200 + "]" * 200))),
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_an_archive_that_would_run_something_is_refused_by_name(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    EVIL[name](entries, tmp_path / "marker")
+    with pytest.raises(ValueError, match="runtime: model.pt2: .*; export again") as refusal:
+        load(_resealed(made["pt2"], tmp_path / "evil", packed(entries)))
+    assert "\n" not in str(refusal.value) and not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", ["pickled weight", "opaque constant", "sample inputs", "size that is evaluated"])
+def test_torch_alone_runs_what_those_archives_hold(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    """Shows that the refusals above are needed."""
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    EVIL[name](entries, tmp_path / "marker")
+    with contextlib.suppress(*DAMAGED, torch._export.verifier.SpecViolationError):  # what torch thinks of it afterwards
+        torch.export.load(io.BytesIO(packed(entries))).module()
+    assert (tmp_path / "marker").exists()
+
+
+def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
+    with zipfile.ZipFile(content, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr(archive.namelist()[0], b"other")
+    with pytest.raises(ValueError, match="every entry has a name of its own"):
+        load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()))
+
+
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+@pytest.mark.parametrize("damage", [lambda c: b"", lambda c: b"PK", lambda c: c[:1000], lambda c: c[:-30], lambda c: c[:200] + bytes(200) + c[400:], lambda c: bytes(len(c))])
+def test_a_damaged_file_is_refused_in_one_line(damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    (name,) = manifests.read(made[target]).files
+    content = damage((made[target] / name).read_bytes())
+    try:
+        load(_resealed(made[target], tmp_path / "damaged", content))
+    except ValueError as refusal:
+        assert f"runtime: {name}" in str(refusal) and "\n" not in str(refusal)
+
+
+def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    pt2_archive.check(entries)
+    assert not any(content.startswith((b"\x80\x02", b"PK")) for content in entries.values())
