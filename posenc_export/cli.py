@@ -69,8 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     exporting.set_defaults(run=_export)
 
-    verifying = commands.add_parser("verify", help="run the parity grid on an artefact and renew its certificate")
+    verifying = commands.add_parser("verify", help="prove an artefact on this machine against the reference that it carries; needs no torch")
     verifying.add_argument("folder", type=Path)
+    verifying.add_argument("--provider", default="auto", help="auto, cpu or cuda")
+    verifying.add_argument("--no-record", action="store_true", help="leave the manifest as it is, where the folder cannot be written")
+    verifying.add_argument("--digest", help="the artefact's digest, where it came another way than the files")
     verifying.set_defaults(run=_verify)
 
     generating = commands.add_parser("generate", help="continue a text with a byte-level decoder")
@@ -180,16 +183,17 @@ def _summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from posenc_export.export import verify
+    from posenc_export.runtime import verify
 
-    certificate = verify(options.folder, progress=options.say)
+    certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))
     else:
         cells = certificate["cells"].items()
         show([{"cell": name, "worst error": f"{error:.1e}", "": "" if error <= certificate["tolerance"] else "EXCEEDS"} for name, error in cells])
-        print(f"tolerance {certificate['tolerance']:.1e}: {'passed' if certificate['passed'] else 'FAILED'}")
+        verdict = "passed" if certificate["passed"] else "FAILED"
+        print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
     return 0 if certificate["passed"] else FAILED_CHECK
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Union
 
 from posenc_export.export.describe import Model, describe
+from posenc_export.export.expected import of_module
 from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.verify import check
-from posenc_export.runtime import files
+from posenc_export.export.verify import bound_of, check
+from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 
@@ -24,7 +25,13 @@ def silent(_: str) -> None:
 
 
 def export(
-    model: Union[Model, Sources], target: str, folder: Union[str, Path], signature: str = "positions", dtype: Optional[str] = None, verify: bool = True, progress: Optional[Progress] = None
+    model: Union[Model, Sources],
+    target: str,
+    folder: Union[str, Path],
+    signature: str = "positions",
+    dtype: Optional[str] = None,
+    verify: bool = True,
+    progress: Optional[Progress] = None,
 ) -> Manifest:
     """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
 
@@ -103,10 +110,12 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     folder.mkdir(parents=True)
     say(f"{target}: tracing and lowering")
     manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
+    expected = of_module(source.model, manifest, filled=verify)
+    stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
     listed = {path.name: files.entry(path) for path in sorted(folder.iterdir())}
-    manifest = manifest.replace(files=listed, versions={name: metadata.version(name) for name in MAKERS})
+    manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
-    return check(folder, source.model, say) if verify else manifest
+    return check(folder, source.model, expected, say) if verify else manifest
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:

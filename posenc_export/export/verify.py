@@ -16,7 +16,7 @@ from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import LONGEST, Expected, measure, rounded_up
+from posenc_export.runtime.proof import LONGEST, Expected, measure, rounded_up, where
 
 Progress = Callable[[str], None]
 
@@ -36,10 +36,15 @@ class VerificationError(Exception):
 
 
 def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Optional[Progress] = None, provider: str = "cpu") -> Dict[str, Any]:
-    """Run the grid on an artefact, write the certificate into its manifest and return it: {"passed", "tolerance", "provider", "cells": {name: worst error}}.
+    """Run the grid on an artefact against its module and the module against its oracle; write the certificate into the manifest and return it.
+
+    Without the module, on any machine: posenc_export.runtime.verify.
 
     Args:
         model: the float32 module it was exported from; may be left out for presets and seeded models.
+
+    Returns:
+        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}.
 
     Raises:
         ValueError: not an artefact, or a model whose description differs.
@@ -51,19 +56,20 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
     if dtype_of(model) != manifest.dtype:
         model = copy.deepcopy(model).to(getattr(torch, manifest.dtype))
-    certificate = measured(folder, manifest, model.eval(), progress or (lambda _: None), provider)
+    session = single_threaded(folder, manifest, provider)
+    certificate = certify(session, model.eval(), of_module(model, manifest), progress or (lambda _: None))
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
 
-def check(folder: Path, model: Model, progress: Progress) -> Manifest:
-    """As `verify`, on a fresh export.
+def check(folder: Path, model: Model, expected: Expected, progress: Progress) -> Manifest:
+    """Certify a fresh export against what its module gives.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
     manifest = manifests.read(folder)
-    certificate = measured(folder, manifest, model, progress, "cpu")
+    certificate = certify(single_threaded(folder, manifest, "cpu"), model, expected, progress)
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -71,20 +77,17 @@ def check(folder: Path, model: Model, progress: Progress) -> Manifest:
     return manifest
 
 
-def measured(folder: Path, manifest: Manifest, model: Model, progress: Progress, provider: str) -> Dict[str, Any]:
-    """The certificate of an artefact against `model`, which has the artefact's dtype."""
-    # One thread: the order of sums, and so the figures of the certificate, are then the same on every run.
-    session = load(folder, provider=provider, threads=1).session(capacity=min(manifest.max_positions, LONGEST))
-    return certify(session, model, progress)
+def single_threaded(folder: Path, manifest: Manifest, provider: str) -> Session:
+    """A session in which the order of sums, and so the figures of a certificate, are the same on every run."""
+    return load(folder, provider=provider, threads=1).session(capacity=min(manifest.max_positions, LONGEST))
 
 
-def certify(session: Session, model: Model, progress: Progress) -> Dict[str, Any]:
-    """Run every cell on a session, against the eager module in float32, and that against the oracle."""
+def certify(session: Session, model: Model, expected: Expected, progress: Progress) -> Dict[str, Any]:
+    """Run every cell on a session, against what the eager module gives, and that against the oracle."""
     manifest, exact = session.manifest, copy.deepcopy(model).float().eval()
     bound = bound_of(model, manifest)
-    expected = of_module(model, manifest)
     cells = {**measure(session, expected, progress), **_oracle_cells(exact, manifest, expected)}
-    return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": session.provider, "cells": cells}
+    return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
 
 
 def bound_of(model: Model, manifest: Manifest) -> float:

@@ -1,33 +1,35 @@
 """Run an artefact: numpy and ONNX Runtime, nothing else."""
 
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Callable, Dict, Optional, Union
 
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.files import locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
+from posenc_export.runtime.schema import MOST_PROOFS
 from posenc_export.runtime.session import Session
 
-__all__ = ["GraphError", "Manifest", "Model", "Session", "load"]
+__all__ = ["GraphError", "Manifest", "Model", "Session", "load", "verify"]
 
 
-def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None) -> Model:
+def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None) -> Model:
     """The model of an artefact folder, after its files are checked against its manifest.
 
     Args:
         provider: "auto", "cpu" or "cuda".
         threads: of one operator; all cores where None.
+        digest: that the artefact must have (`posenc inspect` prints it), where it came another way than the files.
 
     Raises:
-        ValueError: not an artefact, an altered one, a provider that is not there.
+        ValueError: not an artefact, an altered one, another digest, a provider that is not there.
         ModuleNotFoundError: the extra the target needs is not installed.
     """
     folder = locate(folder)
     if threads is not None and threads < 1:
         raise ValueError(f"runtime: threads are at least 1, got {threads}; leave it out for all cores")
-    manifest = manifests.read(folder)
+    manifest = manifests.read(folder, digest)
     if manifest.target in ("torchscript", "pt2"):
         from posenc_export.runtime.torch_files import load_torch
 
@@ -37,3 +39,41 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
     return Model(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads))
+
+
+def verify(
+    folder: Union[str, Path],
+    provider: str = "auto",
+    threads: Optional[int] = 1,
+    digest: Optional[str] = None,
+    progress: Optional[Callable[[str], None]] = None,
+    record: bool = True,
+) -> Dict[str, Any]:
+    """Prove an artefact where it runs: the whole grid against the reference that it carries.
+
+    Args:
+        provider, threads, digest: as `load`.
+        progress: called with a line at each stage.
+        record: write the proof into the manifest; False for a folder that cannot be written.
+
+    Returns:
+        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}.
+
+    Raises:
+        ValueError: as `load`; an artefact without a reference.
+        ModuleNotFoundError: as `load`.
+    """
+    from posenc_export.runtime import proof, reference
+
+    folder = locate(folder)
+    model = load(folder, provider, threads, digest)
+    manifest = model.manifest
+    expected = reference.read(manifest, folder)
+    session = model.session(capacity=min(manifest.max_positions, proof.LONGEST))
+    cells, bound = proof.measure(session, expected, progress or (lambda _: None)), manifest.reference.tolerance  # type: ignore[union-attr]
+    found = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
+    if not record:
+        return found
+    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]
+    manifests.write(manifest.replace(proofs=[*others, found][-MOST_PROOFS:]), folder)
+    return found

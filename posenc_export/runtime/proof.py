@@ -8,7 +8,12 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 
 import hashlib
 import math
+import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
@@ -25,6 +30,7 @@ LENGTH = 36  # tokens per row: long enough for every cut, short enough for an or
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
 CHUNK = 512
 GUEST_LENGTH = 8  # tokens that a guest row may need
+SEGMENT_PADDING = 3  # columns in front of the first row
 FAILED = 1e300
 
 
@@ -102,6 +108,30 @@ def length_of(manifest: Manifest) -> int:
     return min(LENGTH, manifest.max_positions)
 
 
+def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
+    """Tokens of a case, the same with another ending, and where it begins."""
+    length, rows = length_of(manifest), max(BATCHES)
+    fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
+    other = tokens.copy()
+    other[:, fork_at:] = inputs(manifest, (rows, length - fork_at), "another ending")
+    return tokens, other, fork_at
+
+
+def beside_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens [2,L], their coordinates [axes,2,L] or segments [2,L], and an attention mask [2,L]; with segments the first row has padding in front."""
+    length = length_of(manifest)
+    tokens, mask = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
+    if manifest.axes:
+        return tokens, numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions), mask
+    mask[0, : min(SEGMENT_PADDING, length - 1)] = 0
+    return tokens, numbers((2, length), "segments", int(manifest.config["segments"])), mask
+
+
+def fill_inputs(manifest: Manifest) -> np.ndarray:
+    """Tokens that fill a cache [1,n]."""
+    return inputs(manifest, (1, min(manifest.max_positions, LONGEST)), "tokens to fill a cache")
+
+
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     """Tokens, or hidden states of variance 1, that follow from a name alone, on every machine and in every version of numpy."""
     vocabulary = int(manifest.config.get("vocabulary", 0))
@@ -176,3 +206,32 @@ def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Iterator[
             yield made[:, begin - first :], last[:, begin - compared : end - compared]
     if length > 1:
         yield session.step(tokens[:, -1]), last[:, -1]
+
+
+def where(session: Session) -> str:
+    """The processor or GPU, and the library that runs the graph."""
+    library = "torch" if session.manifest.target in ("torchscript", "pt2", "eager") else "onnxruntime"
+    found = f"{_gpu() if session.provider == 'cuda' else _processor()}, {library}"
+    for name in (library, f"{library}-gpu"):
+        try:
+            return f"{found} {metadata.version(name).partition('+')[0]}"
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # a system without it
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "GPU"
+    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return said.stdout.strip().partition("\n")[0] or "GPU"

@@ -27,8 +27,8 @@ def check(manifest: Manifest) -> None:
         _check_state(f"states[{index}]", state, manifest)
     _check_caches(manifest)
     _check_files(manifest)
-    if manifest.certificate is not None:
-        msgspec.convert(manifest.certificate, Certificate)
+    for certificate in (*([] if manifest.certificate is None else [manifest.certificate]), *manifest.proofs):
+        msgspec.convert(certificate, Certificate)
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

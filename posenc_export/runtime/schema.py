@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 SCHEMA = 3
 # Patterns end in \Z: a $ would let a line break pass.
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
+MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
@@ -60,17 +61,34 @@ class File(Struct, frozen=True, forbid_unknown_fields=True):
     bytes: Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class Certificate(Struct, frozen=True):
-    """What readers of a certificate rely on; `verify` may write more.
+class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of an artefact, where, and against what.
 
     Args:
+        provider: "cpu" or "cuda".
+        machine: processor or GPU, and the library that ran the graph.
         cells: worst error by name of a cell of the grid.
     """
 
     passed: bool
     tolerance: Finite
     provider: Text
+    machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+
+
+class Reference(Struct, frozen=True, forbid_unknown_fields=True):
+    """Expected outputs that travel with the artefact (runtime/reference.py).
+
+    Args:
+        columns: how many numbers of each output are stored.
+        tolerance: what errors stay within, relative to the largest output.
+        filled: whether the outputs of a filled cache are among them.
+    """
+
+    columns: AtLeastOne
+    tolerance: Finite
+    filled: bool
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +108,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
-        certificate: what `verify` found, or None.
+        reference: expected outputs beside the graph, or None.
+        certificate: what was measured against the module, or None.
+        proofs: what was measured against the reference, the newest last, one for each machine and provider.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block)\Z")]
@@ -113,7 +133,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    reference: Optional[Reference] = None
     certificate: Optional[Dict[str, Any]] = None
+    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = msgspec.field(default_factory=list)
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
     def input(self, name: str) -> Optional[Value]:
@@ -130,8 +152,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 over all but the certificate, file hashes included: what a user compares with a value that came another way."""
-        return digest_of({key: value for key, value in self.to_json().items() if key != "certificate"})
+        """sha256 over all but what was measured, file hashes included: what a user compares with a value that came another way."""
+        return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
 
 
 def digest_of(content: Dict[str, Any]) -> str:

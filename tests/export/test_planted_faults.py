@@ -14,6 +14,7 @@ from posenc_export import ops
 from posenc_export.encodings.base import PositionEncoding, Table
 from posenc_export.export import export
 from posenc_export.export.describe import Model, eager
+from posenc_export.export.expected import of_module
 from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
@@ -205,7 +206,7 @@ def _measured(config: Any, plant: Optional[Plant] = None, session: type = Sessio
             plant(planted)
     module, manifest = eager(planted)
     graph = TorchGraph(module, manifest)
-    return certify(session(graph.open, manifest), right, lambda _: None)
+    return certify(session(graph.open, manifest), right, of_module(right, manifest), lambda _: None)
 
 
 class KeepsWhatIsRewound(Session):
@@ -274,7 +275,7 @@ def _on_target(config: Any, target: str, session: type, folder: Path) -> Dict[st
     model = seeded(config)
     export(model, target, folder, verify=False)
     loaded = load(folder, provider="cpu", threads=1)
-    return certify(session(loaded.graph.open, loaded.manifest), model, lambda _: None)
+    return certify(session(loaded.graph.open, loaded.manifest), model, of_module(model, loaded.manifest), lambda _: None)
 
 
 @pytest.mark.parametrize(
