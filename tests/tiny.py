@@ -33,6 +33,7 @@ VARIANTS = {
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
+    "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 
