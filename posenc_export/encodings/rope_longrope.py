@@ -70,7 +70,7 @@ class RoPELongRoPE(PositionEncoding):
         positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
         angles = [positions * set_of for set_of in frequencies]
         if keys == "rotated":
-            angles = [torch.where(positions < self.original, *angles)]
+            angles = [torch.where(positions < self.original, angles[0], angles[1])]
         self.cos, self.long_cos = (Table((turned.cos() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
         self.sin, self.long_sin = (Table((turned.sin() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
 
@@ -110,8 +110,8 @@ def _factors(name: str, given: Factors, count: int) -> List[float]:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
         raise ValueError(f"rope_longrope: {name} is numbers with ; between, got {given!r}") from None
-    if len(factors) != count or not all(factor > 0 for factor in factors):
-        raise ValueError(f"rope_longrope: {name} is {count} numbers above 0, one for each pair, got {len(factors)}: {given!r}")
+    if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
+        raise ValueError(f"rope_longrope: {name} is {count} finite numbers above 0, one for each pair, got {len(factors)}: {given!r}")
     return factors
 
 

@@ -177,13 +177,11 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
+FACTORS = {"short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]}
+# Their parameters, their max_position_embeddings, and our parameters.
 GROWN = {
     "rope_dynamic": ({"rope_type": "dynamic", "factor": 3.0}, 200, {"factor": 3.0, "original_max_positions": 200}),
-    "rope_longrope": (
-        {"rope_type": "longrope", "original_max_position_embeddings": 200, "short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]},
-        40000,
-        {"original_max_positions": 200, "short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]},
-    ),
+    "rope_longrope": ({"rope_type": "longrope", "original_max_position_embeddings": 200, **FACTORS}, 40000, {"original_max_positions": 200, **FACTORS}),
 }
 
 
