@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.terminal import BAD_INPUT, OneLineParser, Progress, missing, nearest, show
+from posenc_export.terminal import BAD_INPUT, REFUSED, OneLineParser, Progress, nearest, refusal, show
 
 FAILED_CHECK, INTERRUPTED = 1, 130
 # What describes a block and its default; a preset brings its own.
@@ -22,6 +22,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; its exit status: 0, 2 for bad input, 1 for a failed check."""
     options = _parser().parse_args(arguments)
     options.say = Progress()
+    if sys.stdout is None:  # closed by whoever started us: the next file opened would stand in its place
+        return _refuse(options, "output: stdout is open, got a closed one; send it to a file or a pipe")
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # a reader that left shows here, not at exit
@@ -32,15 +34,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         options.say.close()
         return INTERRUPTED
-    except ModuleNotFoundError as error:
-        line = missing(error)
-        if line is None:  # no extra brings it: a fault of ours, not of the input
+    except REFUSED as error:
+        line = refusal(error)
+        if line is None:  # a fault of ours, not of the input
             raise
         return _refuse(options, line)
-    except OSError as error:
-        return _refuse(options, f"file: it can be read and written, got {error.strerror or error} for {error.filename}; give another path")
-    except ValueError as error:
-        return _refuse(options, str(error))
 
 
 def _refuse(options: argparse.Namespace, line: str) -> int:

@@ -48,7 +48,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tensor:
     """Rotate the first r entries of x [B,S,N,D] by rows of cos, sin [M,r/2] float32 at positions [B,S] int64, -1 read as 0; x's dtype out.
 
-    linear: angles are proportional to the row, so that scores of two rotations depend on the difference of positions only.
+    linear: angles are proportional to the row, so that scores of two rotations depend on the difference of positions only, and S is at most M.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -131,12 +131,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optio
         if emitting():
             attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}
             return _node("Attend", [q, keys, values, mask, content], attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
-    if content is not None:
-        mask = mask + content.to(mask.dtype)
+    dtype = q.dtype
+    if content is not None:  # its scores may leave the range of float16
+        q, keys, values, mask = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32), mask.to(torch.float32) + content
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
     )
-    return y.transpose(1, 2).flatten(2)
+    return y.transpose(1, 2).flatten(2).to(dtype)
 
 
 def products(q: Tensor, keys: Tensor) -> Tensor:
@@ -182,12 +183,13 @@ def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
     return empty.scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
 
 
-def suffix_sum(x: Tensor) -> Tensor:
-    """Sum from each entry of the last axis to its end, the entry itself included; exact near the end, where sums are short."""
+def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
+    """Sum from each entry of the last axis to its end, with or without the entry itself; exact near the end, where sums are short."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("SuffixSum", [x], {}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
-    return x.flip(-1).cumsum(-1).flip(-1)
+            return _node("SuffixSum", [x], {"own": float(own)}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+    sums = x.flip(-1).cumsum(-1).flip(-1)
+    return sums if own else sums - x
 
 
 def reduced_angle(radians: Tensor) -> Tensor:

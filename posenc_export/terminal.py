@@ -42,6 +42,8 @@ class Progress:
         self.start, self.shown = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
+        if sys.stderr is None:  # closed by whoever started us
+            return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
             print(f"\r{line.ljust(self.shown)}", end="", file=sys.stderr, flush=True)
@@ -56,10 +58,21 @@ class Progress:
             self.shown = 0
 
 
-def missing(error: ModuleNotFoundError) -> Optional[str]:
-    """The line for a module that an extra brings, or None where none does."""
-    module = (error.name or "").partition(".")[0]
-    return f"{module} is needed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+REFUSED = (ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
+
+
+def refusal(error: BaseException) -> Optional[str]:
+    """The line for one of REFUSED, or None where the input is not what caused it."""
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").partition(".")[0]
+        return f"{module} is needed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+    if isinstance(error, OSError):
+        return f"file: it can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
+    if isinstance(error, OverflowError):
+        return f"number: whole numbers stay within 64 bits, got a larger one ({error}); give a smaller one"
+    if isinstance(error, RecursionError):
+        return "file: JSON has few levels, got more than can be read; give another path" if "JSON" in str(error) else None
+    return str(error)
 
 
 def show(rows: List[Dict[str, Any]]) -> None:

@@ -20,6 +20,17 @@ BAD = {
     "unknown target": [*BLOCK, "--target", "onx"],
     "unknown preset": ["export", "tiny-rop", "--target", "ort"],
     "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
+    "not a number": [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
+    "an infinite number": [*BLOCK, "--encoding", "sinusoidal:scale=inf", "--target", "ort"],
+    "a fraction of rows": [*BLOCK, "--encoding", "learned:offset=1e15", "--target", "ort"],
+    "rows that no memory holds": [*BLOCK, "--encoding", "learned:offset=1000000000000000", "--target", "ort"],
+    "rows beyond 64 bits": [*BLOCK, "--encoding", f"learned:offset={10**30}", "--target", "ort"],
+    "tables of numbers that overflow": [*BLOCK, "--encoding", "floater:step=1e38", "--target", "ort"],
+    "a width that no memory holds": [*BLOCK, "--width", "1000000000", "--encoding", "alibi", "--target", "ort"],
+    "a width beyond 64 bits": [*BLOCK, "--width", str(4 * 10**30), "--target", "ort"],
+    "a range that no memory holds": [*BLOCK, "--max-positions", "1000000000000000", "--target", "ort"],
+    "a range beyond 64 bits": [*BLOCK, "--encoding", "alibi", "--max-positions", str(10**30), "--target", "ort"],
+    "a seed beyond 64 bits": [*BLOCK, "--seed", str(10**30), "--target", "ort"],
 }
 
 
@@ -29,6 +40,31 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path:
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
     assert len(errors) == 1 and "got" in errors[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*BLOCK, "--max-positions", "1e12", "--target", "ort", "-o", "nowhere"])
+    assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, '{"schema": ' + 100000 * "[", '{"schema": ' + 5000 * "9" + "}"])
+def test_a_manifest_that_no_program_wrote_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "posenc.json").write_text(content)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+LIST = f"{sys.executable} -m posenc_export.cli list"
+
+
+LEFT = f"{LIST} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
+
+
+@pytest.mark.parametrize(("command", "status", "lines"), [(f"{LIST} >&-", 2, 1), (f"{LIST} >/dev/full", 2, 1), (LEFT, 0, 0)])
+def test_an_output_that_takes_nothing_is_said_in_a_line_and_a_reader_that_left_is_not(command: str, status: int, lines: int) -> None:
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])

@@ -15,6 +15,9 @@ VARIANTS = {
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
     "rope_longrope-short": {"name": "rope_longrope", "original_max_positions": 20, "rotary": 8, "short_factor": "1;1.5;2;3", "long_factor": "1;3;7;16"},
     "rope_longrope-rotated": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "keys": "rotated"},
+    "rope_dynamic-single": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers"},
+    "rope_dynamic-single-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "keys": "rotated"},
+    "rope_longrope-single": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "numerics": "transformers"},
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
     "swin_v2-wide": {"name": "swin_v2", "rows": 600, "columns": 60},
@@ -33,6 +36,7 @@ VARIANTS = {
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
+    "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
 }
 

@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import math
 from typing import Any, Dict, Mapping, Type
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.memory import enough_memory
 
 # The file and the class in it.
 CLASSES = {
@@ -51,6 +53,7 @@ CLASSES = {
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 
+LARGEST, WHOLE = 2.0**128, 1 << 62  # above them float32 is infinite, and sums of int64 may wrap around
 __all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]
 
 
@@ -87,15 +90,17 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
     """The encoding that spec {"name": ..., parameter: value} describes.
 
     Raises:
-        ValueError: unknown name or parameter, or a value the encoding refuses.
+        ValueError: unknown name or parameter, a number that is not finite, sizes beyond the memory, or a value the encoding refuses.
     """
     if "name" not in spec:
         raise ValueError(f"encoding: a name is given, got {dict(spec)}")
-    known = parameters(spec["name"])
+    name, known = spec["name"], parameters(spec["name"])
     given = {key: value for key, value in spec.items() if key != "name"}
-    for key in given:
-        _known(spec["name"], key, known)
-    return REGISTRY[spec["name"]](geometry, **given)
+    for key, value in given.items():
+        _known(name, key, known)
+        _check_number(name, key, value, known[key])
+    with enough_memory(f"encoding {name}"):
+        return REGISTRY[name](geometry, **given)
 
 
 def _known(name: str, key: str, known: Mapping[str, Any]) -> None:
@@ -103,9 +108,27 @@ def _known(name: str, key: str, known: Mapping[str, Any]) -> None:
         raise ValueError(f"encoding {name}: parameter is one of {', '.join(known) or '(it has none)'}, got {key!r}")
 
 
+def _kind(parameter: inspect.Parameter) -> Type[Any]:
+    """float, int or str; what text is read as where a parameter takes several."""
+    return next((k for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in (float, int, str)), str)
+
+
+def _check_number(name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Refuse, for all encodings alike, what no parameter can be: a number that is not finite or not of its kind."""
+    kind = _kind(parameter)
+    if kind is str or (value is None and parameter.default is None):
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
+        raise ValueError(f"encoding {name}: {key} is a whole number below 2^62, got {value!r}")
+    if not number or value != value or abs(value) == math.inf:  # math.isfinite raises for whole numbers of more than float64
+        raise ValueError(f"encoding {name}: {key} is a finite number, got {value!r}")
+    if abs(value) >= LARGEST:
+        raise ValueError(f"encoding {name}: {key} is below 2^128, where float32 ends, got {value!r}")
+
+
 def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any:
-    kinds = {float: float, int: int, str: str}
-    kind = next((kinds[k] for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in kinds), str)
+    kind = _kind(parameter)
     try:
         return kind(value)
     except ValueError:

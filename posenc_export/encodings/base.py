@@ -169,13 +169,20 @@ class PositionEncoding(torch.nn.Module):
 
 
 class Table(torch.nn.Module):
-    """Rows [M,n] built in float64, kept in float32 whatever the model is cast to, read with Gather."""
+    """Rows [M,n] built in float64, kept in float32 whatever the model is cast to, read with Gather.
+
+    Raises:
+        ValueError: rows that are not finite.
+    """
 
     rows: Tensor
 
     def __init__(self, rows: np.ndarray) -> None:
         super().__init__()
-        self.exact = np.ascontiguousarray(rows, dtype=np.float32)
+        with np.errstate(over="ignore"):  # said below, once
+            self.exact = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(self.exact).all():
+            raise ValueError("encoding: tables hold finite numbers, got others; choose parameters of a usual size")
         self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

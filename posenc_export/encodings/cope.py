@@ -44,8 +44,10 @@ class CoPE(PositionEncoding):
         counts = ops.suffix_sum(gates).clamp(0.0, float(self.last))
         below = counts.floor()
         rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
-        lower = ops.pick(rows, below.to(torch.int64))
-        upper = ops.pick(rows, (below + 1).clamp(max=float(self.last)).to(torch.int64))
+        # Clamped as whole numbers: NaN has no row, and an index outside of them would stop the other rows of the batch.
+        index = below.to(torch.int64).clamp(0, self.last)
+        lower = ops.pick(rows, index)
+        upper = ops.pick(rows, (index + 1).clamp(max=self.last))
         return ops.mix(ops.shares(scores + lower + (counts - below) * (upper - lower), mask), values)
 
     def oracle(self) -> Oracle:

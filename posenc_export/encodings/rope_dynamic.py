@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 
-LAYOUTS = ("half", "interleaved")
 KEYS = ("raw", "rotated")
 
 
@@ -32,9 +32,11 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: as RoPE.
         keys: "raw" or "rotated".
+        numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
+            last query when transformers reads all n tokens at once.
 
     Raises:
-        ValueError: odd or too large rotary size (or 2, where the exponent has no value), unknown layout or keys, factor below 1, L below 1.
+        ValueError: odd or too large rotary size (or 2, where the exponent has no value), unknown layout, keys or numerics, factor below 1, L below 1.
     """
 
     chunk = 8
@@ -48,31 +50,38 @@ class RoPEDynamic(PositionEncoding):
         layout: str = "half",
         rotary: Optional[int] = None,
         keys: str = "raw",
+        numerics: str = "exact",
     ) -> None:
         super().__init__()
         self.of_head: Tensor
-        size = geometry.head_size if rotary is None else rotary
-        if size % 2 or not 4 <= size <= geometry.head_size:
-            raise ValueError(f"rope_dynamic: rotary size is even and 4 .. head size {geometry.head_size}, got {size}; set rotary=R or another head size")
-        for name, value, choices in (("layout", layout, LAYOUTS), ("keys", keys, KEYS)):
-            if value not in choices:
-                raise ValueError(f"rope_dynamic: {name} is one of {', '.join(choices)}, got {value!r}")
+        size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of("rope_dynamic", numerics)
+        check_choice("rope_dynamic", "layout", layout, LAYOUTS)
+        check_choice("rope_dynamic", "keys", keys, KEYS)
         if not factor >= 1 or not theta > 0 or original_max_positions < 1:
             raise ValueError(
                 f"rope_dynamic: factor is at least 1, theta above 0, original_max_positions at least 1, got {factor}, {theta}, {original_max_positions}"
             )
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
         self.interleaved, self.size, self.keys = layout == "interleaved", size, keys
-        seen = np.maximum(np.arange(1, geometry.max_positions + 1, dtype=np.float64), self.original)
-        bases = self.theta * (self.factor * seen / self.original - (self.factor - 1)) ** (size / (size - 2))
-        frequencies = bases[:, None] ** (-np.arange(0, size, 2) / size)
+        self.single = dtype == torch.float32
+        frequencies = self.frequencies(geometry.max_positions, dtype)
+        self.of_length = frequencies.numpy() if self.single else None  # what the oracle starts from: these roundings are not computed twice
         self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
         if keys == "rotated":
-            angles = np.arange(geometry.max_positions)[:, None] * frequencies
-            self.first, self.second = Table(np.cos(angles)), Table(np.sin(angles))
+            angles = torch.arange(geometry.max_positions, dtype=dtype)[:, None] * frequencies
+            self.first, self.second = Table(angles.cos().numpy()), Table(angles.sin().numpy())
         else:  # two float32 parts: their product with a distance is exact in float64
-            leading = frequencies.astype(np.float32)
-            self.first, self.second = Table(leading), Table(frequencies - leading)
+            leading = frequencies.to(torch.float32)
+            self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
+
+    def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
+        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with every rounding of transformers, which takes powers of lengths one by one."""
+        shares, exponent = torch.arange(0, self.size, 2, dtype=dtype) / self.size, self.size / (self.size - 2)
+        seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
+        grown = self.factor * seen / self.original - (self.factor - 1)
+        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)  # torch rounds a power of one number once, unlike those of many
+        kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
+        return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
@@ -87,15 +96,22 @@ class RoPEDynamic(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by their distance to each query."""
         if self.keys == "rotated":
             return ops.attend(q, keys, values, mask, None, scale)
-        frequencies = self.first(positions).to(torch.float64) + self.second(positions).to(torch.float64)
-        distances = ops.distances(positions, key_positions).to(torch.float64)
-        angles = ops.reduced_angle(distances.unsqueeze(4) * frequencies.unsqueeze(1).unsqueeze(3))
+        angles = ops.reduced_angle(self.angles(positions, key_positions))
         a, b = self.pairs(q.to(torch.float32).transpose(1, 2).unsqueeze(3))
         c, d = self.pairs(keys.index_select(1, self.of_head).to(torch.float32).unsqueeze(2))
         scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)
         if self.size < q.size(3):
             scores = scores + ops.products(q[..., self.size :], keys[..., self.size :])
         return ops.mix(ops.shares(scale * scores, mask), values)
+
+    def angles(self, positions: Tensor, key_positions: Tensor) -> Tensor:
+        """positions [B,S], key_positions [B,T] int64 to the angle of each key less that of the query [B,1,S,T,r/2] float64, by the query's frequencies."""
+        first = self.first(positions).unsqueeze(1).unsqueeze(3)
+        if self.single:  # rounded before they meet, they depend on more than their distance
+            of_query, of_key = positions.to(torch.float32)[:, None, :, None, None] * first, key_positions.to(torch.float32)[:, None, None, :, None] * first
+            return of_key.to(torch.float64) - of_query.to(torch.float64)
+        frequencies = first.to(torch.float64) + self.second(positions).to(torch.float64).unsqueeze(1).unsqueeze(3)
+        return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * frequencies
 
     def pairs(self, x: Tensor) -> Tuple[Tensor, Tensor]:
         """First and second entries of the rotated pairs of x [...,D]: [...,r/2] twice."""
@@ -112,6 +128,8 @@ class RoPEDynamicOracle(Oracle):
         self.encoding = encoding
 
     def frequency(self, k: int, seen: int) -> float:
+        if self.encoding.of_length is not None:
+            return float(self.encoding.of_length[seen - 1, k])
         e, base = self.encoding, self.encoding.theta
         if seen > e.original:
             base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))
@@ -121,7 +139,9 @@ class RoPEDynamicOracle(Oracle):
         out, size = x.copy(), self.encoding.size
         for k in range(size // 2):
             a, b = (2 * k, 2 * k + 1) if self.encoding.interleaved else (k, k + size // 2)
-            wave = complex(x[a], x[b]) * cmath.exp(1j * position * self.frequency(k, seen))
+            frequency = self.frequency(k, seen)
+            angle = float(np.float32(position) * np.float32(frequency)) if self.encoding.single else position * frequency
+            wave = complex(x[a], x[b]) * cmath.exp(1j * angle)
             out[a], out[b] = wave.real, wave.imag
         return out
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 
-LAYOUTS = ("half", "interleaved")
 KEYS = ("raw", "rotated")
 Factors = Union[str, Sequence[float]]
 
@@ -33,9 +33,11 @@ class RoPELongRoPE(PositionEncoding):
         attention_factor: of cos and sin; sqrt(1 + ln(max_positions / L) / ln L) where not given, 1 where the range is not above L.
         layout, rotary: as RoPE.
         keys: "raw" or "rotated".
+        numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
+            last query when transformers reads all its tokens at once.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout or keys, factors that are not r/2 positive numbers, L below 2.
+        ValueError: odd or too large rotary size, unknown layout, keys or numerics, factors that are not r/2 positive numbers, L below 2.
     """
 
     def __init__(
@@ -49,14 +51,12 @@ class RoPELongRoPE(PositionEncoding):
         layout: str = "half",
         rotary: Optional[int] = None,
         keys: str = "raw",
+        numerics: str = "exact",
     ) -> None:
         super().__init__()
-        size = geometry.head_size if rotary is None else rotary
-        if size % 2 or not 2 <= size <= geometry.head_size:
-            raise ValueError(f"rope_longrope: rotary size is even and 2 .. head size {geometry.head_size}, got {size}; set rotary=R or another head size")
-        for name, value, choices in (("layout", layout, LAYOUTS), ("keys", keys, KEYS)):
-            if value not in choices:
-                raise ValueError(f"rope_longrope: {name} is one of {', '.join(choices)}, got {value!r}")
+        size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of("rope_longrope", numerics)
+        check_choice("rope_longrope", "layout", layout, LAYOUTS)
+        check_choice("rope_longrope", "keys", keys, KEYS)
         if original_max_positions < 2 or not theta > 0:
             raise ValueError(f"rope_longrope: original_max_positions is at least 2 and theta above 0, got {original_max_positions} and {theta}")
         self.theta, self.original, self.size = float(theta), original_max_positions, size
@@ -64,12 +64,15 @@ class RoPELongRoPE(PositionEncoding):
         self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
         self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
-        positions = np.arange(geometry.max_positions, dtype=np.float64)
-        angles = [positions[:, None] * (self.theta ** (-np.arange(0, size, 2) / size) / np.array(factors)) for factors in self.factors]
+        powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
+        frequencies = [1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors]
+        self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
+        positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
+        angles = [positions * set_of for set_of in frequencies]
         if keys == "rotated":
-            angles = [np.where(positions[:, None] < self.original, *angles)]
-        self.cos, self.long_cos = Table(self.magnitude * np.cos(angles[0])), Table(self.magnitude * np.cos(angles[-1]))
-        self.sin, self.long_sin = Table(self.magnitude * np.sin(angles[0])), Table(self.magnitude * np.sin(angles[-1]))
+            angles = [torch.where(positions < self.original, angles[0], angles[1])]
+        self.cos, self.long_cos = (Table((turned.cos() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
+        self.sin, self.long_sin = (Table((turned.sin() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
@@ -107,8 +110,8 @@ def _factors(name: str, given: Factors, count: int) -> List[float]:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
         raise ValueError(f"rope_longrope: {name} is numbers with ; between, got {given!r}") from None
-    if len(factors) != count or not all(factor > 0 for factor in factors):
-        raise ValueError(f"rope_longrope: {name} is {count} numbers above 0, one for each pair, got {len(factors)}: {given!r}")
+    if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
+        raise ValueError(f"rope_longrope: {name} is {count} finite numbers above 0, one for each pair, got {len(factors)}: {given!r}")
     return factors
 
 
@@ -118,10 +121,12 @@ class RoPELongRoPEOracle(Oracle):
 
     def turned(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         e, out = self.encoding, x.copy()
-        factors = e.factors[seen > e.original]
+        far = seen > e.original
         for k in range(e.size // 2):
             a, b = (2 * k, 2 * k + 1) if e.interleaved else (k, k + e.size // 2)
-            wave = e.magnitude * complex(x[a], x[b]) * cmath.exp(1j * position / (factors[k] * math.pow(e.theta, 2 * k / e.size)))
+            exact = position / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size))
+            angle = float(np.float32(position) * np.float32(e.single[far][k])) if e.single else exact
+            wave = e.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
             out[a], out[b] = wave.real, wave.imag
         return out
 

@@ -73,6 +73,7 @@ class Rotary(PositionEncoding):
             raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
         self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
+        self.linear = not self.single  # angles rounded to float32 are not proportional to the position
         angles = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] * frequencies
         self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
 
@@ -83,8 +84,8 @@ class Rotary(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (
-            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved),
-            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved),
+            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
+            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
         )
 
     def oracle(self) -> Oracle:

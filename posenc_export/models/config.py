@@ -10,10 +10,13 @@ from posenc_export.encodings.base import Geometry
 Config = TypeVar("Config", "AttentionConfig", "DecoderConfig", "EncoderConfig")
 
 
+LARGEST = 1 << 62  # sums of sizes stay within int64
+
+
 def _at_least_one(config: object, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"config: {name} is at least 1, got {getattr(config, name)}")
+        if not 1 <= getattr(config, name) < LARGEST:
+            raise ValueError(f"config: {name} is at least 1 and below 2^62, got {getattr(config, name)}")
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ class AttentionConfig:
             if self.width % self.heads:
                 raise ValueError(f"config: width is divisible by heads, got {self.width} and {self.heads}; or give head_size")
             object.__setattr__(self, "head_size", self.width // self.heads)
-        if self.kv_heads < 1 or self.head_size < 1:
-            raise ValueError(f"config: kv_heads and head_size are at least 1, got {self.kv_heads} and {self.head_size}")
+        _at_least_one(self, "kv_heads", "head_size")
         if self.heads % self.kv_heads:
             raise ValueError(f"config: heads are divisible by kv_heads, got {self.heads} and {self.kv_heads}")
 

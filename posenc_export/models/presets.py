@@ -6,6 +6,7 @@ from typing import Any, Dict, Mapping, Type, Union
 import torch
 from safetensors.torch import load_file
 
+from posenc_export.memory import enough_memory
 from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.config import AnyConfig, AttentionConfig, DecoderConfig, EncoderConfig
 from posenc_export.models.decoder import Decoder
@@ -62,9 +63,16 @@ def read(model: Decoder, path: Path) -> None:
 
 
 def seeded(config: AnyConfig, seed: int = 0) -> Model:
-    """A model with random weights, the same for the same seed, float32, in eval mode."""
+    """A model with random weights, the same for the same seed, float32, in eval mode.
+
+    Raises:
+        ValueError: a seed that is negative or beyond 64 bits, sizes beyond the memory.
+    """
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"model: seed is 0 .. 2^63 - 1, got {seed}")
     torch.manual_seed(seed)
-    model: Model = MODELS[type(config)](config)
+    with enough_memory("model"):
+        model: Model = MODELS[type(config)](config)
     model.source = {"seed": seed}
     return model.eval()
 

@@ -109,18 +109,18 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope:theta", "name=value"),
         ("rope:numerics=double", "numerics is one of"),
         ("rope_linear:factor=0.5", "factor at least 1"),
-        ("rope_linear:factor=inf", "factor at least 1"),
-        ("rope_linear:theta=inf", "theta is finite"),
+        ("rope_linear:factor=inf", "factor is a finite number"),
+        ("rope_linear:theta=inf", "theta is a finite number"),
         ("rope_ntk:rotary=2", "even and 4 .. head size 16"),
         ("rope_yarn:attention_factor=0", "attention_factor is above 0"),
-        ("rope_yarn:attention_factor=nan", "attention_factor is above 0"),
+        ("rope_yarn:attention_factor=nan", "attention_factor is a finite number"),
         ("rope_yarn:mscale=-1", "mscale and mscale_all_dim are 0 or more"),
         ("rope_yarn:beta_fast=1", "beta_fast is above beta_slow"),
         ("rope_yarn:truncate=true", "truncate is one of yes, no"),
         ("rope_llama3:high_freq_factor=1", "high_freq_factor is above low_freq_factor"),
         ("rope_proportional:share=0.01", "a pair at least turns"),
         ("rope_dynamic:keys=cold", "keys is one of raw, rotated"),
-        ("rope_longrope:long_factor=1;2", "long_factor is 8 numbers above 0"),
+        ("rope_longrope:long_factor=1;2", "long_factor is 8 finite numbers above 0"),
         ("rope_longrope:short_factor=a;b", "short_factor is numbers with ; between"),
         ("xpos:scale_base=100", "factors stay within"),
         ("pope:theta=0", "theta is above 0"),
@@ -157,6 +157,25 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
 def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.build(encodings.parse(spec), GEOMETRY)
+
+
+NUMBERS = [(name, key, float) for name in encodings.REGISTRY for key, p in encodings.parameters(name).items() if "float" in str(p.annotation)]
+WHOLE = [(name, key, int) for name in encodings.REGISTRY for key, p in encodings.parameters(name).items() if "int" in str(p.annotation)]
+NONE = {float: (float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "2", True), int: (1 << 62, -(1 << 80), 1.5, 4.0, float("nan"), True)}
+
+
+@pytest.mark.parametrize(("name", "key", "kind"), NUMBERS + WHOLE)
+def test_a_parameter_that_is_no_number_is_refused_by_name(name: str, key: str, kind: type) -> None:
+    lists = "Sequence" in str(encodings.parameters(name)[key].annotation)
+    for value in ([float("inf")] * 8, "nan;1;1;1;1;1;1;1") if lists else NONE[kind]:
+        with pytest.raises(ValueError, match=f"{name}: {key} is .*, got"):
+            encodings.build({"name": name, key: value}, GEOMETRY)
+
+
+@pytest.mark.parametrize("spec", ["learned:offset=1000000000000000", "recurrent", "floater", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"])
+def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
+    with pytest.raises(ValueError, match=r"encoding \w+: weights and tables fit the memory of this machine, got \d+\.\d PiB asked for"):
+        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15))  # more than 47 bits of addresses reach
 
 
 @pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes])

@@ -175,3 +175,49 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
         q, k = ours.rotate(q, k, places)
         y = theirs.o_proj(ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, []))
     assert torch.allclose(y, expected, atol=1e-5)
+
+
+FACTORS = {"short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]}
+# Their parameters, their max_position_embeddings, and our parameters.
+GROWN = {
+    "rope_dynamic": ({"rope_type": "dynamic", "factor": 3.0}, 200, {"factor": 3.0, "original_max_positions": 200}),
+    "rope_longrope": ({"rope_type": "longrope", "original_max_position_embeddings": 200, **FACTORS}, 40000, {"original_max_positions": 200, **FACTORS}),
+}
+
+
+def _rotation_of_llama(name: str) -> Any:
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters, longest, _ = GROWN[name]
+    given = {"rope_theta": 10000.0, **parameters}
+    return LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=4, head_dim=32, max_position_embeddings=longest, rope_parameters=given))
+
+
+def _grown(name: str, keys: str) -> Any:
+    return encodings.build({"name": name, "keys": keys, "numerics": "transformers", **GROWN[name][2]}, encodings.Geometry(128, 4, 32, 40000, True, 4))
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_rotated_keys_of_transformers_numerics_are_those_of_its_decoding(name: str) -> None:
+    theirs, ours, x = _rotation_of_llama(name), _grown(name, "rotated"), torch.ones(1, 1, 1, 32)
+    for position in (0, 1, 150, 198, 199, 200, 201, 250, 1000, 8191, 39999):
+        cos, sin = theirs(torch.zeros(1), torch.tensor([[position]]))
+        turned = ours.rotate(x, x, torch.tensor([[position]]))[1][0, 0, 0]
+        assert torch.allclose(turned, torch.cat((cos - sin, sin + cos), dim=-1)[0, 0, 16:48], rtol=0, atol=4e-7)
+
+
+@pytest.mark.parametrize("length", [150, 200, 201, 1000])
+@pytest.mark.parametrize("name", GROWN)
+def test_raw_keys_of_transformers_numerics_are_those_of_its_full_pass(name: str, length: int) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    theirs, ours = _rotation_of_llama(name), _grown(name, "raw")
+    places = torch.arange(length)[None] + 30000 * (length == 1000)
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, 1, 4, length, 32)
+    cos, sin = theirs(torch.zeros(1), places)
+    of_q, of_k = apply_rotary_pos_emb(q, k, cos, sin)
+    expected = torch.softmax(of_q[:, :, -1:] @ of_k.transpose(2, 3) / 32**0.5, dim=-1) @ v
+    y = ours.rescore(q[:, :, -1:].transpose(1, 2), k, v, torch.zeros(1, 1, 1, length), places[:, -1:], places, ours.score_scale(32), [])
+    assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=2e-6)

@@ -161,6 +161,17 @@ def _forgets_tokens(e: Any) -> None:
     e.embed_next = lambda x, positions, states: right(x, positions, [torch.zeros_like(states[0])])
 
 
+def _gates_through_a_sigmoid(e: Any) -> None:
+    right = e.observe
+
+    def observe(x: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
+        present = right(x, positions, write_index, states)
+        logs = torch.sigmoid(e.gate(x)).log().transpose(1, 2).unsqueeze(3)  # log of a float32 that has become 0
+        return [torch.cat((states[0], torch.where(positions.ge(0)[:, None, :, None], logs, present[0][:, :, states[0].size(2) :])), dim=2)]
+
+    e.observe = observe
+
+
 def _keys_scaled_as_queries(e: Any) -> None:
     e.k_cos, e.k_sin = e.q_cos, e.q_sin
 
@@ -182,6 +193,7 @@ PLANTS |= {
     "length seen ignored": ("rope_dynamic-short", _each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0)))),
     "decay of keys not inverse": ("xpos", _each(_keys_scaled_as_queries)),
     "state not carried, fox": ("fox", _each(_forgets_gates)),
+    "gates that vanish, fox": ("fox-forgetful", _each(_gates_through_a_sigmoid)),
     "state not carried, input_rnn": ("input_rnn", _each(_forgets_tokens)),
     "state not carried, conditional_conv": ("conditional_conv", _each(_forgets_tokens)),
     "count clamped one short": ("cope-short", _each(lambda e: setattr(e, "last", e.last - 1))),

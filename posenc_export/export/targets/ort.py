@@ -62,19 +62,19 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """GroupQueryAttention, where it alone reads the keys and values it appends; else attention over the valid slots."""
     appended = standard.appended_here(node)
-    if appended is None or size(appended[0].inputs[0], 3) != size(appended[1].inputs[0], 3):  # keys wider than values: the node takes one size
+    if appended is None or not _fits(rewriter, node, *appended):
         return standard.attend(rewriter, node)
     append_key, append_value = appended
     _check_head_size(append_key)
     q, attention_mask = node.inputs[0], by_columns(rewriter)
     semantic_mask = producer(node.inputs[3], "Mask")
+    assert semantic_mask is not None
     if attention_mask is not None:
         seqlens, total = lengths_of_mask(rewriter, attention_mask)
-        bias, causal, rotation = standard.whole_mask(rewriter, node), 1, None
+        bias, causal, rotation = _sum(rewriter, [node.inputs[3], *node.inputs[4:]]), 1, None
     else:
-        assert semantic_mask is not None
         seqlens, total = lengths(rewriter)
-        bias = _sum(rewriter, [semantic_mask.inputs[2], *node.inputs[4:]])
+        bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], *node.inputs[4:]]))
         causal, rotation = number(semantic_mask, "causal"), _rotation(q, append_key.inputs[1])
     assert append_value.inputs[1] is not None
     sources = [q, append_key.inputs[1], append_value.inputs[1]]
@@ -97,15 +97,31 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     )
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
-    return y
+    return y if attention_mask is None else _at_tokens(rewriter, y, semantic_mask.inputs[0])
+
+
+def _fits(rewriter: Rewriter, node: ir.Node, append_key: ir.Node, append_value: ir.Node) -> bool:
+    """Whether the node takes it: keys as wide as values, and in float16 no scores from content, which may leave the range of its bias."""
+    content = node.inputs[4] if len(node.inputs) > 4 else None
+    return size(append_key.inputs[0], 3) == size(append_value.inputs[0], 3) and (content is None or rewriter.dtype == "float32")
+
+
+def _at_tokens(rewriter: Rewriter, y: ir.Value, positions: Optional[ir.Value]) -> ir.Value:
+    """y [B,S,H*D] at tokens, 0 at padding: that sees no key, and the node's softmax of nothing but -inf is not a number."""
+    token = rewriter.emit("GreaterOrEqual", [rewriter.emit("Unsqueeze", [positions, rewriter.constant([2])]), rewriter.constant(0)])
+    return rewriter.emit("Where", [token, y, rewriter.constant(0, rewriter.dtype)])
 
 
 def _sum(rewriter: Rewriter, scores: Sequence[Optional[ir.Value]]) -> Optional[ir.Value]:
-    """Of float32 scores, those that are there, in the dtype of activations."""
+    """Of scores in one dtype, those that are there."""
     there = [value for value in scores if value is not None]
     if not there:
         return None
-    return standard.in_dtype(rewriter, there[0] if len(there) == 1 else rewriter.emit("Add", there))
+    return there[0] if len(there) == 1 else rewriter.emit("Add", there)
+
+
+def _in_dtype(rewriter: Rewriter, scores: Optional[ir.Value]) -> Optional[ir.Value]:
+    return None if scores is None else standard.in_dtype(rewriter, scores)
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:

@@ -11,7 +11,11 @@ NEVER = -np.inf
 
 
 def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """RotaryEmbedding-23 on packed heads; -1 reads row 0, whose result nobody sees."""
+    """RotaryEmbedding-23 on packed heads; -1 reads row 0, whose result nobody sees.
+
+    With position_ids the node refuses more columns than its tables have rows. Keys that are turned when they are read may have more of them, padding
+    included, although every position is in range: what is not linear reads its rows beforehand.
+    """
     x, positions, cos, sin = node.inputs
     assert x is not None and cos is not None and sin is not None
     heads, rotary = size(x, 2), 2 * size(cos, 1)
@@ -20,7 +24,11 @@ def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     if rotary < size(x, 3):
         attributes["rotary_embedding_dim"] = rotary
     tables = [cos, sin] if x.dtype == ir.DataType.FLOAT else [rewriter.table(cos), rewriter.table(sin)]
-    turned = rewriter.emit("RotaryEmbedding", [rewriter.packed(x), *tables, rows], attributes=attributes)
+    if number(node, "linear"):
+        sources = [*tables, rows]
+    else:
+        sources = [rewriter.emit("Gather", [table, rows]) for table in tables]
+    turned = rewriter.emit("RotaryEmbedding", [rewriter.packed(x), *sources], attributes=attributes)
     return rewriter.unpacked(turned, heads)
 
 
@@ -41,11 +49,11 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         visible = rewriter.emit("And", [visible, rewriter.emit("LessOrEqual", [keys, queries])])
     visible = rewriter.emit("Unsqueeze", [visible, rewriter.constant([1])])
     if bias is None:  # 0 for every query: Attention does not broadcast a mask over queries
-        zero = rewriter.constant(0, rewriter.dtype)
+        zero = rewriter.constant(0, "float32")
         scores = zero if number(node, "causal") else _for_every_query(rewriter, positions, zero)
     else:
-        scores = in_dtype(rewriter, bias)
-    return rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, rewriter.dtype)])
+        scores = bias
+    return in_dtype(rewriter, rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, "float32")]))
 
 
 def _for_every_query(rewriter: Rewriter, positions: Optional[ir.Value], zero: ir.Value) -> ir.Value:
@@ -58,6 +66,7 @@ def in_dtype(rewriter: Rewriter, value: ir.Value) -> ir.Value:
     """A float32 value in the dtype of activations."""
     if rewriter.dtype == "float32":
         return value
+    value.dtype = ir.DataType.FLOAT  # for in_float: values made here carry no type of their own
     return rewriter.emit("Cast", [value], attributes={"to": int(rewriter.onnx_dtype)})
 
 
@@ -77,17 +86,18 @@ def appended_here(node: ir.Node) -> Optional[Tuple[ir.Node, ir.Node]]:
 
 
 def whole_mask(rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
-    """The mask of an Attend with its content scores."""
+    """The mask of an Attend with its content scores, float32."""
     mask, content = node.inputs[3:5] if len(node.inputs) > 4 else (node.inputs[3], None)
-    return mask if content is None else rewriter.emit("Add", [mask, in_dtype(rewriter, content)])
+    wide = in_float(rewriter, mask)
+    return wide if content is None else rewriter.emit("Add", [wide, content])
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Attention over keys and values [B,K,T,D] that stand as they are."""
-    by_head = rewriter.emit("Transpose", [node.inputs[0]], attributes={"perm": [0, 2, 1, 3]})
-    sources = [by_head, node.inputs[1], node.inputs[2], whole_mask(rewriter, node)]
-    y = rewriter.emit("Attention", sources, attributes={"scale": float(node.attributes["scale"].value)})
-    return rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]}))
+    """Attention over keys and values [B,K,T,D] that stand as they are, in float32: Attention keeps its products in the dtype of q, and float16 ends at 65504."""
+    q, keys, values = (in_float(rewriter, value) for value in node.inputs[:3])
+    by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
+    y = rewriter.emit("Attention", [by_head, keys, values, whole_mask(rewriter, node)], attributes={"scale": float(node.attributes["scale"].value)})
+    return in_dtype(rewriter, rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
 
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -139,7 +149,7 @@ def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optiona
 
 
 def suffix_sum(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    return rewriter.emit("CumSum", [node.inputs[0], rewriter.constant(-1)], attributes={"reverse": 1})
+    return rewriter.emit("CumSum", [node.inputs[0], rewriter.constant(-1)], attributes={"reverse": 1, "exclusive": 1 - number(node, "own")})
 
 
 def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -169,9 +179,12 @@ def _reordered(rewriter: Rewriter, weight: Optional[ir.Value], width: int) -> ir
 
 
 def in_float(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """A value in the dtype of activations as float32."""
+    """A value in the dtype of activations as float32; one that was float32 before, with the digits it had."""
     if rewriter.dtype == "float32":
         return value
+    cast = None if value is None else value.producer()
+    if cast is not None and cast.op_type == "Cast" and cast.inputs[0] is not None and cast.inputs[0].dtype == ir.DataType.FLOAT:
+        return cast.inputs[0]
     return rewriter.emit("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)})
 
 

@@ -1,0 +1,156 @@
+"""Numbers that are large, or are none: an artefact stays exact, and no row of a batch disturbs another."""
+
+import functools
+from pathlib import Path
+from typing import Any, Iterable, List
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import encodings
+from posenc_export.encodings import REGISTRY
+from posenc_export.export import Sources, export
+from posenc_export.export.describe import eager
+from posenc_export.models import oracle
+from posenc_export.models.presets import seeded
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Session, load
+from posenc_export.runtime.torch_graph import TorchGraph
+from tests.tiny import VARIANTS, block, decoder
+
+TARGETS = ("onnx", "onnx-static", "ort", "torchscript")
+# complex_order acts on token ids: a bare block cannot hold it, and ids are always numbers.
+NUMBERS = [name for name in REGISTRY if name != "complex_order"]
+
+
+@functools.lru_cache(maxsize=2)
+def _sources(variant: str, max_positions: int = 1100) -> Sources:
+    return Sources(seeded(block(variant, max_positions)))
+
+
+def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS) -> List[Any]:
+    return [pytest.param(variant, target, marks=pytest.mark.xdist_group(variant)) for variant in variants for target in targets]
+
+
+def _session(source: Sources, target: str, folder: Path, **how: Any) -> Session:
+    export(source, target, folder / "artefact", verify=False, **how)
+    return load(folder / "artefact", provider="cpu")
+
+
+def _eager(model: Any) -> Session:
+    module, manifest = eager(model)
+    return Session(TorchGraph(module, manifest), manifest)
+
+
+def _numbers(*shape: int, scale: float = 1.0, dtype: str = "float32") -> np.ndarray:
+    return (scale * np.random.default_rng(0).standard_normal(shape)).astype(dtype)
+
+
+def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
+    """x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model reads it at once."""
+    session.reset()
+    if not session.manifest.states:
+        return [session.prefill(x).copy()]
+    return [session.prefill(x[:, :6]).copy(), session.prefill(x[:, 6:9]).copy(), session.step(x[:, 9]).copy()]
+
+
+@pytest.mark.parametrize(("variant", "target"), _each(NUMBERS))
+def test_what_is_no_number_in_one_row_stays_in_that_row(variant: str, target: str, tmp_path: Path) -> None:
+    session = _session(_sources(variant), target, tmp_path)
+    x = _numbers(3, 10, 48)
+    right = _calls(session, x)
+    for value in (np.nan, np.inf, -np.inf):
+        for column in (2, 7, 9):
+            broken = x.copy()
+            broken[1, column, 5] = value
+            for expected, actual in zip(right, _calls(session, broken), strict=True):
+                assert worst_error(actual[[0, 2]], expected[[0, 2]]) <= tolerance("float32", 1, 48)
+
+
+@pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "learned"]))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_row_that_sees_nothing_leaves_the_others_and_itself_finite_and_right(variant: str, target: str, dtype: str, tmp_path: Path) -> None:
+    model = _decoder_sources(variant)
+    session = _session(model, target, tmp_path, signature="mask", dtype=dtype)
+    alone = _eager(model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant)))
+    bound = tolerance(dtype, 2, 48)
+    for first in ([[], [1]], [[], [1, 2, 3]]):
+        session.reset()
+        outputs = [session.prefill(rows) for rows in (first, [[2, 3], [4, 5]], [[], [6]])]
+        stepped = session.step(np.array([7, 8])).copy()
+        for row, tokens in enumerate(([2, 3, 7], [*first[1], 4, 5, 6, 8])):
+            expected = alone.prefill(np.array([tokens]))[0]
+            alone.reset()
+            assert worst_error(outputs[1][row], expected[len(first[row]) : len(first[row]) + 2]) <= bound
+            assert worst_error(stepped[row], expected[-1]) <= bound
+        assert all(np.isfinite(output).all() for output in outputs)
+
+
+@functools.lru_cache(maxsize=2)
+def _decoder_sources(variant: str) -> Sources:
+    return Sources(seeded(decoder(variant)))
+
+
+SINGLE = [name for name in REGISTRY if "numerics" in encodings.parameters(name)]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_angles_formed_in_float32_are_the_same_far_out_on_the_fused_target(name: str, tmp_path: Path) -> None:
+    model = seeded(block("rope", 100500, encoding={"name": name, "numerics": "transformers"}))
+    session, expected = _session(Sources(model), "ort", tmp_path), _eager(model)
+    x = _numbers(2, 24, 48)
+    for start in (0, 8000, 100000):
+        session.reset()
+        expected.reset()
+        assert worst_error(session.prefill(x[:, :23], start=start, chunk=16), expected.prefill(x[:, :23], start=start)) <= tolerance("float32", 1, 48)
+        assert worst_error(session.step(x[:, 23]), expected.step(x[:, 23])) <= tolerance("float32", 1, 48)
+
+
+WITH_CACHE = [name for name in NUMBERS if "causal" in REGISTRY[name].works_in]
+GROWING = ("onnx", "torchscript")
+
+
+@pytest.mark.parametrize(("variant", "target"), _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], GROWING))
+def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, target: str, tmp_path: Path) -> None:
+    source = _sources(variant, 48)
+    session, alone = _session(source, target, tmp_path), _eager(source.model)
+    x, nothing = _numbers(2, 40, 48), np.zeros((0, 48), np.float32)
+    expected = alone.prefill(x)
+    for first in (0, 20):
+        session.prefill([x[0, first : first + 19], nothing])
+        session.prefill([nothing, x[1, first : first + 19]])
+        stepped = session.step(x[:, first + 19])
+    assert worst_error(stepped, expected[:, 39]) <= tolerance("float32", 1, 48)
+
+
+# Encodings whose scores at such sizes are decided by more than the rounding of queries and keys to float16.
+CLEAR = ["rope", "alibi", "sinusoidal", "transformer_xl", "deberta", "shaw", "shaw-plain", "cope", "fox", "rope_longrope", "xpos", "t5"]
+
+
+@pytest.mark.parametrize(("variant", "target"), _each(CLEAR))
+def test_large_activations_in_half_precision_match_the_float32_module(variant: str, target: str, tmp_path: Path) -> None:
+    source = _sources(variant)
+    session = _session(source, target, tmp_path, dtype="float16")
+    exact = _eager(seeded(block(variant)).half().float())
+    for scale in (300.0, 1000.0):
+        x = _numbers(2, 10, 48, scale=scale, dtype="float16")
+        for actual, expected in zip(_calls(session, x), _calls(exact, x.astype(np.float32)), strict=True):
+            assert worst_error(actual, expected) <= tolerance("float16", 1, 48)
+
+
+@pytest.mark.parametrize(("variant", "target"), _each([name for name in NUMBERS if name not in CLEAR], ("onnx",)))
+def test_large_activations_in_half_precision_stay_finite(variant: str, target: str, tmp_path: Path) -> None:
+    session = _session(_sources(variant), target, tmp_path, dtype="float16")
+    for scale in (300.0, 1000.0):
+        assert all(np.isfinite(y).all() for y in _calls(session, _numbers(2, 10, 48, scale=scale, dtype="float16")))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("remember", [30.0, -1.0, -30.0, -900.0])
+def test_forget_gates_of_any_size_match_the_oracle(remember: float, target: str, tmp_path: Path) -> None:
+    model = seeded(block("fox", encoding={"name": "fox", "remember": remember}))
+    session, x = _session(Sources(model), target, tmp_path), _numbers(1, 90, 48)
+    expected = oracle.full_pass(model, x[0], 0)
+    actual = np.concatenate([session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]).copy() for n in range(60, 90))])
+    assert worst_error(actual, expected) <= tolerance("float32", 1, 48)
