@@ -1,0 +1,221 @@
+"""The CUDA provider: proofs of every encoding on a GPU, and decode and prefill of a float16 decoder against transformers.
+
+    python -m bench.cuda proofs --json FILE [--names NAME ...]
+    python -m bench.cuda latency --json FILE
+
+Latency: one process per contestant, in turn, ROUNDS times; the median of the rounds' medians and their spread. All contestants have the same weights:
+a decoder of 12 layers of 768 (124 million parameters) in float16, one row. A step takes a token from the host and gives logits to the host.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+from posenc_export.encodings import REGISTRY
+from posenc_export.export import Sources, export
+from posenc_export.models.config import AttentionConfig, DecoderConfig
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load, verify
+
+TARGETS = ("ort-cuda", "onnx", "onnx-static")
+CONTEXTS = (128, 1024, 4096)
+STEPS = 64  # timed steps of a round, behind WARM ones
+WARM = 16
+ROUNDS = 5
+CONTESTANTS = ("ort-cuda", "onnx float16", "onnx-static float16", "transformers eager", "transformers static cache", "transformers static cache, compiled")
+
+
+def decoder(encoding: str = "rope") -> DecoderConfig:
+    """The measured decoder: the shape of Llama at 124 million parameters."""
+    return DecoderConfig(50257, 12, 2048, AttentionConfig(768, 12, 8192, encoding={"name": encoding}))
+
+
+def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
+    """Of every encoding and target, what verification on CUDA found."""
+    import onnxruntime
+    import torch  # noqa: F401  its CUDA libraries are those of the provider
+
+    onnxruntime.preload_dlls()
+    rows = []
+    for name in names:
+        causal = "causal" in REGISTRY[name].works_in
+        block = AttentionConfig(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
+        sources = Sources(seeded(DecoderConfig(61, 2, 40, block, tied=name != "complex_order")))
+        for target in TARGETS:
+            with tempfile.TemporaryDirectory() as temporary:
+                row: Dict[str, Any] = {"encoding": name, "target": target}
+                try:
+                    export(sources, target, Path(temporary) / "a", verify=False)
+                    found = verify(Path(temporary) / "a", provider="cuda")
+                    worst = max(found["cells"], key=lambda cell: found["cells"][cell])
+                    row |= {"worst": found["cells"][worst], "at": worst, "cells": len(found["cells"])}
+                    row |= {key: found[key] for key in ("passed", "tolerance", "machine")}
+                except (ValueError, RuntimeError) as error:
+                    row |= {"refused": str(error)[:300]}
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            rows.append(row)
+    return rows
+
+
+def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
+    """Medians of one process: {"load": s, "prefill": {context: s}, "step": {context: s}}."""
+    import torch
+
+    if contestant.startswith("transformers"):
+        return _transformers(contestant, folder, torch)
+    import onnxruntime
+
+    onnxruntime.preload_dlls()
+    begin = time.perf_counter()
+    session = load(folder / contestant.split()[0], provider="cuda").session(capacity=8192)
+    report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
+    token = np.zeros(1, np.int64)
+    for context in CONTEXTS:
+        prompt = np.zeros((1, context), np.int64)
+        for _ in range(2):  # the first one chooses kernels
+            session.reset()
+            begin = time.perf_counter()
+            session.prefill(prompt, chunk=context)
+            report["prefill"][context] = time.perf_counter() - begin
+        report["step"][context] = _median(lambda: session.step(token, copy=False))
+    return report
+
+
+def _transformers(contestant: str, folder: Path, torch: Any) -> Dict[str, Any]:
+    from transformers import LlamaForCausalLM, StaticCache
+
+    begin = time.perf_counter()
+    model = LlamaForCausalLM.from_pretrained(folder / "llama", dtype=torch.float16, attn_implementation="sdpa").cuda().eval()
+    report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
+    static = "static" in contestant
+    forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True) if "compiled" in contestant else model.forward
+    token = torch.zeros((1, 1), dtype=torch.int64, device="cuda")
+    with torch.inference_mode():
+        for context in CONTEXTS:
+            prompt = torch.zeros((1, context), dtype=torch.int64, device="cuda")
+            for _ in range(2):
+                cache = StaticCache(config=model.config, max_cache_len=8192) if static else None
+                begin = time.perf_counter()
+                places = torch.arange(context, device="cuda")
+                out = model.forward(prompt, past_key_values=cache, use_cache=True, cache_position=places)
+                out.logits[:, -1].cpu()
+                report["prefill"][context] = time.perf_counter() - begin
+            cache, at = out.past_key_values, [context]
+
+            def step(cache: Any = cache, at: List[int] = at) -> None:
+                forward(token, past_key_values=cache, use_cache=True, cache_position=torch.tensor([at[0]], device="cuda")).logits.cpu()
+                at[0] += 1
+
+            report["step"][context] = _median(step)
+    return report
+
+
+def _median(step: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(WARM + STEPS):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM:])
+
+
+def prepare(folder: Path) -> Dict[str, float]:
+    """Artefacts and the same weights as a Llama checkpoint; the worst difference of logits between module and Llama in float32."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = decoder()
+    model = seeded(config)
+    sources = Sources(model)
+    for target in TARGETS:
+        export(sources, target, folder / target, dtype="float16", verify=False)
+    block = config.attention
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocabulary, hidden_size=block.width, intermediate_size=config.hidden, num_hidden_layers=config.layers, num_attention_heads=block.heads,
+            num_key_value_heads=block.kv_heads, max_position_embeddings=block.max_positions, rms_norm_eps=config.epsilon, tie_word_embeddings=True,
+        )
+    ).eval()  # fmt: skip
+    names = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+    weights: Dict[str, Any] = {}
+    for name, value in model.state_dict().items():
+        if name in names:
+            weights[names[name]] = value
+            continue
+        layer, part = name.split(".", 2)[1:]
+        stem = f"model.layers.{layer}."
+        if part == "attention.qkv.weight":
+            for letter, rows in zip("qkv", value.chunk(3), strict=True):
+                weights[f"{stem}self_attn.{letter}_proj.weight"] = rows
+            continue
+        renamed = {"attention.output.weight": "self_attn.o_proj", "attention_norm.weight": "input_layernorm", "mlp_norm.weight": "post_attention_layernorm"}
+        weights[f"{stem}{renamed[part]}.weight" if part in renamed else f"{stem}mlp.{part.split('.')[1]}_proj.weight"] = value
+    llama.load_state_dict(weights)
+    tokens = torch.arange(24)[None] * 37
+    with torch.inference_mode():
+        theirs = llama(tokens).logits.numpy()
+    llama.half().save_pretrained(folder / "llama")
+    ours = load(folder / "onnx", provider="cpu").session().prefill(tokens.numpy()).astype(np.float32)
+    return {"difference": float(np.abs(ours - theirs).max() / np.abs(theirs).max())}
+
+
+def latency() -> Dict[str, Any]:
+    """The rounds of every contestant, and their summary."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        report: Dict[str, Any] = {"same_weights": prepare(folder), "contestants": {}}
+        rounds: Dict[str, List[Dict[str, Any]]] = {name: [] for name in CONTESTANTS}
+        for index in range(ROUNDS):
+            for name in CONTESTANTS:
+                ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "bench.cuda", "round", name, str(folder)], capture_output=True, text=True, check=False)
+                if ran.returncode:
+                    rounds[name].append({"error": ran.stderr[-800:]})
+                    continue
+                rounds[name].append(json.loads(ran.stdout.splitlines()[-1]))
+                print(f"round {index}: {name}: {ran.stdout.splitlines()[-1]}", file=sys.stderr, flush=True)
+        for name, found in rounds.items():
+            right = [one for one in found if "error" not in one]
+            report["contestants"][name] = _summary(right) if right else {"error": found[0]["error"]}
+        return report
+
+
+def _summary(rounds: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    def of(values: Sequence[float]) -> Dict[str, float]:
+        return {"median_us": round(1e6 * statistics.median(values), 1), "least_us": round(1e6 * min(values), 1), "most_us": round(1e6 * max(values), 1)}
+
+    made: Dict[str, Any] = {"load": of([one["load"] for one in rounds])}
+    for what in ("prefill", "step"):
+        made[what] = {context: of([one[what][context] for one in rounds]) for context in rounds[0][what]}
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    proving = commands.add_parser("proofs")
+    proving.add_argument("--names", nargs="*", default=list(REGISTRY))
+    timing = commands.add_parser("latency")
+    for command in (proving, timing):
+        command.add_argument("--json", type=Path, required=True)
+    single = commands.add_parser("round")
+    single.add_argument("contestant", choices=CONTESTANTS)
+    single.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    if options.command == "round":
+        print(json.dumps(one_round(options.contestant, options.folder)))
+        return 0
+    found = proofs(options.names) if options.command == "proofs" else latency()
+    options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
