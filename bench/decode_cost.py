@@ -33,7 +33,7 @@ def session(name: str, folder: Path) -> Session:
     """A block of 8 heads of 32 with the encoding, ready to run."""
     config = AttentionConfig(WIDTH, HEADS, max(CONTEXTS) + 2 * STEPS, encoding={"name": name})
     export(seeded(config), "ort", folder / name, verify=False)
-    return load(folder / name, provider="cpu", threads=1)
+    return load(folder / name, provider="cpu", threads=1).session()
 
 
 def stepped(sessions: Sequence[Session], context: int) -> List[List[float]]:

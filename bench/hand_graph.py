@@ -209,15 +209,16 @@ def cases(options: argparse.Namespace) -> List[Dict[str, Any]]:
         capacity = min(limit, context + 64)
         raw = ("artefact", Bound(model, context, capacity, threads))
         found.append(compare(f"artefact / hand, context {context}", ("hand", Bound(hand_graph(capacity), context, capacity, threads)), raw, options))
-        session = load(folder, provider="cpu", threads=threads, capacity=capacity)
-        same = ("raw", Bound(model, context, capacity, threads, session._graph.session))
+        model_of_ours = load(folder, provider="cpu", threads=threads)
+        session = model_of_ours.session(capacity=capacity)
+        same = ("raw", Bound(model, context, capacity, threads, model_of_ours.graph.session))
         found.append(compare(f"session / raw, context {context}", same, ("session", stepper(session, context)), options))
         if options.alibi:
             other = ("alibi", Bound(str(options.alibi / "model.onnx"), context, capacity, threads))
             found.append(compare(f"alibi / rope, context {context}", ("rope", raw[1]), other, options))
     small, large = CAPACITIES
     if limit >= large:
-        ends = [(f"capacity {c}", stepper(load(folder, provider="cpu", threads=threads, capacity=c), 128)) for c in CAPACITIES]
+        ends = [(f"capacity {c}", stepper(load(folder, provider="cpu", threads=threads).session(capacity=c), 128)) for c in CAPACITIES]
         found.append(compare(f"session at context 128, capacity {large} / {small}", *ends, options))
         ends = [(f"capacity {c}", Bound(model, 128, c, threads)) for c in CAPACITIES]
         found.append(compare(f"raw at context 128, capacity {large} / {small}", *ends, options))

@@ -59,7 +59,7 @@ def bits(model: Decoder, held: np.ndarray) -> Dict[int, float]:
     """Bits per byte of the last TAIL bytes at each context, through the exported artefact."""
     with tempfile.TemporaryDirectory() as temporary:
         export(model, "ort", Path(temporary) / "artefact")
-        session = load(Path(temporary) / "artefact", provider="cpu")
+        session = load(Path(temporary) / "artefact", provider="cpu").session()
         return {context: _bits_at(session, held, context) for context in CONTEXTS}
 
 

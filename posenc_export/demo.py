@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
             print(f"{name:10} {target:12} {len(certificate['cells'])} cells, worst error {worst:.1e}, tolerance {certificate['tolerance']:.1e}")
     text = Path(calendar.__file__).read_bytes()  # held out in training (models/train.py)
     for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
-        session = load(folder / name / "ort")
+        session = load(folder / name / "ort").session()
         made = [int(token[0]) for token in session.generate(np.frombuffer(text[:length], np.uint8).astype(np.int64)[None], TOKENS, temperature=0.4, top_k=8)]
         print(f"\n--- {name} continues calendar.py from byte {length}, now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})")
         print(text[max(0, length - 120) : length].decode(errors="replace") + "│" + bytes(made).decode(errors="replace"))

@@ -35,7 +35,7 @@ def open_session(request: Request) -> Opened:
     from posenc_export.export.describe import eager
     from posenc_export.models.config import from_json
     from posenc_export.models.presets import seeded
-    from posenc_export.runtime import Session
+    from posenc_export.runtime import Model
     from posenc_export.runtime import manifest as manifests
     from posenc_export.runtime.torch_graph import TorchGraph
 
@@ -46,7 +46,7 @@ def open_session(request: Request) -> Opened:
     module, manifest = eager(seeded(from_json(described.config)).to(getattr(torch, described.dtype)))
     if request["runtime"] == "torch.compile":
         module = torch.compile(module, dynamic=True)
-    session = Session(TorchGraph(module, manifest), manifest)
+    session = Model(TorchGraph(module, manifest)).session()
     return session, manifest, time.perf_counter() - start
 
 
@@ -62,7 +62,7 @@ def _open_artefact(folder: Path, provider: str, threads: int) -> Opened:
     else:
         import onnxruntime  # noqa: F401  loaded here, so that it does not count as load time
     start = time.perf_counter()
-    session = load(folder, provider=provider, threads=threads)
+    session = load(folder, provider=provider, threads=threads).session()
     return session, manifest, time.perf_counter() - start
 
 

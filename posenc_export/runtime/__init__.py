@@ -1,23 +1,24 @@
-"""Run an artefact: numpy and ONNX Runtime, nothing else."""
+"""Run an artefact: numpy, msgspec and ONNX Runtime, nothing else."""
 
 from pathlib import Path
 from typing import Optional, Union
 
 from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.files import locate
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.model import Model
 from posenc_export.runtime.session import Session
 
-__all__ = ["Manifest", "Session", "load"]
+__all__ = ["GraphError", "Manifest", "Model", "Session", "load"]
 
 
-def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, capacity: Optional[int] = None) -> Session:
-    """A session on an artefact folder, after its files are checked against its manifest.
+def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None) -> Model:
+    """The model of an artefact folder, after its files are checked against its manifest.
 
     Args:
         provider: "auto", "cpu" or "cuda".
         threads: of one operator; all cores where None.
-        capacity: slots of in-place caches, at most the range of positions.
 
     Raises:
         ValueError: not an artefact, an altered one, a provider that is not there.
@@ -32,7 +33,7 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
 
         if provider not in ("auto", "cpu"):
             raise ValueError(f"runtime: target {manifest.target} runs on provider cpu, got {provider}; export target onnx or ort")
-        return Session(load_torch(folder, manifest, threads), manifest)
+        return Model(load_torch(folder, manifest, threads))
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
-    return Session(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads), manifest, capacity)
+    return Model(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads))

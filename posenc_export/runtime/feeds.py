@@ -10,6 +10,8 @@ import numpy as np
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.rows import Beside
 
+Feeds = Dict[str, np.ndarray]  # of a call: graph inputs by name, caches left out
+
 
 def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Rows [count,*] as [B,S,*], zeros behind them, and what stands beside them, [n,count] of each, as [n,B,S]."""
@@ -25,7 +27,7 @@ def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str
 
 def build(
     manifest: Manifest, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, length: np.ndarray, start: np.ndarray, slots: np.ndarray
-) -> Dict[str, np.ndarray]:
+) -> Feeds:
     """The inputs the manifest lists, by name: x [B,S] or [B,S,E], others [n,B,S], counts of tokens, tokens held and first positions [B], held slots [B,T-S]."""
     offsets = np.arange(x.shape[1])
     inside = offsets[None] < counts[:, None]
@@ -33,7 +35,7 @@ def build(
 
     def position_ids() -> np.ndarray:
         order = np.where(inside, start[:, None] + places, -1)
-        return np.concatenate((order[None], others.get("grid", np.repeat(order[None], manifest.axes, 0)))) if manifest.axes else order
+        return np.concatenate((order[None], others["grid"])) if manifest.axes else order
 
     makers: Dict[str, Callable[[], np.ndarray]] = {
         manifest.inputs[0].name: lambda: x,
@@ -48,26 +50,16 @@ def build(
     return {value.name: makers[value.name]() for value in manifest.inputs}
 
 
-def check_tokens(vocabulary: int, rows: List[np.ndarray]) -> None:
-    """Refuse ids outside 0 .. vocabulary - 1.
-
-    Raises:
-        ValueError: the lowest and the highest id of the row.
-    """
-    for row in rows:
-        if row.size and (row.min() < 0 or row.max() >= vocabulary):
-            raise ValueError(f"session: token ids are 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}")
-
-
 def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray) -> None:
     """Refuse `counts` more tokens [B] where positions or an in-place cache of `capacity` slots end.
 
     Raises:
         ValueError: the first position outside the range, or the tokens that would have to be held.
     """
-    held = length + counts
-    for where in (int((start + held).max()) - 1, int(start.min())):
+    ends = [int(first) + int(held) + int(count) for first, held, count in zip(start, length, counts, strict=True)]  # of any size: no sum wraps around
+    for where in (max(ends) - 1, int(start.max()), int(start.min())):
         if not 0 <= where < manifest.max_positions:
             raise ValueError(f"session: positions are 0 .. {manifest.max_positions - 1}, got {where}; rewind, or export with larger max_positions")
-    if any(state.update == "in_place" for state in manifest.states) and int(held.max()) > capacity:
-        raise ValueError(f"session: the cache holds {capacity} tokens, got {int(held.max())}; load with a larger capacity")
+    held = int((length + counts).max())
+    if any(state.update == "in_place" for state in manifest.states) and held > capacity:
+        raise ValueError(f"session: the cache holds {capacity} tokens, got {held}; open the session with a larger capacity")

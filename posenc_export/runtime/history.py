@@ -1,49 +1,91 @@
-"""What a session with states that every call replaces must remember to rewind: their values before each call, and the tokens of the call."""
+"""What a rewind needs where states are replaced by each call: their values at a few lengths, and the tokens fed since.
 
-from dataclasses import dataclass
-from typing import List, Sequence, Tuple
+A state that a call replaces (a recurrent vector, a sum) cannot be cut back. It is restored from the last mark before the target and fed the tokens in between.
+"""
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+SPACING = 16  # steps from one mark to the next: a rewind feeds fewer tokens than that again
+Numbers = Dict[str, np.ndarray]  # what stands beside the tokens of one row, by graph input: [n,count]
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a graph.
+
+Part = Tuple[np.ndarray, Numbers]  # tokens [count,*] of a call and what stands beside them
+
+
+@dataclass
+class Mark:
+    """The states of a row at a length, and what was fed behind it.
 
     Args:
-        length: tokens each row held before it [B].
-        states: values before it, of the states that calls replace.
-        rows: new tokens of each row [count] or [count,E].
+        length: tokens of the row.
+        states: values of the states that calls replace, of this row alone.
+        parts: one for each call.
     """
 
-    length: np.ndarray
+    length: int
     states: Sequence[np.ndarray]
-    rows: Sequence[np.ndarray]
+    parts: List[Part] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Length behind the last token."""
+        return self.length + sum(len(tokens) for tokens, _ in self.parts)
+
+    def first(self, count: int) -> Part:
+        """The first `count` tokens, and what stands beside them."""
+        if not count:
+            return np.zeros(0, np.int64), {}
+        tokens, numbers = np.concatenate([tokens for tokens, _ in self.parts]), [numbers for _, numbers in self.parts]
+        return tokens[:count], {name: np.concatenate([part[name] for part in numbers], axis=1)[:, :count] for name in numbers[0]}
 
 
-class History:
-    """The calls of one session, oldest first. Memory: the inputs, and one set of states a call."""
+class RowHistory:
+    """Marks of one row, oldest first, without a gap from the first mark to the last token.
 
-    def __init__(self) -> None:
-        self.calls: List[Call] = []
+    Args:
+        limit: tokens that can be taken back; older marks are dropped, so that memory does not grow with the sequence.
+    """
 
-    def record(self, length: np.ndarray, states: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> None:
-        """Remember a call that is about to happen."""
-        self.calls.append(Call(length.copy(), states, [row.copy() for row in rows]))
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.marks: List[Mark] = []
 
-    def back_to(self, target: np.ndarray) -> Tuple[np.ndarray, Sequence[np.ndarray], List[np.ndarray]]:
-        """Forget calls until no row held more than target [B]: lengths and states then, and the tokens [count,*] each row must be fed again."""
-        again: List[List[np.ndarray]] = [[] for _ in target]
-        while True:
-            call = self.calls.pop()
-            for row, part in enumerate(call.rows):
-                again[row].insert(0, part)
-            if (call.length <= target).all():
-                kept = [np.concatenate(parts)[: target[row] - call.length[row]] for row, parts in enumerate(again)]
-                return call.length, call.states, kept
+    def wants_mark(self, count: int) -> bool:
+        """Whether `record` of `count` tokens needs the states before them."""
+        return not self.marks or count > 1 or self.marks[-1].end - self.marks[-1].length >= SPACING
 
-    def copy(self) -> "History":
+    def record(self, length: int, states: Optional[Sequence[np.ndarray]], tokens: np.ndarray, numbers: Numbers) -> None:
+        """Remember tokens [count,*] that are about to be fed behind `length`; states where `wants_mark`."""
+        part = (tokens.copy(), {name: numbers[name].copy() for name in numbers})
+        if states is None:
+            self.marks[-1].parts.append(part)
+            return
+        self.marks.append(Mark(length, states, [part]))
+        while len(self.marks) > 1 and length - self.marks[1].length >= self.limit:
+            self.marks.pop(0)
+
+    def reach(self, length: int) -> int:
+        """The least length that a row of `length` tokens can be taken back to."""
+        return self.marks[0].length if self.marks else length
+
+    def back_to(self, target: int) -> Tuple[Mark, Part]:
+        """The last mark at or before `target`, and the tokens that lead from it to `target`."""
+        mark = next(mark for mark in reversed(self.marks) if mark.length <= target)
+        return mark, mark.first(target - mark.length)
+
+    def cut(self, length: int) -> None:
+        """Forget what was recorded behind `length`, of a rewind or of a call that broke off."""
+        while self.marks and self.marks[-1].length > length:
+            self.marks.pop()
+        if self.marks and self.marks[-1].end > length:
+            mark = self.marks[-1]
+            mark.parts = [mark.first(length - mark.length)] if length > mark.length else []
+
+    def copy(self) -> "RowHistory":
         """The same past, for a fork."""
-        other = History()
-        other.calls = list(self.calls)
+        other = RowHistory(self.limit)
+        other.marks = [Mark(mark.length, mark.states, list(mark.parts)) for mark in self.marks]
         return other

@@ -3,6 +3,7 @@
 Shapes: B batch, S columns, E model width.
 """
 
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -12,6 +13,75 @@ from posenc_export.runtime.manifest import Manifest, Value
 Rows = Union[np.ndarray, Sequence[Any]]
 Beside = Dict[str, List[np.ndarray]]  # whole numbers that stand beside the tokens: of each row [n,count]
 Numbers = Union[None, int, Sequence[int], np.ndarray]
+LARGEST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rows that a caller handed in, checked, their valid tokens in front.
+
+    Args:
+        tokens: of each row [count] or [count,E].
+        numbers: what stands beside them.
+        counts: tokens of each row [B].
+        columns: where they stood in what was handed in, of each row [count].
+        shape: B and S of what was handed in.
+        chunk: tokens of a row to be fed at a time.
+    """
+
+    tokens: List[np.ndarray]
+    numbers: Beside
+    counts: np.ndarray
+    columns: List[np.ndarray]
+    shape: Tuple[int, ...]
+    chunk: int
+
+    def spread(self, outputs: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+        """Outputs of each row, by chunk [count,*], as one array [B,S,*] with zeros at padding."""
+        result = np.zeros((*self.shape, outputs[0][0].shape[-1]), outputs[0][0].dtype)
+        for row, columns in enumerate(self.columns):
+            result[row, columns] = np.concatenate(outputs[row])
+        return result
+
+
+def take(
+    manifest: Manifest,
+    inputs: Rows,
+    attention_mask: Optional[np.ndarray],
+    chunk: Optional[int],
+    grid: Optional[np.ndarray],
+    token_types: Optional[np.ndarray],
+) -> Given:
+    """What a caller handed in; arguments as Session.prefill.
+
+    Raises:
+        ValueError: no rows, shapes, dtypes, ids or numbers that do not fit.
+    """
+    columns, padded = align(inputs, attention_mask, manifest.inputs[0])
+    tokens = [padded[row, valid] for row, valid in enumerate(columns)]
+    if not tokens:
+        raise ValueError("session: expected at least one row, got none")
+    counts = np.array([len(row) for row in tokens], np.int64)
+    size = manifest.chunk if chunk is None else chunk
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise ValueError(f"session: chunk is a whole number of at least 1 token, got {chunk!r}")
+    vocabulary = int(manifest.config.get("vocabulary", 0))
+    if vocabulary:
+        check_tokens(vocabulary, tokens)
+    numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
+    # A bidirectional model sees a row at once.
+    return Given(tokens, numbers, counts, columns, padded.shape[:2], int(size) if manifest.states else max(int(counts.max()), 1))
+
+
+def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
+    """Refuse ids outside 0 .. vocabulary - 1.
+
+    Raises:
+        ValueError: the lowest and the highest id of the row.
+    """
+    for row in rows:
+        if row.size and (row.min() < 0 or row.max() >= vocabulary):
+            raise ValueError(f"session: token ids are 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}")
 
 
 def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> Tuple[List[np.ndarray], np.ndarray]:
@@ -36,11 +106,11 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     """One whole number, or one per row, as [B] int64; None is 0.
 
     Raises:
-        ValueError: fractions, or another count than there are rows.
+        ValueError: fractions, numbers beyond 64 bits, or another count than there are rows.
     """
     given = np.asarray(0 if numbers is None else numbers)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)):
-        raise ValueError(f"session: {name} is a whole number or one for each of {rows} rows, got {numbers!r}")
+    if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
+        raise ValueError(f"session: {name} is a whole number below 2^63 or one for each of {rows} rows, got {numbers!r}")
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
@@ -68,11 +138,11 @@ def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: 
     numbers = np.asarray(given)
     if numbers.shape != wanted or numbers.dtype.kind not in "iu":
         raise ValueError(f"session: {name} is {list(wanted)} whole numbers, got {list(numbers.shape)} {numbers.dtype}")
-    rows = [numbers[:, row, columns].astype(np.int64) for row, columns in enumerate(valid)]
+    rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
     for row in rows:
         if row.size and not (0 <= row.min() and row.max() < limit):
             raise ValueError(f"session: {name} is 0 .. {limit - 1}, got {row.min()} .. {row.max()}; give others, or export a larger range")
-    return rows
+    return [row.astype(np.int64) for row in rows]
 
 
 def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:

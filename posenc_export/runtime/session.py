@@ -3,70 +3,79 @@
 Shapes: B batch, S new tokens. Whatever padding comes in, rows are fed with their valid tokens first; the graph sees -1 only behind them.
 """
 
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
-from posenc_export.runtime import feeds
-from posenc_export.runtime.history import History
+from posenc_export.runtime import feeds, rows
+from posenc_export.runtime.committed import Caches, Committed, nothing
+from posenc_export.runtime.exclusive import Turn, exclusive, exclusive_as_it_is, exclusive_step
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rows import Beside, Numbers, Rows, align, beside, per_row
+from posenc_export.runtime.memory import Memory
+from posenc_export.runtime.reader import Reader
+from posenc_export.runtime.rows import Numbers, Rows
 from posenc_export.runtime.sampling import choose
 from posenc_export.runtime.stepper import Stepper
 
+REWIND = 256  # tokens that can be taken back where states are replaced by each call
+
 
 class Session:
-    """Prefill, step, rewind, fork on one set of caches.
+    """Prefill, step, rewind, fork on one set of caches; made by Model.session.
+
+    One call at a time: a second one, from another thread or a signal handler, is refused. Arrays that calls return are the caller's own.
+    After an exception of any kind the session holds what `length` says, and the next call goes on from there.
 
     Args:
-        graph: OrtGraph or TorchGraph.
-        manifest: its description.
-        capacity: slots of in-place caches; the whole range of positions, or one bucket, where None.
-
-    Raises:
-        ValueError: a capacity below 1.
+        open_caches: empty caches for so many rows of so many slots.
+        manifest: description of the graph.
+        batch: rows that caches have room for at first.
+        capacity: most slots of in-place caches, at most the range of positions; the whole range where None.
+        rewind: tokens of a row that `rewind` can take back where states are replaced by each call; memory follows it.
+        device: "cpu" or "cuda".
     """
 
-    def __init__(self, graph: Any, manifest: Manifest, capacity: Optional[int] = None) -> None:
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"session: capacity is at least 1 slot, got {capacity}; leave it out for the whole range")
-        self.manifest, self._graph = manifest, graph
-        self._most = min(capacity or manifest.max_positions, manifest.max_positions)
+    def __init__(
+        self,
+        open_caches: Callable[[int, int], Caches],
+        manifest: Manifest,
+        batch: int = 1,
+        capacity: Optional[int] = None,
+        rewind: int = REWIND,
+        device: str = "cpu",
+    ) -> None:
+        self.manifest, self.provider = manifest, device
+        self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
+        self._reader = Reader(manifest, self._memory)
         self._input = manifest.inputs[0]
         self._vocabulary = int(manifest.config.get("vocabulary", 0))
         self._in_place = any(state.update == "in_place" for state in manifest.states)
-        self._replaces = any(state.update == "replace" for state in manifest.states)
-        self._cache: Any = None
-        self.reset()
+        self._replaces, self._columns = self._memory.replaces, self._memory.columns
+        self._turn = Turn()
+        self._now = nothing()
 
+    @exclusive_as_it_is
     def reset(self) -> None:
         """Forget everything, the number of rows included."""
-        self._held, self._start = np.zeros(0, np.int64), np.zeros(0, np.int64)  # tokens of each row, without those of the stepper
-        self._slots = np.zeros((0, 0), bool)  # of each row, which slots hold a token
-        self._stepper: Optional[Stepper] = None
-        self._history = History()
-        self._rows = 0
-
-    @property
-    def provider(self) -> str:
-        """Where the graph runs: "cpu" or "cuda"."""
-        return str(self._graph.device)
+        self._forget(keep_memory=self._turn.settled)
 
     @property
     def batch(self) -> int:
         """Rows B; 0 before the first prefill."""
-        return self._rows
+        return self._now.rows
 
     @property
     def length(self) -> np.ndarray:
         """Tokens in the cache [B] int64."""
-        return self._held + (self._stepper.taken if self._stepper else 0)
+        return self._now.length.copy()
 
     @property
     def position(self) -> np.ndarray:
         """Position of the next token of each row [B] int64."""
-        return self._start + self.length
+        now = self._now
+        return now.start + now.length
 
+    @exclusive
     def prefill(
         self,
         inputs: Rows,
@@ -88,210 +97,225 @@ class Session:
 
         Raises:
             ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
+            GraphError: the graph stopped; chunks that were read before are kept, as `length` says.
         """
-        valid, padded = align(inputs, attention_mask, self._input)
-        rows = [padded[row, columns] for row, columns in enumerate(valid)]
-        others = beside(grid, token_types, self.manifest, valid, padded.shape[:2])
-        counts = np.array([len(row) for row in rows], np.int64)
-        size = int(counts.max(initial=1)) if not self.manifest.states else self.manifest.chunk if chunk is None else chunk
-        if size < 1:
-            raise ValueError(f"session: chunk is at least 1 token, got {chunk}")
-        if self._vocabulary:
-            feeds.check_tokens(self._vocabulary, rows)
+        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types)
+        if not given.counts.any():
+            raise ValueError(f"session: expected a token in some row, got {given.counts.tolist()} tokens")
         if not self.manifest.states:
-            self.reset()
-        self._sync()
-        self._open(self._starts(len(rows), start), counts)
-        outputs: List[List[np.ndarray]] = [[] for _ in rows]
-        for first in range(0, int(counts.max()), size):
-            here = [row[first : first + size] for row in rows]
-            for row, part in enumerate(self._feed(here, {name: [part[:, first : first + size] for part in parts] for name, parts in others.items()})):
-                outputs[row].append(part)
-        result = np.zeros((*padded.shape[:2], outputs[0][0].shape[-1]), outputs[0][0].dtype)
-        for row, columns in enumerate(valid):
-            result[row, columns] = np.concatenate(outputs[row])
-        return result
+            self._forget(keep_memory=True)
+        state = self._now.without_stepper(self._columns)
+        starts = self._starts(state, len(given.tokens), start)
+        empty = not state.held.any()
+        feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
 
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        """Feed one token per row: [B] int64 or [B,E] to [B,*]; the array may be overwritten by the next step: copy what you keep.
+        def commit(following: Committed) -> None:
+            self._now = following
+
+        return given.spread(self._reader.read(self._memory.opened(state, starts) if empty else state, 0, given, commit))
+
+    @exclusive_step
+    def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
+        """Feed one token per row: [B] int64 or [B,E] to [B,*].
+
+        Args:
+            inputs: a token of every row.
+            copy: where False, the array is the session's own and is overwritten by its next call.
 
         Raises:
             ValueError: nothing prefilled, the range or capacity is used up, ids or shapes that do not fit.
         """
-        stepper = self._stepper
+        stepper = self._now.stepper
         if stepper is None or stepper.room <= 0:  # of this binding: the range may be used up, or only the bucket
             stepper = self._prepare_step()
         if self._replaces:
-            x = stepper.checked(inputs)
-            self._history.record(self.length, self._cache.snapshot(), list(x[:, None]))
-        return stepper.take(inputs)  # type: ignore[no-any-return]
+            self._reader.remember_step(self._now, stepper.checked(inputs))
+        output = stepper.take(inputs)
+        return output.copy() if copy else output
 
+    @exclusive
     def rewind(self, n: Numbers) -> None:
         """Take back the last n tokens, of every row or [B].
 
         Raises:
-            ValueError: more than a row holds, a model that keeps nothing.
+            ValueError: more than a row holds, or more than is remembered where states are replaced by each call; a model that keeps nothing.
         """
         self._check_keeps("a rewind")
-        back = per_row("a rewind", n, self._rows or 1)
-        length = self.length if self._rows else np.zeros(1, np.int64)
-        if (back < 0).any() or (back > length).any():
+        length = self._now.length
+        back = rows.per_row("a rewind", n, len(length) or 1)
+        if (back < 0).any() or (back > (length if len(length) else 0)).any():
             raise ValueError(f"session: a rewind is 0 .. the tokens of the row {length.tolist()}, got {back.tolist()}")
         if not back.any():
             return
+        stepper = self._now.stepper
+        if not self._replaces and not self._columns and stepper is not None and back.min() == back.max():
+            self._memory.mark(self._now)
+            stepper.back(int(back[0]))  # the next step stands where an earlier one stood: its binding serves again
+            self._memory.wipe(self._now)
+            return
+        state = self._now.without_stepper(self._columns)
         if self._replaces:
-            self._replay(length - back)
-        elif self.manifest.layout == "rows" and self._stepper is not None and back.min() == back.max():
-            self._stepper.back(int(back[0]))  # the next step stands where an earlier one stood: its binding serves again
-            self._hide()
+            self._replay(state, length - back)
         else:
-            self._sync()
-            self._held = self._held - back
-            self._hide()
+            self._memory.mark(self._now)
+            self._now = self._memory.cut(state, length - back)
+            self._settle()
 
+    @exclusive
     def fork(self) -> "Session":
         """An independent session from here, sharing the loaded graph."""
-        self._sync()
-        other = Session(self._graph, self.manifest, self._most)
-        other._held, other._start, other._slots, other._rows = self._held.copy(), self._start.copy(), self._slots.copy(), self._rows
-        other._cache = self._cache.fork(int(self._held.max())) if self._rows else None
-        other._history = self._history.copy()
+        self._settle()
+        memory = self._memory
+        other = Session(memory.open_caches, self.manifest, memory.batch, memory.most, memory.rewind, self.provider)
+        now = self._now
+        caches = now.caches.fork(now.rows, self._memory.used(now)) if now.caches else None
+        other._now = now.replace(caches=caches, histories=tuple(history.copy() for history in now.histories))
         return other
+
+    @exclusive
+    def admit(
+        self, inputs: Rows, start: Numbers = None, attention_mask: Optional[np.ndarray] = None, chunk: Optional[int] = None, grid: Optional[np.ndarray] = None
+    ) -> np.ndarray:
+        """New rows behind those that run, prefilled on their own; their output [n,S,*]. The rows that run stay as they are.
+
+        Args:
+            inputs, attention_mask, chunk, grid: of the new rows, as `prefill`.
+            start: position of each new row's first token, one or [n]; 0 where None.
+
+        Raises:
+            ValueError: as prefill; a target whose rows share columns, a new row without tokens. The session is then as before.
+            GraphError: the graph stopped; no row was admitted.
+        """
+        self._check_rows("admit")
+        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, None)
+        if not given.counts.all():
+            raise ValueError(f"session: expected a token in every admitted row, got {given.counts.tolist()} tokens")
+        starts = rows.per_row("start", start, len(given.tokens))
+        feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts), given.counts)
+        state = self._now.without_stepper(self._columns)
+        reached = [self._memory.joined(state, starts) if state.rows else self._memory.opened(state, starts)]
+        outputs = self._reader.read(reached[0], state.rows, given, reached.append)
+        self._now = reached[-1]
+        return given.spread(outputs)
+
+    @exclusive
+    def retire(self, row: int) -> None:
+        """Drop a row; the last row takes its index, so that rows stay 0 .. B - 2.
+
+        Raises:
+            ValueError: no such row, a target whose rows share columns.
+        """
+        self._check_rows("retire")
+        state = self._now.without_stepper(self._columns)
+        if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
+            raise ValueError(f"session: expected a row 0 .. {state.rows - 1}, got {row!r}")
+        self._memory.mark(self._now)
+        self._now = self._memory.without(state, int(row))
+        self._settle()
 
     def generate(self, prompt: Rows, tokens: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> Iterator[np.ndarray]:
         """Yield the next ids [B] int64, `tokens` times, after a prompt [B,S] or list of rows; arguments as sampling.choose. The last ids are not fed.
 
         Raises:
-            ValueError: as prefill and step; a model without a vocabulary, a row without tokens. At the first id, as with any generator.
+            ValueError: as prefill and step; a model without a vocabulary, a row without tokens, fewer than 1 token. At the first id, as with any generator.
         """
         if self.manifest.kind != "decoder":
             raise ValueError(f"session: generate takes a decoder, got kind {self.manifest.kind}; call prefill")
-        rows = [len(row) for row in prompt]
-        if not all(rows):
-            raise ValueError(f"session: a prompt has a token in every row, got {rows}; leave empty rows out")
+        if tokens < 1:
+            raise ValueError(f"session: tokens is at least 1, got {tokens}")
+        counts = [len(row) for row in prompt]
+        if not all(counts):
+            raise ValueError(f"session: a prompt has a token in every row, got {counts}; leave empty rows out")
         random = np.random.default_rng(seed)
         output = self.prefill(prompt)
-        logits = np.stack([output[row, count - 1] for row, count in enumerate(rows)])
+        logits = np.stack([output[row, count - 1] for row, count in enumerate(counts)])
         for index in range(tokens):
             chosen = choose(logits, temperature, top_k, top_p, random)
             yield chosen
             if index + 1 < tokens:
                 logits = self.step(chosen)
 
-    def _starts(self, rows: int, start: Numbers) -> np.ndarray:
-        """Position of each row's first token [B] int64, where a call of `rows` rows may follow."""
-        starts = per_row("start", start, rows)
-        if self._held.any():
-            if rows != self._rows:
-                raise ValueError(f"session: rows are the {self._rows} in the cache, got {rows}; reset first")
+    def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
+        """Position of each row's first token [B] int64, where a call of `count` rows may follow."""
+        starts = rows.per_row("start", start, count)
+        if state.held.any():
+            if count != state.rows:
+                raise ValueError(f"session: rows are the {state.rows} in the cache, got {count}; reset first")
             if starts.any():
-                raise ValueError(f"session: start is given for an empty cache, got {start} with {self._held.tolist()} tokens cached; reset first")
-            return self._start
+                raise ValueError(f"session: start is given for an empty cache, got {start} with {state.held.tolist()} tokens cached; reset first")
+            return state.start
         if self.manifest.signature == "mask" and starts.any():
             raise ValueError(f"session: positions count the attention_mask from 0, got start {start}; export with signature positions")
-        return self._start if start is None and rows == self._rows else starts
+        return state.start if start is None and count == state.rows else starts
 
-    def _open(self, starts: np.ndarray, counts: np.ndarray) -> None:
-        """Check that `counts` tokens [B] fit; make an empty cache ready."""
-        if not counts.any():
-            raise ValueError(f"session: a call has a token in some row, got {counts.tolist()} tokens")
-        if self._held.any():
-            feeds.check_room(self.manifest, self._most, starts, self._held, counts)
-            return
-        feeds.check_room(self.manifest, self._most, starts, np.zeros_like(starts), counts)
-        reuse = self._cache is not None and self._cache.batch == len(starts)
-        self._rows, self._start, self._held = len(starts), starts, np.zeros_like(starts)
-        if not reuse:
-            self._cache = self._graph.open(self._rows, min(self.manifest.capacity_bucket or self._most, self._most))
-        self._slots = np.zeros((self._rows, 0), bool)
-        self._cache.hide(np.zeros((self._rows, self._cache.columns), bool))
-        self._cache.trim(0)
-        self._cache.restore([])
-        self._history = History()
+    def _prepare_step(self) -> Stepper:
+        if not self._now.rows:
+            raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
+        self._check_keeps("a step")
+        self._memory.mark(self._now)
+        state = self._now.without_stepper(self._columns)
+        one = np.ones(state.rows, np.int64)
+        feeds.check_room(self.manifest, self._memory.most, state.start, state.held, one)
+        assert state.caches is not None
+        caches = state.caches.reserve(self._memory.used(state) + 1, state.rows)
+        x = np.zeros([state.rows, 1, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
+        numbers = feeds.padded(list(x), self._reader.with_places(state, slice(None), one, {}))[1]
+        built = feeds.build(self.manifest, x, numbers, one, state.held, state.start, state.slots)
+        room = self.manifest.max_positions - int((state.start + state.held).max())
+        if self._in_place:
+            room = min(room, self._memory.most - int(state.held.max()), caches.capacity - self._memory.used(state))  # type: ignore[attr-defined]
+        # The mask is a column longer at every step: no binding can be kept.
+        room = 1 if self.manifest.signature == "mask" else room
+        stepper = Stepper(caches, built, self._input, self._vocabulary, room)
+        self._now = state.replace(caches=caches, stepper=stepper)
+        return stepper
 
-    def _feed(self, rows: List[np.ndarray], others: Beside) -> List[np.ndarray]:
-        """One call, or one per row where the graph takes a single row; outputs [count,*] per row."""
-        if self._replaces:
-            self._history.record(self._held, self._cache.snapshot(), rows)
-        counts = np.array([len(row) for row in rows])
-        x, numbers = feeds.padded(rows, others)
-        new = x.shape[1]
-        self._cache.reserve(self._used + new)
-        # Beside S > 1, a row without new tokens forbids one call: its padding would be written over its last token.
-        single = self.manifest.continuation_rows == 1 and len(rows) > 1 and (new > 1 or not counts.all()) and bool(self._held.any())
-        if single:
-            outputs = [self._feed_row(x, numbers, counts, row) for row in range(len(rows))]
-        else:
-            output = self._cache.run(self._values(x, numbers, counts, slice(None)))
-            outputs = [output[row, :count] for row, count in enumerate(counts)]
-        self._held = self._held + counts
-        if self.manifest.layout == "columns":
-            self._slots = np.concatenate((self._slots, np.arange(new)[None] < counts[:, None]), axis=1)
-        return outputs
+    def _replay(self, state: Committed, target: np.ndarray) -> None:
+        """Each row that goes back restored at a mark before its target [B], and fed again up to it."""
+        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.held, strict=True)]
+        if (np.array(reach) > target).any():
+            raise ValueError(
+                f"session: expected a rewind to lengths of at least {reach}, for states that each call replaces are kept for the last {self._memory.rewind} tokens, "
+                f"got {target.tolist()}; open the session with rewind=N"
+            )
+        empty = np.zeros([0, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
+        held, again, restored = state.held.copy(), [empty] * state.rows, {}
+        beside: Dict[str, List[np.ndarray]] = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
+        for row in np.flatnonzero(target < state.held):
+            mark, (tokens, numbers) = state.histories[row].back_to(int(target[row]))
+            held[row], restored[int(row)] = mark.length, mark.states
+            if len(tokens):
+                again[row] = tokens
+                for name, part in numbers.items():
+                    beside[name][row] = part
+        assert state.caches is not None
+        self._memory.mark(self._now)
+        self._now = self._memory.cut(state.replace(caches=state.caches.restored(restored)), held)
+        self._settle()
+        if any(len(part) for part in again):
+            _, self._now = self._reader.feed(self._now, 0, again, beside)
 
-    def _feed_row(self, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, row: int) -> np.ndarray:
-        width = int(counts[row]) if self.manifest.layout == "rows" else x.shape[1]
-        if not width:
-            output = self.manifest.outputs[0]
-            return np.zeros((0, int(output.axes[-1])), output.dtype)
-        only = slice(row, row + 1)
-        values = self._values(np.ascontiguousarray(x[only, :width]), {name: part[:, only, :width] for name, part in others.items()}, counts, only)
-        return self._cache.run(values, row)[0, : counts[row]]  # type: ignore[no-any-return]
+    def _settle(self) -> None:
+        """Finish what the last call left undone. It may break off itself: each store below commits what is done."""
+        self._memory.mark(self._now)
+        self._now = self._now.without_stepper(self._columns)
+        self._now = self._memory.moved(self._now)
+        self._memory.tidy(self._now)
 
-    def _values(self, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, rows: slice) -> Dict[str, np.ndarray]:
-        return feeds.build(self.manifest, x, others, counts[rows], self._held[rows], self._start[rows], self._slots[rows])
-
-    @property
-    def _used(self) -> int:
-        """Slots in use, of the longest row or of all rows together."""
-        return int(self._held.max()) if self.manifest.layout == "rows" else self._slots.shape[1]
+    def _forget(self, keep_memory: bool) -> None:
+        """No rows; the memory of the caches serves again where nothing is wrong with it."""
+        self._memory.mark(self._now)
+        caches = self._now.without_stepper(self._columns).caches if keep_memory else None
+        self._now = nothing().replace(caches=caches)
 
     def _check_keeps(self, what: str) -> None:
         if not self.manifest.states:
             raise ValueError(f"session: {what} needs what is cached, got a bidirectional model, which reads a row at once; call prefill")
 
-    def _prepare_step(self) -> Stepper:
-        if not self._rows:
-            raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
-        self._check_keeps("a step")
-        self._sync()
-        one = np.ones(self._rows, np.int64)
-        feeds.check_room(self.manifest, self._most, self._start, self._held, one)
-        self._cache.reserve(self._used + 1)
-        x = np.zeros([self._rows, 1, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
-        room = self.manifest.max_positions - int(self.position.max())
-        if self._in_place:
-            room = min(room, self._most - int(self._held.max()), self._cache.capacity - self._used)
-        # The mask is a column longer at every step: no binding can be kept.
-        room = 1 if self.manifest.signature == "mask" else room
-        self._stepper = Stepper(self._cache, self._values(x, {}, one, slice(None)), self._input, self._vocabulary, room)
-        return self._stepper
-
-    def _sync(self) -> None:
-        """Bring the lengths up to what the stepper took, and let the next step bind anew."""
-        if self._stepper is not None:
-            self._held = self._held + self._stepper.taken
-            if self.manifest.layout == "columns":
-                self._slots = np.concatenate((self._slots, np.ones((self._rows, self._stepper.taken), bool)), axis=1)
-            self._stepper = None
-
-    def _hide(self) -> None:
-        """Let no graph see what is cached beyond `length`."""
-        length = self.length
-        if self.manifest.layout == "rows":
-            self._cache.hide(np.arange(int(length.max()))[None] < length[:, None])
-            return
-        self._slots &= np.cumsum(self._slots, axis=1) <= length[:, None]
-        self._cache.hide(self._slots)
-        columns = int(np.flatnonzero(self._slots.any(0)).max(initial=-1)) + 1
-        self._slots = self._slots[:, :columns].copy()
-        self._cache.trim(columns)
-
-    def _replay(self, target: np.ndarray) -> None:
-        """Back to the last call before target [B] tokens, and forward again: what calls replace cannot be cut."""
-        self._sync()
-        self._held, states, again = self._history.back_to(target)
-        self._hide()
-        self._cache.restore(states)
-        if any(len(row) for row in again):
-            self._feed(again, {})
+    def _check_rows(self, what: str) -> None:
+        self._check_keeps(what)
+        if self._columns:
+            raise ValueError(
+                f"session: {what} needs rows that fill their own first slots, got target {self.manifest.target} with signature {self.manifest.signature}, "
+                "whose rows share columns; export target ort or onnx-static with signature positions"
+            )

@@ -1,31 +1,32 @@
 """One token per row, again and again, on a binding that is kept: the path whose cost every generated token pays."""
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
-from posenc_export.runtime import feeds as feeding
 from posenc_export.runtime.manifest import Value
+from posenc_export.runtime.rows import check_tokens
 
 FEW = 64  # counters
 
 
 class Stepper:
-    """Takes tokens from the state a session is in. `taken` counts them, `room` those that still fit; both belong to `take`.
+    """Takes tokens from the state a session is in. `reached` is how many it took and the caches behind them; `room` is how many it may take.
 
     Args:
-        cache: of the session.
+        caches: where it starts.
         feeds: inputs of the first step; its array of tokens is written at each one, counters move on by one.
         source: the graph input that takes tokens.
         vocabulary: number of ids, or 0 for activations.
         room: steps before the session has to look at lengths again.
     """
 
-    def __init__(self, cache: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int) -> None:
-        self.taken, self.room = 0, room
+    def __init__(self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int) -> None:
+        self.reached: Tuple[int, Any] = (0, caches)
+        self.room = room
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
         self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask")])
-        self._feeds, self._run = feeds, cache.stepper(feeds)  # a binding borrows its feeds: they must live as long
+        self._feeds, self._run = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
         self.take = self._taker()
 
     def checked(self, inputs: Any) -> np.ndarray:
@@ -38,15 +39,16 @@ class Stepper:
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
             raise ValueError(f"session: a step takes {len(token)} tokens, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
         if self._vocabulary:
-            feeding.check_tokens(self._vocabulary, [x])
+            check_tokens(self._vocabulary, [x])
         return x.astype(token.dtype, copy=False)
 
     def back(self, n: int) -> None:
-        """Stand n tokens earlier."""
+        """Stand n tokens earlier; only where caches are written in place."""
         for counter in self._counters:
             counter -= n
-        self.taken -= n
         self.room += n
+        taken, caches = self.reached
+        self.reached = (taken - n, caches)
 
     def _taker(self) -> Callable[[Any], np.ndarray]:
         """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts."""
@@ -59,20 +61,21 @@ class Stepper:
         highest, stepper, checked = np.maximum.reduce, self, self.checked
 
         def take(inputs: Any) -> np.ndarray:
-            """[B] int64 or [B,E] to [B,*], overwritten by the next step."""
+            """[B] int64 or [B,E] to [B,*], overwritten by the next step. An exception before the store to `reached` leaves the token out, one behind it not."""
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = checked(inputs)
             token[...] = inputs
             if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
                 checked(inputs)
-            output: np.ndarray = run()
+            taken, caches = stepper.reached
+            output, caches = run(caches)
+            stepper.reached = (taken + 1, caches)
+            stepper.room -= 1
             for view, index in items:
                 view[index] += 1
             for counter in many:
                 counter += 1
-            stepper.taken += 1
-            stepper.room -= 1
-            return output
+            return output  # type: ignore[no-any-return]
 
         return take
 

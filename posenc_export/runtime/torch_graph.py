@@ -1,12 +1,14 @@
 """A TorchScript module, a torch.export program or a live torch module behind the same interface; torch is imported only when used."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.committed import Call, Slots
+from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
-
-Feeds = Dict[str, np.ndarray]
 
 
 class TorchGraph:
@@ -20,76 +22,96 @@ class TorchGraph:
     def __init__(self, module: Any, manifest: Manifest) -> None:
         self.module, self.manifest, self.device = module, manifest, "cpu"
 
-    def open(self, batch: int, capacity: int) -> "TorchCache":
-        """Empty caches for `batch` rows; they grow, capacity is ignored."""
-        return TorchCache(self, batch)
-
-
-class TorchCache:
-    """The states of one session, as tensors that each call replaces."""
-
-    grows = True
-
-    def __init__(self, graph: TorchGraph, batch: int) -> None:
+    def open(self, rows: int, capacity: int) -> "TorchCaches":
+        """Empty caches for `rows` rows; they grow, capacity is not read."""
         import torch
 
-        self.graph, self.batch, self.columns, self.capacity = graph, batch, 0, 0
-        self.states: List[Any] = []
-        for state in graph.manifest.states:
+        states = []
+        for state in self.manifest.states:
             sizes = [0 if isinstance(axis, str) else axis for axis in state.axes[1:]]
-            self.states.append(torch.zeros([batch, *sizes], dtype=getattr(torch, state.dtype)))
+            states.append(torch.zeros([rows, *sizes], dtype=getattr(torch, state.dtype)))
+        return TorchCaches(self, rows, tuple(states))
 
-    def run(self, feeds: Feeds, row: Optional[int] = None) -> np.ndarray:
-        """One call on all rows; output [B,S,*]."""
+
+@dataclass(frozen=True)
+class TorchCaches:
+    """The states of one session as tensors, none of them written in place (runtime.committed.Caches).
+
+    Args:
+        rows: R, all of them in use.
+        states: a tensor for each state of the manifest.
+    """
+
+    graph: TorchGraph
+    rows: int
+    states: Tuple[Any, ...]
+
+    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "TorchCaches"]:
+        (call,) = calls  # a graph that takes one row at a time has compact rows, which no torch target has
+        output, caches = self._run(call.feeds)
+        return list(enumerate(output)), caches
+
+    def step(self, feeds: Feeds, rows: int) -> Callable[["TorchCaches"], Tuple[np.ndarray, "TorchCaches"]]:
+        def take(caches: "TorchCaches") -> Tuple[np.ndarray, "TorchCaches"]:
+            output, caches = caches._run({name: array.copy() for name, array in feeds.items()})  # states may be views of their inputs
+            return output[:, 0], caches
+
+        return take
+
+    def _run(self, feeds: Feeds) -> Tuple[np.ndarray, "TorchCaches"]:
         import torch
 
         arguments = [torch.from_numpy(array) for array in feeds.values()]
-        with torch.inference_mode():
-            if self.graph.manifest.states and self.graph.manifest.states[0].past == "past_positions":
-                output, positions, present = self.graph.module(*arguments, self.states[0], self.states[1:])
-                self.states = [positions, *present]
-            else:
-                output, self.states = self.graph.module(*arguments, self.states)
-        self.columns += feeds[self.graph.manifest.inputs[0].name].shape[1]
-        return output.numpy()  # type: ignore[no-any-return]
+        manifest = self.graph.manifest
+        try:
+            with torch.inference_mode():
+                if manifest.states and manifest.states[0].past == "past_positions":
+                    output, positions, present = self.graph.module(*arguments, self.states[0], list(self.states[1:]))
+                    present = [positions, *present]
+                else:
+                    output, present = self.graph.module(*arguments, list(self.states))
+        except (RuntimeError, IndexError) as error:  # what libtorch raises; torch.jit.Error is a RuntimeError
+            raise GraphError(error) from None
+        return output.numpy(), TorchCaches(self.graph, self.rows, tuple(present))
 
-    def stepper(self, feeds: Feeds) -> Callable[[], np.ndarray]:
-        """A call of one token per row that reads `feeds` anew each time; output [B,*]."""
-        return lambda: self.run({name: array.copy() for name, array in feeds.items()})[:, 0]
+    def reserve(self, slots: int, rows: int) -> "TorchCaches":
+        return self  # they grow with each call, and rows do not come and go
 
-    def reserve(self, slots: int) -> bool:
-        """Growing caches need no room ahead."""
-        return False
+    def cut(self, keep: np.ndarray) -> "TorchCaches":
+        import torch
 
-    def fork(self, slots: int) -> "TorchCache":
-        """The same content; tensors are never written in place, so both may hold them."""
-        other = TorchCache(self.graph, self.batch)
-        other.states, other.columns = list(self.states), self.columns
-        return other
+        columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
+        mask = torch.from_numpy(keep[:, :columns].copy())
+        states = list(self.states)
+        for index, state in enumerate(self.graph.manifest.states):
+            if state.update == "append":
+                inside = mask.view([self.rows, *([1] * (state.axis - 1)), columns, *([1] * (len(state.axes) - state.axis - 1))])
+                kept = states[index].narrow(state.axis, 0, columns)
+                states[index] = torch.where(inside, kept, torch.full([1], state.fill, dtype=kept.dtype))
+        return TorchCaches(self.graph, self.rows, tuple(states))
 
-    def snapshot(self) -> List[np.ndarray]:
-        """The states that every call replaces."""
-        return [value.numpy().copy() for state, value in zip(self.graph.manifest.states, self.states, strict=True) if state.update == "replace"]
+    def wipe(self, hidden: Sequence[Slots]) -> None:
+        """Nothing is written in place."""
 
-    def restore(self, snapshot: Sequence[np.ndarray]) -> None:
-        """Put back what `snapshot` gave; of nothing, what they were at first."""
+    def move(self, source: int, target: int, slots: int) -> None:
+        raise NotImplementedError("rows that share columns do not come and go")  # the session refuses it before
+
+    def snapshot(self, row: int) -> List[np.ndarray]:
+        return [value[row].numpy().copy() for state, value in zip(self.graph.manifest.states, self.states, strict=True) if state.update == "replace"]
+
+    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "TorchCaches":
         import torch
 
         replaced = [index for index, state in enumerate(self.graph.manifest.states) if state.update == "replace"]
+        present = list(self.states)
         for number, index in enumerate(replaced):
-            self.states[index] = torch.from_numpy(snapshot[number].copy()) if len(snapshot) else torch.zeros_like(self.states[index])
+            present[index] = present[index].clone()
+            for row, values in states.items():
+                present[index][row] = torch.from_numpy(values[number]) if len(values) else self.graph.manifest.states[index].fill
+        return TorchCaches(self.graph, self.rows, tuple(present))
 
-    def hide(self, keep: np.ndarray) -> None:
-        """Mark columns as never written where keep [B,columns] is False."""
-        import torch
+    def emptied(self) -> "TorchCaches":
+        return self.graph.open(self.rows, 0)
 
-        for index, state in enumerate(self.graph.manifest.states):
-            if state.past == "past_positions":
-                self.states[index] = torch.where(torch.from_numpy(keep), self.states[index], state.fill)
-
-    def trim(self, columns: int) -> None:
-        """Drop the columns from `columns` on."""
-        for index, state in enumerate(self.graph.manifest.states):
-            if state.update == "append":
-                self.states[index] = self.states[index].narrow(state.axis, 0, columns).clone()
-        self.columns = columns
+    def fork(self, rows: int, slots: int) -> "TorchCaches":
+        return self

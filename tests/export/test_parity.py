@@ -16,7 +16,7 @@ from posenc_export.export.describe import eager
 from posenc_export.models.config import DecoderConfig, from_json, to_json
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
-from posenc_export.runtime import Session, load
+from posenc_export.runtime import Model, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import VARIANTS, block, decoder, encoder, works
@@ -87,7 +87,7 @@ def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant:
     model = seeded(block(variant))
     manifest = export(model, target, tmp_path / "artefact", verify=False)
     module, described = eager(model.to(getattr(torch, manifest.dtype)).float())
-    sessions = [load(tmp_path / "artefact", provider="cpu"), Session(TorchGraph(module, described), described)]
+    sessions = [load(tmp_path / "artefact", provider="cpu").session(), Model(TorchGraph(module, described)).session()]
     random = np.random.default_rng(0)
     x, grid = random.standard_normal((2, 12, 48)).astype(manifest.dtype), random.integers(1100, size=(manifest.axes, 2, 12))
     mask = np.ones((2, 12), np.int64)
@@ -110,9 +110,9 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(va
     rows = [random.integers(61, size=n) for n in (40, 4)]
     steps = random.integers(61, size=(2, 2))
     outputs = []
-    for session in (load(tmp_path / "artefact", provider="cpu"), Session(TorchGraph(module, manifest), manifest)):
+    for session in (load(tmp_path / "artefact", provider="cpu").session(), Model(TorchGraph(module, manifest)).session()):
         first = session.prefill(rows, start=[0, 58])
-        outputs.append(np.concatenate([first[0], first[1, :4], *(session.step(step).copy() for step in steps)]))
+        outputs.append(np.concatenate([first[0], first[1, :4], *(session.step(step) for step in steps)]))
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
 
 

@@ -11,7 +11,7 @@ from posenc_export.models.config import AttentionConfig, EncoderConfig
 from posenc_export.models.encoder import Encoder
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
-from posenc_export.runtime import Session
+from posenc_export.runtime import Model
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import encoder
 
@@ -47,14 +47,14 @@ def test_hidden_states_are_those_of_bert_with_segments_and_padding() -> None:
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask, token_type_ids=types).last_hidden_state
     module, manifest = eager(_of_bert(theirs))
-    actual = Session(TorchGraph(module, manifest), manifest).prefill(ids.numpy(), attention_mask=mask.numpy(), token_types=types.numpy())
+    actual = Model(TorchGraph(module, manifest)).session().prefill(ids.numpy(), attention_mask=mask.numpy(), token_types=types.numpy())
     seen = mask.bool().numpy()
     assert worst_error(actual[seen], expected.numpy()[seen]) <= tolerance("float32", 2, 96)
 
 
 def test_segments_change_what_comes_out_and_are_first_where_not_given() -> None:
     module, manifest = eager(seeded(encoder("alibi")))
-    session, ids = Session(TorchGraph(module, manifest), manifest), np.arange(12)[None]
+    session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
     plain = session.prefill(ids)
     assert np.array_equal(plain, session.prefill(ids, token_types=np.zeros((1, 12), np.int64)))
     assert worst_error(session.prefill(ids, token_types=np.full((1, 12), 2)), plain) > 1e-3
@@ -67,12 +67,12 @@ def test_segments_change_what_comes_out_and_are_first_where_not_given() -> None:
 def test_segments_that_do_not_fit_are_refused(types: np.ndarray, message: str) -> None:
     module, manifest = eager(seeded(encoder("alibi")))
     with pytest.raises(ValueError, match=message):
-        Session(TorchGraph(module, manifest), manifest).prefill(np.arange(12)[None], token_types=types)
+        Model(TorchGraph(module, manifest)).session().prefill(np.arange(12)[None], token_types=types)
 
 
 def test_what_needs_a_cache_or_a_vocabulary_is_refused() -> None:
     module, manifest = eager(seeded(encoder("alibi")))
-    session, ids = Session(TorchGraph(module, manifest), manifest), np.arange(12)[None]
+    session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
     session.prefill(ids)
     for call, message in (
         (lambda: session.step(ids[:, 0]), "a step needs what is cached"),

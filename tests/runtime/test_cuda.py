@@ -31,6 +31,6 @@ def test_float32_block_of_ort_is_refused_on_cuda_by_name(tmp_path: Path) -> None
 
 def test_auto_takes_cuda_where_the_artefact_runs_there(tmp_path: Path) -> None:
     export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
-    session = load(tmp_path / "artefact")
+    session = load(tmp_path / "artefact").session()
     assert session.provider == "cuda"
     assert np.isfinite(session.prefill(np.ones((1, 4, 48), np.float16))).all()

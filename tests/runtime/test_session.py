@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 @pytest.fixture(params=TARGETS)
 def session(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Session:
-    return load(folders[request.param], threads=1)
+    return load(folders[request.param], threads=1).session()
 
 
 TOKENS = np.arange(12, dtype=np.int64)[None]
@@ -69,12 +69,12 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
 
 def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="the cache holds 8 tokens, got 12"):
-        load(folders["ort"], capacity=8).prefill(TOKENS)
+        load(folders["ort"]).session(capacity=8).prefill(TOKENS)
 
 
 def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="export with signature positions"):
-        load(folders["mask"]).prefill(TOKENS, start=5)
+        load(folders["mask"]).session().prefill(TOKENS, start=5)
 
 
 def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
@@ -84,10 +84,10 @@ def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
 
 def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Dict[str, Path]) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
-    static, fused = load(folders["onnx-static"], threads=1), load(folders["ort"], threads=1)
+    static, fused = (load(folders[target], threads=1).session() for target in ("onnx-static", "ort"))
     a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
-    steps = [(static.step(tokens[:, i]).copy(), fused.step(tokens[:, i]).copy()) for i in range(250, 300)]
-    assert static._cache.capacity == 512
+    steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
+    assert static._now.caches.capacity == 512
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
 
 

@@ -1,0 +1,38 @@
+"""Memory that a graph reads and writes by address."""
+
+from typing import Any, Sequence
+
+import numpy as np
+
+
+class Buffer:
+    """Memory for one state, on the host (numpy) or on the device (OrtValue).
+
+    Args:
+        shape, dtype, fill: of its content.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
+        self.shape, self.device, self.fill = tuple(shape), device, fill
+        # Zeros cost no memory until they are written: a long range is free until it is used.
+        self.array: np.ndarray = np.full(self.shape, fill, dtype) if fill else np.zeros(self.shape, dtype)
+        self.address, self.dtype = int(self.array.ctypes.data), self.array.dtype
+        self.row_bytes = self.array[:1].nbytes
+        if device == "cuda":
+            import onnxruntime
+
+            self.value: Any = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
+            self.address = int(self.value.data_ptr())
+
+    def read(self) -> np.ndarray:
+        """The content: a view on the host, a copy from the device."""
+        return self.array if self.device == "cpu" else self.value.numpy()  # type: ignore[no-any-return]
+
+    def write(self, content: np.ndarray) -> None:
+        """Put content [same shape] in place."""
+        if self.device == "cpu":
+            if content is not self.array:
+                self.array[...] = content
+        else:
+            self.value.update_inplace(np.ascontiguousarray(content))

@@ -1,0 +1,75 @@
+"""A session whose rows share their batch with rows of others, which come and go between its calls."""
+
+from typing import Any, List, Optional, Sequence, Union
+
+import numpy as np
+
+from posenc_export.runtime.session import Session
+
+
+class WithGuests:
+    """Drives a session as if its rows were alone, while a guest row is there in one call and not in the next.
+
+    The first guest has index 0: when it goes, the last row of the scenario moves to its place.
+
+    Args:
+        session: empty; rows come and go on its target.
+        guests: tokens that guests read [n,L] or [n,L,E].
+        start: position of a guest's first token.
+    """
+
+    def __init__(self, session: Session, guests: np.ndarray, start: int) -> None:
+        self.session, self.manifest, self.guests, self.start = session, session.manifest, guests, start
+        self.order: List[int] = []  # index of each row of the scenario
+        self.guest: Optional[int] = None
+
+    def prefill(
+        self, inputs: Union[np.ndarray, Sequence[Any]], start: Any = None, attention_mask: Optional[np.ndarray] = None, chunk: Optional[int] = None
+    ) -> np.ndarray:
+        """As Session.prefill; the first time beside a guest."""
+        rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
+        if self.order:
+            self._exchange()
+            together = [self.guests[0, :0]] * self.session.batch
+            for index, row in zip(self.order, rows, strict=True):
+                together[index] = row
+            made = self.session.prefill(together, chunk=chunk)
+        else:
+            self.order, self.guest = list(range(1, len(rows) + 1)), 0
+            made = self.session.prefill([self.guests[0, :4], *rows], start=[self.start, *np.broadcast_to(start or 0, len(rows)).tolist()], chunk=chunk)
+        columns = max(len(row) for row in rows) if attention_mask is None else attention_mask.shape[1]
+        output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
+        for row, index in enumerate(self.order):
+            where = np.arange(len(rows[row])) if attention_mask is None else np.flatnonzero(attention_mask[row])
+            output[row, where] = made[index, : len(rows[row])]
+        return output
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        """As Session.step."""
+        self._exchange()
+        together = np.repeat(self.guests[:1, 4], self.session.batch, 0)
+        together[self.order] = inputs
+        return self.session.step(together)[self.order]
+
+    def rewind(self, n: Any) -> None:
+        """As Session.rewind; the guest stays where it is."""
+        back = np.zeros(self.session.batch, np.int64)
+        back[self.order] = n
+        self.session.rewind(back)
+
+    def fork(self) -> "WithGuests":
+        """As Session.fork."""
+        other = WithGuests(self.session.fork(), self.guests, self.start)
+        other.order, other.guest = list(self.order), self.guest
+        return other
+
+    def _exchange(self) -> None:
+        """A guest that is there goes; where there is none, another one comes."""
+        if self.guest is None:
+            self.session.admit(self.guests[1:2, :3], start=self.start)
+            self.guest = self.session.batch - 1
+        else:
+            last = self.session.batch - 1
+            self.session.retire(self.guest)
+            self.order = [self.guest if index == last else index for index in self.order]
+            self.guest = None

@@ -1,0 +1,240 @@
+"""The parity grid: ways of cutting a sequence into calls that must all give what one full pass gives.
+
+A scenario drives a session and yields (actual, expected) pairs; `tokens` are the inputs [B,L,...] of a Case and `full` its full pass [B,L,...].
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.session import Session
+
+Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]
+Scenario = Callable[["Session", "Case"], Pairs]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a few rows from a start position, what a full pass gives for them, and the same for another ending.
+
+    Args:
+        tokens: [B,L] int64 or [B,L,E].
+        full: [B,L,V] or [B,L,E] from one pass.
+        start: position of the first token.
+        fork_at: tokens and other agree up to here.
+        other, other_full: the same start with another ending.
+    """
+
+    tokens: np.ndarray
+    full: np.ndarray
+    start: int
+    fork_at: int
+    other: np.ndarray
+    other_full: np.ndarray
+
+    def rows(self, count: int) -> "Case":
+        """The first rows."""
+        return dataclasses.replace(
+            self, tokens=self.tokens[:count], full=self.full[:count], other=self.other[:count], other_full=self.other_full[:count]
+        )
+
+
+def split(past: int, new: int) -> Scenario:
+    """`past` tokens in the cache, then `new` at once."""
+
+    def scenario(session: Session, case: Case) -> Pairs:
+        if past:
+            yield session.prefill(case.tokens[:, :past], start=case.start), case.full[:, :past]
+        after = case.tokens[:, past : past + new]
+        yield session.prefill(after, start=0 if past else case.start), case.full[:, past : past + new]
+
+    return scenario
+
+
+def chunked(chunk: int) -> Scenario:
+    """One prefill fed in chunks."""
+
+    def scenario(session: Session, case: Case) -> Pairs:
+        yield session.prefill(case.tokens, start=case.start, chunk=chunk), case.full
+
+    return scenario
+
+
+def stepped(session: Session, case: Case) -> Pairs:
+    """One token at a time, from an empty cache."""
+    yield session.prefill(case.tokens[:, :1], start=case.start), case.full[:, :1]
+    for index in range(1, case.tokens.shape[1]):
+        yield session.step(case.tokens[:, index]), case.full[:, index]
+
+
+def left_padded(session: Session, case: Case) -> Pairs:
+    """Row b behind b + 1 columns of padding, then steps."""
+    rows, total = case.tokens.shape[:2]
+    length = max(1, total // 2)
+    mask = np.zeros((rows, length + rows), np.int64)
+    padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
+    for row in range(rows):
+        mask[row, row + 1 : row + 1 + length] = 1
+        padded[row, row + 1 : row + 1 + length] = case.tokens[row, :length]
+    result = session.prefill(padded, start=case.start, attention_mask=mask)
+    for row in range(rows):
+        yield result[row, row + 1 : row + 1 + length], case.full[row, :length]
+    for index in range(length, min(length + 3, total)):
+        yield session.step(case.tokens[:, index]), case.full[:, index]
+
+
+class Along:
+    """Rows that read their sequences at a pace of their own.
+
+    Args:
+        session: what reads them.
+        case: of the session's rows.
+    """
+
+    def __init__(self, session: Session, case: Case) -> None:
+        self.session, self.total = session, case.tokens.shape[1]
+        self.tokens, self.full = list(case.tokens), list(case.full)
+        self.at = [0] * len(case.tokens)
+
+    def read(self, counts: Sequence[int], **how: Any) -> Pairs:
+        """Up to counts[b] more tokens of row b in one call."""
+        ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
+        if ends == self.at:
+            return
+        result = self.session.prefill([row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)], **how)
+        for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
+            yield result[row, : end - at], self.full[row][at:end]
+        self.at = ends
+
+    def step(self, times: int) -> Pairs:
+        """One token of every row, as often as all rows have one left."""
+        for _ in range(min(times, self.total - max(self.at))):
+            result = self.session.step(np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)]))
+            for row, at in enumerate(self.at):
+                yield result[row], self.full[row][at]
+            self.at = [at + 1 for at in self.at]
+
+    def rewind(self, back: Sequence[int]) -> None:
+        """Take back[b] tokens of row b back, as far as it has them."""
+        fewer = [min(n, at) for n, at in zip(back, self.at, strict=True)]
+        self.session.rewind(np.array(fewer))
+        self.at = [at - n for at, n in zip(self.at, fewer, strict=True)]
+
+
+def ragged(session: Session, case: Case) -> Pairs:
+    """Rows of different lengths, then ragged chunks on the filled caches, then steps."""
+    rows, along = range(len(case.tokens)), Along(session, case)
+    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], start=case.start)
+    yield from along.read([4 - row for row in rows])
+    yield from along.step(3)
+
+
+def rewound(session: Session, case: Case) -> Pairs:
+    """Past the fork by chunk and by step, back, and along the other ending: nothing stale may be seen."""
+    at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
+    session.prefill(case.tokens[:, : at + beyond], start=case.start)
+    session.step(case.tokens[:, at + beyond])
+    session.rewind(beyond + 1)
+    yield session.step(case.other[:, at]), case.other_full[:, at]
+    session.rewind(1)
+    yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
+
+
+def rewound_by_row(session: Session, case: Case) -> Pairs:
+    """Each row back by a count of its own, behind whole and behind ragged calls; rows that went behind the fork take the other ending."""
+    along, last = Along(session, case), len(case.tokens) - 1
+    yield from along.read([case.fork_at + 4] * (last + 1), start=case.start)
+    along.rewind([*(4 + row for row in range(last)), 0])
+    along.tokens[:last], along.full[:last] = case.other[:last], case.other_full[:last]
+    yield from along.read([3 + 2 * row for row in range(last + 1)])
+    yield from along.step(2)
+    along.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
+    yield from along.step(3)
+    along.rewind([2] * (last + 1))
+    yield from along.read([5 - row for row in range(last + 1)])
+
+
+def forked(session: Session, case: Case) -> Pairs:
+    """Two sessions from one cache, in turn, each along its own ending."""
+    at = case.fork_at
+    session.prefill(case.tokens[:, :at], start=case.start)
+    other = session.fork()
+    for index in range(at, min(at + 4, case.tokens.shape[1])):
+        yield session.step(case.tokens[:, index]), case.full[:, index]
+        yield other.step(case.other[:, index]), case.other_full[:, index]
+
+
+def admitted(session: Session, case: Case) -> Pairs:
+    """Rows that come one after the other while those before them run, and go in another order; the last one left starts again."""
+    along = Along(session, case)
+    running, at = [0], [min(5, case.tokens.shape[1])]
+    yield session.prefill(case.tokens[:1, : at[0]], start=case.start), case.full[:1, : at[0]]
+
+    def step(rows: Sequence[int]) -> Pairs:
+        if max(at[index] for index in range(len(rows))) < along.total:
+            result = session.step(np.stack([case.tokens[row, at[index]] for index, row in enumerate(rows)]))
+            for index, row in enumerate(rows):
+                yield result[index], case.full[row, at[index]]
+                at[index] += 1
+
+    for row in range(1, len(case.tokens)):
+        count = min(2 + row, along.total)
+        yield session.admit(case.tokens[row : row + 1, :count], start=case.start, chunk=2), case.full[row : row + 1, :count]
+        running.append(row)
+        at.append(count)
+        yield from step(running)
+    while running:
+        gone = running[0]
+        session.retire(0)
+        for numbers in (running, at):
+            numbers[0] = numbers[-1]
+            numbers.pop()
+        if running:
+            yield from step(running)
+    yield session.admit(case.other[gone : gone + 1, :3], start=case.start), case.other_full[gone : gone + 1, :3]
+
+
+def padded_around(session: Session, case: Case) -> Pairs:
+    """Row b behind b + 1 columns of padding, all tokens at once."""
+    rows, length = case.tokens.shape[:2]
+    mask = np.zeros((rows, length + rows), np.int64)
+    padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
+    for row in range(rows):
+        mask[row, row + 1 : row + 1 + length] = 1
+        padded[row, row + 1 : row + 1 + length] = case.tokens[row]
+    result = session.prefill(padded, start=case.start, attention_mask=mask)
+    for row in range(rows):
+        yield result[row, row + 1 : row + 1 + length], case.full[row]
+
+
+def ragged_at_once(session: Session, case: Case) -> Pairs:
+    """Rows of different lengths together give what each gives alone."""
+    rows = [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
+    together = session.prefill(rows, start=case.start)
+    for row, tokens in enumerate(rows):
+        yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+
+
+def grid_of_whole_calls(length: int) -> Dict[str, Scenario]:
+    """The scenarios of bidirectional models, which have no cache."""
+    return {"at once": split(0, length), "padding": padded_around, "ragged rows": ragged_at_once}
+
+
+def grid(length: int) -> Dict[str, Scenario]:
+    """The scenarios for sequences of `length` tokens, by name."""
+    middle, many = length // 2, length // 3
+    pasts: List[Tuple[str, int]] = [("0", 0), ("1", 1), ("middle", middle)]
+    cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many) if 0 < new and past + new <= length}
+    if length > 1:
+        cells["past last, new 1"] = split(length - 1, 1)
+        cells |= {"rewind": rewound, "rewind by row": rewound_by_row, "fork": forked}
+    return {
+        **cells,
+        "chunks of 1": chunked(1),
+        "chunks of 5": chunked(5),
+        "steps": stepped,
+        "left padding": left_padded,
+        "ragged rows": ragged,
+    }

@@ -1,0 +1,148 @@
+"""After any exception, wherever it fell, a session goes on from what `length` says; `reset` makes it new."""
+
+import signal
+import sys
+from types import FrameType
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+
+from posenc_export.runtime import GraphError, Session
+from tests.runtime.sequences import KINDS, excess, full, model, texts, worst_ahead
+
+TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
+LENGTHS = [9, 4, 7]  # tokens of each row before the call that is broken off
+POINTS = 40  # lines of the runtime at which a call is broken off
+
+
+class Stop(BaseException):
+    """Stands for an interrupt: not an Exception."""
+
+
+def run_to(call: Callable[[], Any], at: int) -> int:
+    """Run call until the at-th line of the runtime, or to its end; the lines it passed. Not in exclusive.py, where an interrupt falls behind calls only."""
+    passed = 0
+
+    def line(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal passed
+        if event == "line":
+            passed += 1
+            if passed == at:
+                raise Stop
+        return line
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        return line if "posenc_export/runtime" in name and not name.endswith("exclusive.py") else None
+
+    sys.settrace(enter)
+    try:
+        call()
+    except Stop:
+        pass
+    finally:
+        sys.settrace(None)
+    return passed
+
+
+def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session, int]]:
+    """Sessions in which the call was broken off, at so many lines spread over its course, and the lines."""
+
+    def ready() -> Session:
+        session = base.fork()
+        if call == "rewind of steps":  # a fork has no binding of its own yet
+            session.step(texts()[range(3), session.length])
+        return session
+
+    counted = ready()
+    count = run_to(lambda: CALLS[call](counted), 0)
+    for at in range(1, count + 1, max(1, count // points)):
+        session = ready()
+        assert run_to(lambda here=session: CALLS[call](here), at) == at  # type: ignore[misc]
+        yield session, at
+
+
+CALLS: Dict[str, Callable[[Session], Any]] = {
+    "prefill": lambda s: s.prefill([row[a : a + 5] for row, a in zip(texts(), LENGTHS, strict=False)], chunk=2),
+    "step": lambda s: s.step(texts()[range(3), s.length]),
+    "rewind": lambda s: s.rewind([3, 0, 2]),
+    "rewind of steps": lambda s: s.rewind(1),
+    "fork": lambda s: s.fork(),
+    "admit": lambda s: s.admit(texts()[3:, :5], chunk=2),
+    "retire": lambda s: s.retire(0),
+}
+
+
+def begun(kind: str, target: str, signature: str) -> Session:
+    session = model(kind, target, signature).session()
+    session.prefill([row[:n] for row, n in zip(texts(), LENGTHS, strict=False)])
+    session.step(texts()[range(3), LENGTHS])
+    session.rewind(1)
+    return session
+
+
+def order_of(session: Session, call: str) -> List[int]:
+    """Which sequence each row reads, by the rows that there are."""
+    return [2, 1] if call == "retire" and session.batch == 2 else list(range(session.batch))
+
+
+CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("kind", "target", "signature"), CASES)
+def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: str, target: str, signature: str, call: str) -> None:
+    base = begun(kind, target, signature)
+    if call in ("admit", "retire") and base.manifest.layout == "columns":
+        with pytest.raises(ValueError, match=f"{call} needs rows that fill their own first slots"):
+            CALLS[call](base)
+        return
+    for session, at in broken_off(base, call, POINTS):
+        assert worst_ahead(session, kind, order_of(session, call)) <= 1, f"broken off at line {at}"
+
+
+@pytest.mark.parametrize("call", ["prefill", "step", "rewind"])
+@pytest.mark.parametrize(("kind", "target", "signature"), CASES)
+def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: str, call: str) -> None:
+    base = begun(kind, target, signature)
+    for session, _ in broken_off(base, call, 8):
+        session.reset()
+        assert session.batch == 0
+        assert excess(session.prefill(texts()[:3, :6]), full(kind)[:3, :6]) <= 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str) -> None:
+    def stop(number: int, frame: Any) -> None:
+        raise Stop
+
+    random = np.random.default_rng(0)
+    session, before = begun("rope", target, "positions"), signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(random.uniform(1e-5, 2e-3)))
+                while True:
+                    if int(session.length.max()) > 25:
+                        session.rewind(session.length - LENGTHS)
+                    session.prefill([row[a : a + 2] for row, a in zip(texts(), session.length, strict=False)])
+                    session.step(texts()[range(3), session.length])
+            except Stop:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert worst_ahead(session, "rope", range(3)) <= 1
+            session.rewind(session.length - LENGTHS)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = begun("rope", target, "positions")
+    monkeypatch.setattr("posenc_export.runtime.rows.check_tokens", lambda vocabulary, rows: None)  # the graph meets an id that it has no row for
+    with pytest.raises(GraphError, match="expected the graph to run, got .*") as stopped:
+        session.prefill(np.full((3, 1), 900))
+    assert "\n" not in str(stopped.value)
+    assert worst_ahead(session, "rope", range(3)) <= 1

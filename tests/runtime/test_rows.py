@@ -1,0 +1,102 @@
+"""Rows that come and go, and what a session keeps for rewinds."""
+
+from typing import List
+
+import numpy as np
+import pytest
+
+from posenc_export.runtime import Session
+from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
+
+TARGETS = ["onnx-static", "ort"]
+COLUMNS = ["onnx", "torchscript", "pt2"]
+
+
+def read(session: Session, kind: str, order: List[int]) -> None:
+    """A step of every row, compared."""
+    at = session.length
+    assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
+    random = np.random.default_rng(1)
+    session, order = model(kind, target).session(batch=2), []
+    for _ in range(60):
+        if not order or (len(order) < 5 and random.random() < 0.5):
+            more = random.integers(4, size=int(random.integers(1, 3))).tolist()
+            parts = [texts()[row, : random.integers(1, 6)] for row in more]
+            made = session.admit(parts)
+            order += more
+            assert all(excess(made[index, : len(part)], full(kind)[row, : len(part)]) <= 1 for index, (row, part) in enumerate(zip(more, parts, strict=True)))
+        elif random.random() < 0.5 or session.length.max() > LENGTH - 4:
+            gone = int(random.integers(len(order)))
+            session.retire(gone)
+            order[gone] = order[-1]
+            order.pop()
+        assert session.batch == len(order)
+        if order:
+            session.rewind(np.minimum(random.integers(3, size=len(order)), session.length - 1))
+            read(session, kind, order)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_admitted_row_starts_where_it_is_told(target: str) -> None:
+    session = model("rope", target).session()
+    session.prefill(texts()[:1, :5])
+    session.admit(texts()[1:3, :4], start=[7, 3])
+    assert session.position.tolist() == [5, 11, 7] and session.length.tolist() == [5, 4, 4]
+    alone = model("rope", target).session()
+    alone.prefill(texts()[1:2, :4], start=7)
+    assert excess(session.step(texts()[:3, 6])[1:2], alone.step(texts()[1:2, 6])) <= 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fork_and_its_origin_go_on_when_the_others_rows_change(target: str) -> None:
+    session = model("rope", target).session()
+    session.prefill(texts()[:3, :6])
+    other = session.fork()
+    session.retire(0)
+    other.admit(texts()[3:, :4])
+    assert worst_ahead(session, "rope", [2, 1]) <= 1 and worst_ahead(other, "rope", [0, 1, 2, 3]) <= 1
+
+
+def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
+    session = model("rope", "ort").session()
+    session.prefill(texts()[:2, :3])
+    for call, message in [
+        (lambda: session.retire(2), "expected a row 0 .. 1, got 2"),
+        (lambda: session.retire(-1), "expected a row 0 .. 1, got -1"),
+        (lambda: session.admit([texts()[0, :0]]), "expected a token in every admitted row"),
+        (lambda: session.admit(texts()[:1, :3], start=LENGTH + 6), "positions are 0 .."),
+        (lambda: session.admit(texts()[:1, :3] + 100), "token ids are"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert session.batch == 2 and worst_ahead(session, "rope", [0, 1]) <= 1
+
+
+@pytest.mark.parametrize("target", COLUMNS)
+def test_targets_whose_rows_share_columns_refuse_rows_that_come_and_go(target: str) -> None:
+    session = model("rope", target).session()
+    session.prefill(texts()[:2, :3])
+    for call in (lambda: session.admit(texts()[:1, :3]), lambda: session.retire(0)):
+        with pytest.raises(ValueError, match="whose rows share columns; export target ort or onnx-static with signature positions"):
+            call()
+
+
+@pytest.mark.parametrize("target", ["ort", "torchscript"])
+def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(target: str) -> None:
+    session = model("linear", target).session(rewind=10)
+    session.prefill(texts()[:2, :5])
+    for _ in range(30):
+        read(session, "linear", [0, 1])
+    assert all(len(history.marks) <= 3 for history in session._now.histories)
+    with pytest.raises(ValueError, match="kept for the last 10 tokens, got .*; open the session with rewind=N"):
+        session.rewind(35)
+    session.rewind([10, 3])
+    assert session.length.tolist() == [25, 32]
+    read(session, "linear", [0, 1])
+    session.rewind([0, 2])
+    read(session, "linear", [0, 1])
