@@ -1,4 +1,4 @@
-"""Run an artefact: numpy and ONNX Runtime, nothing else."""
+"""Run an artefact: numpy, msgspec and ONNX Runtime, nothing else."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Union

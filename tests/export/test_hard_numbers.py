@@ -6,7 +6,6 @@ from typing import Any, Iterable, List
 
 import numpy as np
 import pytest
-import torch
 
 from posenc_export import encodings
 from posenc_export.encodings import REGISTRY
@@ -17,7 +16,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
-from tests.tiny import VARIANTS, block, decoder
+from tests.tiny import block, decoder
 
 TARGETS = ("onnx", "onnx-static", "ort", "torchscript")
 # complex_order acts on token ids: a bare block cannot hold it, and ids are always numbers.

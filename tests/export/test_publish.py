@@ -79,8 +79,8 @@ class Countdown:
         return counted
 
 
-def _killed_at(count: int, source: Path, place: Path) -> bool:
-    """Whether a child that publishes was killed before its file operation number `count`; False where it came to its end."""
+def _killed_at(count: int, work: Callable[[], None]) -> bool:
+    """Whether a child was killed before its file operation number `count`; False where its work came to an end."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -88,7 +88,7 @@ def _killed_at(count: int, source: Path, place: Path) -> bool:
             countdown = Countdown(count, lambda: os._exit(KILLED))
             os.fsync, publish.exchange = countdown.seam(os.fsync), countdown.seam(publish.exchange)
             sys.addaudithook(countdown.hear)
-            _publish(source, place)
+            work()
             status = 0
         finally:
             os._exit(status)
@@ -109,7 +109,7 @@ def test_a_kill_between_any_two_file_operations_leaves_a_whole_artefact_or_none(
         shutil.rmtree(tmp_path / "some", ignore_errors=True)
         if replaces:
             _publish(old, place)
-        killed = _killed_at(count, new, place)
+        killed = _killed_at(count, lambda: _publish(new, place))
         found = files.locate(place)
         whole = [artefact for artefact in (old, new) if found.exists() and _same(found, artefact)]
         assert whole in ([old], [new]) if replaces else whole == [new] or not found.exists(), count
@@ -120,6 +120,21 @@ def test_a_kill_between_any_two_file_operations_leaves_a_whole_artefact_or_none(
         count += 1
     print(f"{count - 1} places to be killed at")
     assert count > 15
+
+
+def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+    place, count, killed = tmp_path / "artefact", 0, True
+    shutil.copytree(artefacts[0], place)
+    before = manifests.read(place)
+    after = before.replace(certificate={"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 0.0}})
+    while killed:
+        manifests.write(before, place)
+        killed = _killed_at(count, lambda: manifests.write(after, place))
+        assert manifests.read(place) in ([before, after] if killed else [after])
+        count += 1
+    assert count > 4
+    _publish(artefacts[1], place)  # what the kills left in the folder does not count as another's
+    assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME]
 
 
 @pytest.mark.parametrize("exchanges", EXCHANGES)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from posenc_export.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load, onnx_files
@@ -154,6 +155,14 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
     with pytest.raises(ValueError, match=f"digest is {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from"):
         manifests.read(changed, digest)
+
+
+def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.CaptureFixture) -> None:
+    digest = manifests.read(made["ort"]).digest
+    assert main(["inspect", str(made["ort"])]) == 0
+    assert f"digest     {digest}\n" in capsys.readouterr().out
+    assert main(["inspect", str(made["ort"]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == digest
 
 
 def test_the_digest_covers_file_hashes_and_not_the_certificate(made: Dict[str, Path], tmp_path: Path) -> None:
