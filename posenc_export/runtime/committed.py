@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,6 +28,21 @@ class Call:
     feeds: Feeds
 
 
+@dataclass(frozen=True)
+class Step:
+    """A run of one token per row that can be repeated.
+
+    Args:
+        run: takes caches; the output [B,*], which the next run overwrites, and the caches behind it.
+        fixed: where every state is written in place, a call without arguments that does the same to `output`; None elsewhere.
+        output: what `fixed` writes [B,*].
+    """
+
+    run: Callable[[Any], Tuple[np.ndarray, Any]]
+    fixed: Optional[Callable[[], Any]] = None
+    output: Optional[np.ndarray] = None
+
+
 class Caches(Protocol):
     """The states of some rows as a value: what returns caches leaves these as they are, except for the slots written in place behind the valid ones."""
 
@@ -37,8 +52,8 @@ class Caches(Protocol):
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "Caches"]:
         """Run the graph for each call; each row with its output [S,*], and the states behind them."""
 
-    def step(self, feeds: Feeds, rows: int) -> Any:
-        """A function of caches that runs one token for each of the first `rows` rows, reading `feeds` anew: (output [B,*], caches); the output is overwritten."""
+    def step(self, feeds: Feeds, rows: int) -> Step:
+        """How to run one token for each of the first `rows` rows, reading `feeds` anew each time."""
 
     def reserve(self, slots: int, rows: int) -> "Caches":
         """Room for `rows` rows of `slots` slots."""

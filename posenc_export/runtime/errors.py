@@ -1,5 +1,8 @@
 """The error of a call that a graph did not finish."""
 
+# What ONNX Runtime and libtorch raise there; the former's own types come through `run`, which no session calls.
+RUN_ERRORS = (RuntimeError, IndexError)
+
 
 class GraphError(RuntimeError):
     """A graph stopped in the middle of a call. The session holds what it held before.

@@ -1,20 +1,19 @@
 """Caches under ONNX Runtime: buffers bound to inputs and outputs by address, on the host or on the device."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from posenc_export.runtime.buffer import Buffer
-from posenc_export.runtime.committed import Call, Slots
-from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.committed import Call, Slots, Step
+from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest, State
 
 GROWTH = 256  # slots added at a time to buffers of growing caches
-RUN_ERRORS = (RuntimeError, ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException, ort_errors.NotImplemented, ort_errors.EPFail)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class OrtCaches:
         covered = {row for call in calls for row in range(call.first, call.first + call.rows)}
         return outputs, grown._after(new, [row for row in range(self.rows) if row not in covered])
 
-    def step(self, feeds: Feeds, rows: int) -> Callable[["OrtCaches"], Tuple[np.ndarray, "OrtCaches"]]:
+    def step(self, feeds: Feeds, rows: int) -> Step:
         output = self.manifest.outputs[0]
         result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
         session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, self.rows))
@@ -75,25 +74,15 @@ class OrtCaches:
             binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
             return binding
 
-        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
-            binding, run = bound(self), session.run_with_iobinding
-
-            def again(caches: "OrtCaches") -> Tuple[np.ndarray, "OrtCaches"]:
-                try:
-                    run(binding)
-                except RUN_ERRORS as error:
-                    raise GraphError(error) from None
-                return last, caches
-
-            return again
-
-        def anew(caches: "OrtCaches") -> Tuple[np.ndarray, "OrtCaches"]:
+        def run(caches: "OrtCaches") -> Tuple[np.ndarray, "OrtCaches"]:
             caches = caches._with_columns(caches.columns + 1)
             _run(session, bound(caches))
             return last, caches._after(1, idle)
 
-        return anew
+        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
+        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+            return Step(run, functools.partial(session.run_with_iobinding, bound(self)), last)
+        return Step(run)
 
     def reserve(self, slots: int, rows: int) -> "OrtCaches":
         if slots <= self.capacity and rows <= self.rows:

@@ -4,6 +4,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.manifest import Value
 from posenc_export.runtime.rows import check_tokens
 
@@ -26,7 +27,7 @@ class Stepper:
         self.room = room
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
         self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask")])
-        self._feeds, self._run = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
+        self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
         self.take = self._taker()
 
     def checked(self, inputs: Any) -> np.ndarray:
@@ -52,7 +53,8 @@ class Stepper:
 
     def _taker(self) -> Callable[[Any], np.ndarray]:
         """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts."""
-        token, shape, dtype, run = self._token, self._token.shape, self._token.dtype, self._run
+        token, shape, dtype = self._token, self._token.shape, self._token.dtype
+        run, fixed, output_of_fixed = self._step.run, self._step.fixed, self._step.output
         # An item of a memoryview is counted up in 0.1 us, where a numpy addition costs 8 us when its code is cold; of many items it is the faster one.
         few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
@@ -68,7 +70,14 @@ class Stepper:
             if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
                 checked(inputs)
             taken, caches = stepper.reached
-            output, caches = run(caches)
+            if fixed is None:
+                output, caches = run(caches)
+            else:
+                output = output_of_fixed
+                try:
+                    fixed()
+                except RUN_ERRORS as error:
+                    raise GraphError(error) from None
             stepper.reached = (taken + 1, caches)
             stepper.room -= 1
             for view, index in items:

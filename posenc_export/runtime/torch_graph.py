@@ -1,12 +1,12 @@
 """A TorchScript module, a torch.export program or a live torch module behind the same interface; torch is imported only when used."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.committed import Call, Slots
-from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.committed import Call, Slots, Step
+from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
 
@@ -51,12 +51,12 @@ class TorchCaches:
         output, caches = self._run(call.feeds)
         return list(enumerate(output)), caches
 
-    def step(self, feeds: Feeds, rows: int) -> Callable[["TorchCaches"], Tuple[np.ndarray, "TorchCaches"]]:
+    def step(self, feeds: Feeds, rows: int) -> Step:
         def take(caches: "TorchCaches") -> Tuple[np.ndarray, "TorchCaches"]:
             output, caches = caches._run({name: array.copy() for name, array in feeds.items()})  # states may be views of their inputs
             return output[:, 0], caches
 
-        return take
+        return Step(take)
 
     def _run(self, feeds: Feeds) -> Tuple[np.ndarray, "TorchCaches"]:
         import torch
@@ -70,7 +70,7 @@ class TorchCaches:
                     present = [positions, *present]
                 else:
                     output, present = self.graph.module(*arguments, list(self.states))
-        except (RuntimeError, IndexError) as error:  # what libtorch raises; torch.jit.Error is a RuntimeError
+        except RUN_ERRORS as error:
             raise GraphError(error) from None
         return output.numpy(), TorchCaches(self.graph, self.rows, tuple(present))
 
