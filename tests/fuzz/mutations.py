@@ -1,13 +1,12 @@
 """Seeded mutations of an artefact, each loaded in a child process: `python -m tests.fuzz.mutations --target ort --count 1000 --seed 1 [--resealed]`.
 
 Hashes left alone, no mutation may load. Resealed, with every hash recomputed, a mutation loads or is refused by one line; it never raises anything else,
-crashes, hangs, runs code or opens a file outside its folder. A mutation that loads goes to `proves`, where there is one.
+crashes, hangs, runs code or opens a file outside its folder. Of one that loads, verification must say whether its numbers changed (judge.py).
 """
 
 import argparse
 import collections
 import hashlib
-import importlib
 import json
 import multiprocessing
 import os
@@ -25,13 +24,13 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.fuzz.edits import EDITS, RESEALED_EDITS
+from tests.fuzz.judge import DISPROVED, PROVED, Judge
 from tests.tiny import block
 
-Proof = Callable[[Path], bool]
 LIMIT = 60.0  # seconds a mutation may take; a load takes less than one
 BATCH = 50  # mutations of one child
-REFUSED, LOADED, PROVED, DISPROVED = "refused", "loaded", "loaded and proved", "loaded and disproved"
-GOOD = (REFUSED, LOADED, PROVED, DISPROVED)
+REFUSED = "refused"
+GOOD = (REFUSED, PROVED, DISPROVED)
 # Events of sys.addaudithook that loading an artefact has no reason for, once the libraries are imported.
 FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pickle.find_class", "os.remove", "os.rename", "shutil.rmtree")
 
@@ -91,8 +90,8 @@ def reseal(folder: Path) -> None:
     (folder / manifests.FILE_NAME).write_text(json.dumps(content))
 
 
-def outcome(folder: Path, resealed: bool, proves: Optional[Proof]) -> str:
-    """REFUSED, LOADED, PROVED or DISPROVED; anything else is a finding."""
+def outcome(folder: Path, resealed: bool, judge: Callable[[Path], str]) -> str:
+    """REFUSED, PROVED or DISPROVED; anything else is a finding."""
     try:
         load(folder, provider="cpu", threads=1)
     except (ValueError, RuntimeError) as refusal:
@@ -103,7 +102,7 @@ def outcome(folder: Path, resealed: bool, proves: Optional[Proof]) -> str:
         return f"raised {type(error).__name__}: {str(error)[:200]!r}"
     if not resealed:
         return "loaded although a hash differs"
-    return LOADED if proves is None else PROVED if proves(folder) else DISPROVED
+    return judge(folder)
 
 
 class Watch:
@@ -122,10 +121,10 @@ class Watch:
                 self.heard = f"opened {path}"
 
 
-def _child(source: Path, around: Path, cases: List[Case], proves: Optional[Proof], to: Connection) -> None:
+def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> None:
     """Sends (number, edit, outcome) of each case; before it, the number alone."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    load(source, provider="cpu", threads=1)  # imports what there is to import
+    judge = Judge(source)  # imports what there is to import, too
     watch, folder = Watch(around), around / "mutated"
     sys.addaudithook(watch.hear)
     for case in cases:
@@ -133,22 +132,21 @@ def _child(source: Path, around: Path, cases: List[Case], proves: Optional[Proof
         edit = case.write(source, folder)
         to.send((case.number, edit, None))
         watch.heard = ""
-        found = outcome(folder, case.resealed, proves)
+        found = outcome(folder, case.resealed, judge)
         to.send((case.number, edit, watch.heard or found))
 
 
-def run(source: Path, cases: List[Case], proves: Optional[Proof] = None, keep: Optional[Path] = None, limit: float = LIMIT) -> "Report":
+def run(source: Path, cases: List[Case], keep: Optional[Path] = None, limit: float = LIMIT) -> "Report":
     """Load every mutation of an artefact.
 
     Args:
-        proves: what tells whether an artefact that loads gives the right numbers.
         keep: where the folders of findings go.
         limit: seconds for one mutation.
     """
     report, waiting = Report(), list(cases)
     while waiting:
         with tempfile.TemporaryDirectory() as temporary:
-            done = _batch(source, Path(temporary).resolve(), waiting[:BATCH], proves, limit, report)
+            done = _batch(source, Path(temporary).resolve(), waiting[:BATCH], limit, report)
         waiting = waiting[done:]
     for finding in report.findings if keep else ():
         assert keep is not None
@@ -156,10 +154,10 @@ def run(source: Path, cases: List[Case], proves: Optional[Proof] = None, keep: O
     return report
 
 
-def _batch(source: Path, around: Path, cases: List[Case], proves: Optional[Proof], limit: float, report: "Report") -> int:
+def _batch(source: Path, around: Path, cases: List[Case], limit: float, report: "Report") -> int:
     """Number of cases that came to an end of any kind."""
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(source, around, cases, proves, there))
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(source, around, cases, there))
     child.start()
     there.close()
     edit, done = "", 0
@@ -216,18 +214,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--resealed", action="store_true", help="recompute every hash")
-    parser.add_argument("--proves", help="MODULE:FUNCTION, called with the folder of each mutation that loads")
     parser.add_argument("--keep", type=Path, help="put the folders of findings there")
     options = parser.parse_args(arguments)
-    proves: Optional[Proof] = None
-    if options.proves:
-        module, function = options.proves.split(":")
-        proves = getattr(importlib.import_module(module), function)
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary) / options.target
         export(seeded(block("rope", max_positions=64)), options.target, source, verify=False)
         cases = [Case(options.seed, number, options.resealed) for number in range(options.first, options.first + options.count)]
-        report = run(source, cases, proves, options.keep)
+        report = run(source, cases, options.keep)
     print(f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes left alone'}")
     for name, count in sorted(report.counts.items()):
         print(f"{count:6} {name}")

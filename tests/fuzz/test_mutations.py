@@ -10,7 +10,8 @@ import pytest
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from tests.fuzz import mutations
-from tests.fuzz.mutations import DISPROVED, LOADED, PROVED, REFUSED, Case
+from tests.fuzz.judge import DISPROVED, PROVED, Judge
+from tests.fuzz.mutations import REFUSED, Case
 from tests.tiny import block
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -29,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 def test_mutations_are_refused_in_one_line_or_load_without_harm(target: str, resealed: bool, made: Dict[str, Path]) -> None:
     report = mutations.run(made[target], [Case(1, number, resealed) for number in range(40)])
     assert not report.findings, report.findings
-    assert report.counts[REFUSED] + report.counts[LOADED] == 40
+    assert report.counts[REFUSED] + report.counts[PROVED] + report.counts[DISPROVED] == 40
     assert report.counts[REFUSED] == 40 or resealed
 
 
@@ -61,9 +62,10 @@ def test_a_planted_fault_of_loading_is_found(expected: str, made: Dict[str, Path
 
     def loaded(*_: Any, **__: Any) -> None:
         calls.append(1)
-        if len(calls) == 3:  # after the one that imports, and a mutation
+        if len(calls) == 2:  # after a mutation
             FAULTS[expected]()
 
+    monkeypatch.setattr(mutations, "Judge", lambda source: lambda folder: PROVED)
     monkeypatch.setattr(mutations, "load", loaded)
     report = mutations.run(made["ort"], [Case(1, number, True) for number in range(4)], keep=tmp_path / "kept", limit=1.0)
     assert [finding.case.number for finding in report.findings][:1] == [1]
@@ -72,10 +74,15 @@ def test_a_planted_fault_of_loading_is_found(expected: str, made: Dict[str, Path
     assert (tmp_path / "kept" / "ort-1-1").is_dir()
 
 
-def test_what_loads_goes_to_the_proof(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutations, "load", lambda *_, **__: None)
-    report = mutations.run(made["ort"], [Case(1, number, True) for number in range(4)], lambda folder: (folder / "model.onnx").is_file())
-    assert report.counts[PROVED] + report.counts[DISPROVED] == 4 and not report.findings
+def test_verification_that_passes_other_numbers_is_found(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(made["ort"])
+    assert judge(made["ort"]) == PROVED
+    export(seeded(block("nope", max_positions=64), seed=1), "ort", tmp_path / "other", verify=False)
+    assert judge(tmp_path / "other") == "verification passes an artefact that gives other numbers"
+    for name in ("model.onnx", "posenc.json"):
+        (tmp_path / "other" / name).write_bytes((made["ort"] / name).read_bytes())
+    mutations.reseal(tmp_path / "other")
+    assert judge(tmp_path / "other") == DISPROVED  # the reference is another one's
 
 
 def test_a_mutation_that_loads_with_its_old_hashes_is_found(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
