@@ -47,8 +47,8 @@ class CoPE(PositionEncoding):
         # Clamped as whole numbers: NaN has no row, and an index outside of them would stop the other rows of the batch.
         index = below.to(torch.int64).clamp(0, self.last)
         lower = ops.pick(rows, index)
-        upper = ops.pick(rows, (index + 1).clamp(max=self.last))
-        return ops.mix(ops.shares(scores + lower + (counts - below) * (upper - lower), mask), values)
+        steps = torch.cat((rows[..., 1:], rows[..., -1:]), dim=-1) - rows  # from each row to the next
+        return ops.mix(ops.shares(scores + lower + (counts - below) * ops.pick(steps, index), mask), values)
 
     def oracle(self) -> Oracle:
         return CoPEOracle(self.table.detach().double().numpy())
