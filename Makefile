@@ -6,12 +6,15 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all fuzz soak lint bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
 
 test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not exhaustive"
+
+test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/ready

@@ -313,7 +313,7 @@ def test_a_session_that_forgets_coordinates_at_a_rewind_is_seen(target: str, tmp
     assert not _on_target(config, target, ForgetsCoordinates, tmp_path / "wrong")["passed"]
 
 
-@pytest.mark.parametrize("variant", sorted({"nope", *(variant for variant, _ in PLANTS.values())}))
+@pytest.mark.parametrize("variant", ["rope", "fox"])  # of the others, the parity tests say so
 def test_a_right_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]
 
