@@ -31,7 +31,8 @@ class VerificationError(Exception):
     def __init__(self, certificate: Dict[str, Any]) -> None:
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
-        super().__init__(f"verify: errors stay within {certificate['tolerance']:.1e}, got {failed[worst]:.1e} at '{worst}' and {len(failed) - 1} more cells; do not deploy")
+        found = f"{failed[worst]:.1e} at '{worst}' and {len(failed) - 1} more cells"
+        super().__init__(f"verify: errors stay within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
 

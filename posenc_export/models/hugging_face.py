@@ -91,7 +91,8 @@ def layer_encodings(config: Mapping[str, Any]) -> Tuple[Spec, ...]:
         raise ValueError(f"hugging_face: rope_parameters has an entry for every layer type, got none for {', '.join(unknown)}")
     plain: Spec = {"name": "nope"}
     if config.get("attn_temperature_tuning"):
-        plain = {"name": "logn", "form": "steps", "temperature": _number("attn_scale", config.get("attn_scale")), "period": _whole("floor_scale", config.get("floor_scale"))}
+        temperature, period = _number("attn_scale", config.get("attn_scale")), _whole("floor_scale", config.get("floor_scale"))
+        plain = {"name": "logn", "form": "steps", "temperature": temperature, "period": period}
     return tuple((by_type[types[layer]] if by_type else spec) if turned[layer] else plain for layer in range(layers))
 
 

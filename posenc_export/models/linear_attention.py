@@ -39,7 +39,8 @@ class LinearAttention(torch.nn.Module):
     @torch.jit.unused
     def states(self) -> List[Carried]:
         """What this attention carries from call to call, in the order `forward` takes."""
-        return [Carried("sum", (self.heads, self.encoding.key_size(self.head_size), self.head_size), dtype="float32"), Carried("divisor", (self.heads, self.head_size), dtype="float32")]
+        summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
+        return [Carried("sum", summed, dtype="float32"), Carried("divisor", (self.heads, self.head_size), dtype="float32")]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]

@@ -32,7 +32,8 @@ def full_pass(
     config = model.config
     for layer in range(config.layers):
         name, oracle = f"layers.{layer}.", model.layers[layer].attention.encoding.oracle()  # type: ignore[union-attr,operator]
-        x = x + _attention(weights, f"{name}attention.", config.attention, oracle, _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x), positions, places)
+        normed = _norm(weights, f"{name}attention_norm", config.norm, config.epsilon, x)
+        x = x + _attention(weights, f"{name}attention.", config.attention, oracle, normed, positions, places)
         x = x + _mlp(weights, f"{name}mlp.", config.mlp, _norm(weights, f"{name}mlp_norm", config.norm, config.epsilon, x))
     head = weights["embedding.weight" if config.tied else "head.weight"]
     return _norm(weights, "norm", config.norm, config.epsilon, x) @ head.T

@@ -138,7 +138,9 @@ def _is_size(node: ast.AST) -> bool:
     if name == "Integer":
         return len(arguments) == 1 and re.fullmatch(r"-?\d{1,18}", ast.unparse(arguments[0])) is not None
     if name == "Pow":  # a power of numbers could take for ever to work out
-        return len(arguments) == 2 and ast.unparse(arguments[0]).startswith("Symbol(") and _is_size(arguments[0]) and re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is not None
+        if len(arguments) != 2 or re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is None:
+            return False
+        return ast.unparse(arguments[0]).startswith("Symbol(") and _is_size(arguments[0])
     return name in FUNCTIONS and all(map(_is_size, arguments))
 
 

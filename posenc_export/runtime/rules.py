@@ -116,7 +116,8 @@ def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
     """The inputs beside the first that the runtime can make, by name, each in the forms it may have."""
     ids = (1 + manifest.axes, B, S) if manifest.axes else (B, S)
     values = [Value("token_type_ids", "int64", (B, S))] if manifest.kind == "encoder" else []
-    values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1)), Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
+    values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
+    values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
     if manifest.signature == "positions":
         values.append(Value("position_ids", "int64", ids))
     found = {value.name: [value] for value in values}
@@ -147,12 +148,14 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
     slots = {"append": P, "in_place": M}.get(state.update)
     named = {index: axis for index, axis in enumerate(state.axes) if isinstance(axis, str)}
     if named != ({0: B} if slots is None else {0: B, state.axis: slots}) or (state.axis == 0) != (slots is None):
-        _refuse(f"{where}.axes start with {B} and have {f'{slots} at axis alone' if slots else 'no other name, and axis is 0'}", f"{list(state.axes)} with axis {state.axis}")
+        rule = f"{slots} at axis alone" if slots else "no other name, and axis is 0"
+        _refuse(f"{where}.axes start with {B} and have {rule}", f"{list(state.axes)} with axis {state.axis}")
     if not any(_is_pair(state, past, present) for past, present in PAIRS):
         _refuse(f"{where} is named past... and present... of the same thing", f"{state.past} and {state.present}")
     if state.past == "past_positions":
         if (state.dtype, len(state.axes), state.fill, manifest.signature) != ("int64", 2, -1, "positions") or state is not manifest.states[0]:
-            _refuse(f"{where} past_positions comes first, is int64 [{B},{slots}] filled with -1, and the signature is positions", f"{state.dtype} {list(state.axes)} filled with {state.fill}")
+            found = f"{state.dtype} {list(state.axes)} filled with {state.fill}"
+            _refuse(f"{where} past_positions comes first, is int64 [{B},{slots}] filled with -1, and the signature is positions", found)
     elif state.fill:
         _refuse(f"{where}.fill is 0 but for past_positions", state.fill)
 

@@ -18,7 +18,12 @@ from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder, encoder
 
-PROGRAM = "from tests.tiny import block; from posenc_export.export import export; from posenc_export.models.presets import seeded; export(seeded(block('alibi')), {!r}, {!r})"
+PROGRAM = """
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from tests.tiny import block
+export(seeded(block('alibi')), {!r}, {!r})
+"""
 
 
 def _bytes(folder: Path) -> Dict[str, bytes]:

@@ -93,7 +93,10 @@ def test_encoder_with_mask_signature_matches_eager(variant: str, target: str, tm
     _passes(encoder(variant), target, tmp_path, signature="mask")
 
 
-@pytest.mark.parametrize(("variant", "target"), _each([name for name, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes], quick=lambda variant, target: target in ("ort", "torchscript")))
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each([name for name, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes], quick=lambda variant, target: target in ("ort", "torchscript")),
+)
 def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant: str, target: str, tmp_path: Path) -> None:
     model = seeded(block(variant))
     manifest = export(model, target, tmp_path / "artefact", verify=False)
@@ -133,7 +136,10 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(va
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned", "nope"], quick=lambda variant, target: variant == "rope") + _each(["input_rnn"], ("onnx", "torchscript")))
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(["rope", "learned", "nope"], quick=lambda variant, target: variant == "rope") + _each(["input_rnn"], ("onnx", "torchscript")),
+)
 def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
     names = [state.past for state in manifests.read(tmp_path / "artefact").states]

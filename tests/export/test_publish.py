@@ -152,12 +152,7 @@ def test_a_disk_that_is_full_at_any_file_operation_leaves_what_was_there(
         full = False
         with monkeypatch.context() as patch:
             countdown = Countdown(count, lambda: None)
-
-            def refuse() -> None:
-                if countdown.left == -1:  # once: what cleans up afterwards finds room
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-            countdown.end = refuse
+            countdown.end = lambda counted=countdown: _refuse_once(counted)  # type: ignore[misc]
             for module, name in ((os, "fsync"), (publish, "exchange"), (os, "rename"), (os, "replace"), (Path, "mkdir"), (files, "write")):
                 patch.setattr(module, name, countdown.seam(getattr(module, name)))
             try:
@@ -170,6 +165,12 @@ def test_a_disk_that_is_full_at_any_file_operation_leaves_what_was_there(
             assert not tmp_path.joinpath("some").exists() or _left(tmp_path / "some") == []
         count += 1
     assert _same(place, new) and count > 15
+
+
+def _refuse_once(countdown: Countdown) -> None:
+    """A full disk for one operation: what cleans up afterwards finds room."""
+    if countdown.left == -1:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _mounted(size: str, at: Path) -> None:

@@ -39,7 +39,8 @@ def _of_bert(theirs: Any) -> Encoder:
 def test_hidden_states_are_those_of_bert_with_segments_and_padding() -> None:
     bert = pytest.importorskip("transformers.models.bert.modeling_bert", reason="transformers is not installed")
     torch.manual_seed(0)
-    theirs = bert.BertModel(bert.BertConfig(vocab_size=61, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, max_position_embeddings=40)).eval()
+    sizes = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 40}
+    theirs = bert.BertModel(bert.BertConfig(**sizes)).eval()
     for name, part in theirs.named_parameters():
         torch.nn.init.normal_(part, mean=float("LayerNorm.weight" in name), std=0.3)
     ids, types, mask = torch.randint(61, (3, 20)), torch.randint(2, (3, 20)), torch.ones(3, 20, dtype=torch.int64)

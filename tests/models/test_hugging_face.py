@@ -47,6 +47,9 @@ def _ours(spec: Dict[str, Any], max_positions: int = 16) -> encodings.PositionEn
     return encodings.build(spec, encodings.Geometry(4 * SIZE, 4, SIZE, max_positions))
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_frequencies_and_magnitude_are_those_of_transformers(case: str) -> None:
     frequencies, magnitude = _theirs(CASES[case])
@@ -121,7 +124,7 @@ def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers
         ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct and partial_rotary_factor are one thing"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is one of"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "needs max_position_embeddings"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": math.inf}}, "whole"),
+        ({"rope_parameters": {**LLAMA3, "original_max_position_embeddings": math.inf}}, "whole"),
     ],
 )
 def test_keys_that_change_the_rotation_are_never_dropped(config: Dict[str, Any], message: str) -> None:
@@ -145,7 +148,8 @@ def test_layers_take_their_rotation_by_type_and_llama_4_leaves_some_out() -> Non
     llama = {"num_hidden_layers": 4, "rope_theta": 1e4, "no_rope_layers": [1, 1, 1, 0], "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192}
     assert layer_encodings(llama) == (near, near, near, {"name": "logn", "form": "steps", "temperature": 0.1, "period": 8192})
     assert layer_encodings({**llama, "attn_temperature_tuning": False})[3] == {"name": "nope"}
-    for config, message in (({**llama, "num_hidden_layers": 5}, "each of 5 layers, got 4"), ({"num_hidden_layers": 1, "layer_types": ["x"], "rope_parameters": nested}, "none for x")):
+    unknown = {"num_hidden_layers": 1, "layer_types": ["x"], "rope_parameters": nested}
+    for config, message in (({**llama, "num_hidden_layers": 5}, "each of 5 layers, got 4"), (unknown, "none for x")):
         with pytest.raises(ValueError, match=message):
             layer_encodings(config)
 

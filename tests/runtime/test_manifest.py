@@ -113,7 +113,11 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "manifest in itself": ("ort", lambda content: content["files"].update({"posenc.json": content["files"]["model.onnx"]}), "files are those beside posenc.json"),
     "certificate of text": ("ort", _set("certificate", {"passed": "yes"}), r"\$.passed"),
     "certificate without cells": ("ort", _set("certificate", {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}}), r"\$.cells"),
-    "inputs by position": ("torchscript", lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}), "position_ids for"),
+    "inputs by position": (
+        "torchscript",
+        lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}),
+        "position_ids for",
+    ),
     "schema": ("ort", _set("schema", 2), "schema is 3, got 2; export again"),
 }
 

@@ -144,7 +144,8 @@ def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
     """index [B,1 or H,S,T] as [B,H,S,T], H from like."""
-    shape = rewriter.emit("Concat", [rewriter.constant([1]), rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2}), rewriter.constant([1, 1])], attributes={"axis": 0})
+    heads = rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
+    shape = rewriter.emit("Concat", [rewriter.constant([1]), heads, rewriter.constant([1, 1])], attributes={"axis": 0})
     return rewriter.emit("Expand", [index, shape])
 
 
