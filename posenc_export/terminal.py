@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
+from posenc_export.runtime.errors import GraphError
+
 BAD_INPUT = 2
 EXTRAS = {
     "torch": "export",
@@ -58,7 +60,7 @@ class Progress:
             self.shown = 0
 
 
-REFUSED = (ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
+REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
 
 
 def refusal(error: BaseException) -> Optional[str]:

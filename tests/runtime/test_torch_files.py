@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -34,11 +35,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 def _resealed(source: Path, folder: Path, content: bytes) -> Path:
     """A copy of an artefact with another graph file, which its manifest lists."""
-    folder.mkdir()
+    shutil.copytree(source, folder)
     manifest = manifests.read(source)
-    (name,) = manifest.files
+    name = next(name for name in manifest.files if name.startswith("model."))
     (folder / name).write_bytes(content)
-    manifests.write(manifest.replace(files={name: files.entry(folder / name)}), folder)
+    manifests.write(manifest.replace(files={**manifest.files, name: files.entry(folder / name)}), folder)
     return folder
 
 
