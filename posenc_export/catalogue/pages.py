@@ -65,7 +65,7 @@ def _measured(row: Dict[str, Any]) -> str:
     head = f"| {row['model']} | {row['target']} |"
     if "refused" in row:
         return f"{head} refused: {row['refused']} | |"
-    errors = [value for key, value in row.items() if key not in ("encoding", "model", "target", "tolerance")]
+    errors = [value for key, value in row.items() if key not in ("encoding", "model", "target", "tolerance") and value is not None]
     return f"{head} {max(errors):.1e} | {row['tolerance']:.1e} |"
 
 
