@@ -41,14 +41,15 @@ class CoPE(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         scores = scale * ops.products(q, keys)
         gates = torch.sigmoid(scores) * mask.ge(0).to(torch.float32)
-        counts = ops.suffix_sum(gates).clamp(0.0, float(self.last))
+        # Two kernels add up float32 in another order; in float64 they agree on which row a count falls into, and on how far behind it.
+        counts = ops.suffix_sum(gates.to(torch.float64)).clamp(0.0, float(self.last))
         below = counts.floor()
         rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
         # Clamped as whole numbers: NaN has no row, and an index outside of them would stop the other rows of the batch.
         index = below.to(torch.int64).clamp(0, self.last)
         lower = ops.pick(rows, index)
         steps = torch.cat((rows[..., 1:], rows[..., -1:]), dim=-1) - rows  # from each row to the next
-        return ops.mix(ops.shares(scores + lower + (counts - below) * ops.pick(steps, index), mask), values)
+        return ops.mix(ops.shares(scores + lower + (counts - below).to(torch.float32) * ops.pick(steps, index), mask), values)
 
     def oracle(self) -> Oracle:
         return CoPEOracle(self.table.detach().double().numpy())

@@ -303,7 +303,6 @@ def _on_target(config: Any, target: str, session: type, folder: Path) -> Dict[st
     ],
 )
 def test_a_session_with_a_stale_cache_is_seen(variant: str, target: str, session: type, tmp_path: Path) -> None:
-    assert _on_target(decoder(variant), target, Session, tmp_path / "right")["passed"]
     assert not _on_target(decoder(variant), target, session, tmp_path / "wrong")["passed"]
 
 

@@ -126,7 +126,7 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(art
     place, count, killed = tmp_path / "artefact", 0, True
     shutil.copytree(artefacts[0], place)
     before = manifests.read(place)
-    after = before.replace(certificate={"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 0.0}})
+    after = before.replace(certificate={"passed": True, "tolerance": 1e-5, "provider": "cpu", "machine": "some", "cells": {"a": 0.0}})
     while killed:
         manifests.write(before, place)
         killed = _killed_at(count, lambda: manifests.write(after, place))
@@ -134,7 +134,7 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(art
         count += 1
     assert count > 4
     _publish(artefacts[1], place)  # what the kills left in the folder does not count as another's
-    assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME]
+    assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
 
 
 @pytest.mark.parametrize("exchanges", EXCHANGES)
@@ -297,4 +297,4 @@ def test_a_full_disk_leaves_the_old_certificate(artefacts: Tuple[Path, Path], tm
     with pytest.raises(OSError, match="No space left"):
         manifests.write(manifest.replace(source={"seed": 7}), tmp_path / "artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
-    assert sorted(os.listdir(tmp_path / "artefact")) == ["model.pt", manifests.FILE_NAME]
+    assert sorted(os.listdir(tmp_path / "artefact")) == ["model.pt", manifests.FILE_NAME, "reference.bin"]

@@ -14,7 +14,7 @@ from tests.runtime.sequences import KINDS, excess, full, model, texts, worst_ahe
 
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 LENGTHS = [9, 4, 7]  # tokens of each row before the call that is broken off
-POINTS = 40  # lines of the runtime at which a call is broken off
+POINTS = 24  # lines of the runtime at which a call is broken off
 
 
 class Stop(BaseException):

@@ -1,0 +1,87 @@
+"""The proof that travels: an artefact is proved where it runs, from what it carries."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import files, load, proof, reference, verify
+from posenc_export.runtime import manifest as manifests
+from tests.tiny import block, decoder, encoder
+
+WITHOUT_TORCH = """
+import json, sys
+for name in ("torch", "onnx", "onnx_ir", "onnxscript"):
+    sys.modules[name] = None
+from posenc_export.runtime import verify
+print(json.dumps(verify(sys.argv[1])))
+"""
+
+
+def _own(config: Any) -> Any:
+    """A model of the user's own: nothing tells how to build its weights again."""
+    model = seeded(config, 3)
+    model.source = {}
+    return model
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "ort-cuda"])
+def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(target: str, tmp_path: Path) -> None:
+    made = export(_own(decoder("rope")), target, tmp_path / "artefact")
+    said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "artefact")], check=True, capture_output=True, text=True)
+    found, read = json.loads(said.stdout), manifests.read(tmp_path / "artefact")
+    assert found["passed"] and found["provider"] == "cpu" and "onnxruntime" in found["machine"]
+    assert read.proofs == [found] and read.certificate == made.certificate and read.digest == made.digest
+    assert set(found["cells"]) == {cell for cell in made.certificate["cells"] if not cell.startswith("oracle")}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("config", [block("mrope"), encoder("learned"), decoder("alibi", causal=False), decoder("rope", max_positions=3)], ids=str)
+@pytest.mark.parametrize("target", ["ort", "torchscript"])
+def test_every_form_of_model_is_proved_from_its_reference(config: Any, target: str, tmp_path: Path) -> None:
+    export(_own(config), target, tmp_path / "artefact")
+    assert verify(tmp_path / "artefact")["passed"]
+    assert len(verify(tmp_path / "artefact")["cells"]) > 5
+    assert len(manifests.read(tmp_path / "artefact").proofs) == 1  # one a machine and provider
+
+
+def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(tmp_path: Path) -> None:
+    config = block("rope", width=3000, heads=2, kv_heads=1, head_size=16, max_positions=200)
+    manifest = export(_own(config), "ort", tmp_path / "artefact")
+    assert manifest.reference is not None and manifest.reference.columns < 3000
+    assert manifest.files[reference.FILE_NAME].bytes <= reference.LARGEST
+    assert verify(tmp_path / "artefact")["passed"]
+
+
+def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -> None:
+    export(_own(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    export(seeded(block("rope"), 4), "ort", tmp_path / "other", verify=False)
+    (tmp_path / "artefact" / "model.onnx").write_bytes((tmp_path / "other" / "model.onnx").read_bytes())
+    manifest = json.loads((tmp_path / "artefact" / manifests.FILE_NAME).read_text())
+    assert manifest["certificate"] is None
+    read = manifests.read(tmp_path / "other")
+    listed = {name: files.entry(tmp_path / "artefact" / name) for name in read.files}
+    manifests.write(read.replace(files=listed), tmp_path / "artefact")
+    found = verify(tmp_path / "artefact", record=False)
+    assert not found["passed"] and min(found["cells"].values()) > 1e-3
+    assert manifests.read(tmp_path / "artefact").proofs == []
+
+
+def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
+    made = export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
+    assert load(tmp_path / "artefact", digest=made.digest).manifest.digest == made.digest
+    for call in (load, verify):
+        with pytest.raises(ValueError, match="digest is 0000.*, got"):
+            call(tmp_path / "artefact", digest="0" * 64)  # type: ignore[operator]
+
+
+def test_inputs_follow_from_names_alone(tmp_path: Path) -> None:
+    manifest = export(_own(decoder("nope")), "ort", tmp_path / "artefact", verify=False)
+    assert proof.inputs(manifest, (2, 3), "tokens").tolist() == [[6, 3, 11], [57, 29, 6]]  # on every machine, in every version
+    wide = proof.inputs(export(_own(block("nope")), "ort", tmp_path / "block", verify=False), (50, 20), "tokens")
+    assert wide.dtype == np.float32 and abs(float(wide.std()) - 1) < 0.02 and abs(float(wide.mean())) < 0.02
