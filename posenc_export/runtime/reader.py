@@ -45,6 +45,9 @@ class Reader:
         self._remember(state, first, tokens, numbers, caches)
         self.memory.written = max(self.memory.written, self.memory.used(state) + new)
         made, caches = caches.run(self._calls(state, first, tokens, numbers, counts))
+        if self.memory.columns and counts.min() < new:  # what a graph makes of padding need not be finite, and no mask hides that
+            used = self.memory.used(state)
+            caches.wipe([slice(used + int(count), used + new) for count in counts])
         by_row = dict(made)
         none = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
         outputs = [by_row.get(first + row, none)[:count] for row, count in enumerate(counts)]

@@ -15,6 +15,15 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "step", "on": 0, "times": 2, "texts": [1], "copy": True},
         ],
     },
+    # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides it, but 0 times NaN is NaN.
+    "a row without tokens beside one token, then a step": {
+        "spec": ["rope", "decoder", "ort", "mask", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 0], [0, -1, 1]], "start": None, "padding": None, "chunk": None},
+            {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": False},
+        ],
+    },
     # Its own last call was forgotten before start was looked at.
     "a refused start leaves a bidirectional model's lengths": {
         "spec": ["rope", "bidirectional", "ort", "positions", 40],
