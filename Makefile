@@ -6,7 +6,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench fuzz soak clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
@@ -21,6 +21,17 @@ lint: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
 	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager --json build/bench.json --html build/bench.html
+
+# Random calls on sessions and mutations of artefacts: MINUTES of them; SEED repeats a run.
+MINUTES ?= 30
+SEED ?=
+fuzz: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
+
+# Steps in flat memory on every target.
+STEPS ?= 1000000
+soak: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

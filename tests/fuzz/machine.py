@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.fuzz.driver import Call, Driver, Twin
-from tests.fuzz.subjects import Subject
+from tests.fuzz.subjects import TEXTS, Subject
 from tests.fuzz.wrong import wrong_calls
+
+COUNTED = ("calls", "steps", "refused")
 
 
 class Machine(RuleBasedStateMachine):
@@ -16,7 +18,7 @@ class Machine(RuleBasedStateMachine):
     Attributes:
         subject: the artefact; set by `machine_of`.
         record: options and calls of the last sequence, which is the smallest one that fails once hypothesis has shrunk it.
-        total: sequences, calls and refusals so far, and the worst error over what rounding explains.
+        total: sequences, calls, steps and refusals so far, and the worst error over what rounding explains.
     """
 
     subject: Subject
@@ -36,10 +38,10 @@ class Machine(RuleBasedStateMachine):
 
     def make(self, call: Call) -> None:
         self.record["calls"].append(call)
-        before = self.driver.calls, self.driver.refused
+        before = {name: getattr(self.driver, name) for name in COUNTED}
         self.driver.apply(call)
-        self.total["calls"] += self.driver.calls - before[0]
-        self.total["refused"] += self.driver.refused - before[1]
+        for name in COUNTED:
+            self.total[name] += getattr(self.driver, name) - before[name]
         self.total["worst"] = max(self.total["worst"], self.driver.worst)
 
     def teardown(self) -> None:
@@ -60,8 +62,8 @@ class Machine(RuleBasedStateMachine):
     def drawn_rows(self, draw: Callable[[Any], Any], count: int, room: int, least: int) -> List[List[int]]:
         few = st.integers(min(least, room), min(7, room))
         tokens = st.one_of(few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2))
-        beside = st.integers(-1, 2) if self.driver.manifest.axes or self.subject.segments else st.just(-1)
-        return [[draw(st.sampled_from([0, 0, 1, 2])), draw(beside), draw(tokens)] for _ in range(count)]
+        beside = st.integers(-1, TEXTS - 1) if self.driver.manifest.axes or self.subject.segments else st.just(-1)
+        return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
 
     def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:
         """From nowhere in particular, up to the end of the range."""
@@ -74,7 +76,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def prefill(self, data: Any) -> None:
-        draw = data.draw
+        self._drawn_prefill(data.draw)
+
+    def _drawn_prefill(self, draw: Callable[[Any], Any]) -> None:
         on, twin = self.choose(draw)
         held = any(row.length for row in twin.rows)
         count = len(twin.rows) if held and self.subject.cached else draw(st.integers(1, 4))
@@ -87,15 +91,26 @@ class Machine(RuleBasedStateMachine):
             start = self.drawn_start(draw, count)
         self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})
 
+    def instead(self, data: Any, possible: bool) -> bool:
+        """Whether to make a prefill in the place of a call that is always refused; now and then that one is made."""
+        if possible or not data.draw(st.integers(0, 7)):
+            return False
+        self._drawn_prefill(data.draw)
+        return True
+
     @rule(data=st.data())
     def step(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached):
+            return
         on, twin = self.choose(data.draw)
         times = data.draw(st.one_of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 40)))
-        texts = data.draw(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=max(len(twin.rows), 1)))
+        texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
         self.make({"do": "step", "on": on, "times": times, "texts": texts, "copy": data.draw(st.booleans())})
 
     @rule(data=st.data())
     def rewind(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached):
+            return
         on, twin = self.choose(data.draw)
         held = [row.length for row in twin.rows]
         least, most = min(held, default=0), max(held, default=0)
@@ -110,6 +125,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def admit(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached and not self.subject.columns):
+            return
         on, twin = self.choose(data.draw)
         count = data.draw(st.integers(1, 2))
         start = self.drawn_start(data.draw, count)
@@ -119,6 +136,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def retire(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached and not self.subject.columns):
+            return
         on, twin = self.choose(data.draw)
         self.make({"do": "retire", "on": on, "row": data.draw(st.integers(0, max(len(twin.rows) - 1, 0)))})
 
@@ -128,10 +147,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def wrong(self, data: Any) -> None:
+        if self.instead(data, data.draw(st.booleans())):
+            return
         self.make({"do": "wrong", "on": self.choose(data.draw)[0], "name": data.draw(st.sampled_from(sorted(wrong_calls(self.subject))))})
 
 
 def machine_of(subject: Subject) -> Type[Machine]:
     """A machine of its own for a subject, its totals at zero."""
-    total = {"sequences": 0, "calls": 0, "refused": 0, "worst": 0.0}
+    total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": 0.0}
     return type("Sessions", (Machine,), {"subject": subject, "record": {}, "total": total})

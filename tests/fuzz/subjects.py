@@ -19,7 +19,7 @@ from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder
 
-TEXTS = 3  # token sequences, and as many of coordinates or segments
+TEXTS = 5  # token sequences, and as many of coordinates or segments
 ROUND = 48  # tokens to which a full pass is extended, so that it serves the next calls too
 KEPT = 400  # full passes kept at a time
 
