@@ -25,6 +25,17 @@ bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
 	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager --json build/bench.json --html build/bench.html
 
+# Random calls on sessions and mutations of artefacts: MINUTES of them; SEED repeats a run.
+MINUTES ?= 30
+SEED ?=
+fuzz: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
+
+# Steps in flat memory on every target.
+STEPS ?= 1000000
+soak: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)

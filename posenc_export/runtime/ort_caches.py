@@ -105,7 +105,9 @@ class OrtCaches:
         return self._swapped(("append",), columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        filled = [(row, slots) for row, slots in enumerate(hidden) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
+        # A step that broke off counts as one slot more, which a full cache does not have: a slice ends there by itself.
+        within = [slots if isinstance(slots, slice) else slots[slots < self.capacity] for slots in hidden]
+        filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
         for state, past, _ in self._each("in_place"):
             if state.reads_hidden and filled:
                 content = past.read()

@@ -14,6 +14,7 @@ Rows = Union[np.ndarray, Sequence[Any]]
 Beside = Dict[str, List[np.ndarray]]  # whole numbers that stand beside the tokens: of each row [n,count]
 Numbers = Union[None, int, Sequence[int], np.ndarray]
 LARGEST = np.iinfo(np.int64).max
+SHOWN = 200  # characters of what a caller gave, in a refusal
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,31 @@ def take(
     counts = np.array([len(row) for row in tokens], np.int64)
     size = manifest.chunk if chunk is None else chunk
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"session: chunk is a whole number of at least 1 token, got {chunk!r}")
+        raise ValueError(f"session: chunk is a whole number of at least 1 token, got {shown(chunk)}")
     vocabulary = int(manifest.config.get("vocabulary", 0))
     if vocabulary:
         check_tokens(vocabulary, tokens)
     numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
     # A bidirectional model sees a row at once.
     return Given(tokens, numbers, counts, columns, padded.shape[:2], int(size) if manifest.states else max(int(counts.max()), 1))
+
+
+def shown(value: Any) -> str:
+    """A value that a caller gave, for a refusal: one line, at most SHOWN characters."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
+
+
+def array_of(name: str, given: Any) -> np.ndarray:
+    """given as an array.
+
+    Raises:
+        ValueError: rows of different lengths, or what else is no array.
+    """
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise ValueError(f"session: {name} is one array, got rows of different shapes: {shown(given)}") from None
 
 
 def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
@@ -93,7 +112,7 @@ def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> T
     padded, lengths = _whole(inputs, value) if isinstance(inputs, np.ndarray) else _stacked(inputs, value)
     inside = np.arange(padded.shape[1])[None] < lengths[:, None]
     if attention_mask is not None:
-        mask = np.asarray(attention_mask)
+        mask = array_of("attention_mask", attention_mask)
         if mask.shape != inside.shape:
             raise ValueError(f"session: attention_mask is {list(inside.shape)} as the inputs, got {list(mask.shape)}")
         if not ((mask == 0) | (mask == 1)).all():
@@ -108,9 +127,9 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     Raises:
         ValueError: fractions, numbers beyond 64 bits, or another count than there are rows.
     """
-    given = np.asarray(0 if numbers is None else numbers)
+    given = array_of(name, 0 if numbers is None else numbers)
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
-        raise ValueError(f"session: {name} is a whole number below 2^63 or one for each of {rows} rows, got {numbers!r}")
+        raise ValueError(f"session: {name} is a whole number below 2^63 or one for each of {rows} rows, got {shown(numbers)}")
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
@@ -129,13 +148,13 @@ def beside(grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manife
         segments = int(manifest.config.get("segments", 0))
         if not segments:
             raise ValueError(f"session: token_types are for encoders with segments, got a {manifest.kind}; leave them out")
-        found["token_type_ids"] = _numbers("token_types", np.asarray(token_types)[None], (1, *shape), segments, valid)
+        found["token_type_ids"] = _numbers("token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid)
     return found
 
 
 def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]) -> List[np.ndarray]:
     """given [n,B,S], checked, as [n,count] of each row."""
-    numbers = np.asarray(given)
+    numbers = array_of(name, given)
     if numbers.shape != wanted or numbers.dtype.kind not in "iu":
         raise ValueError(f"session: {name} is {list(wanted)} whole numbers, got {list(numbers.shape)} {numbers.dtype}")
     rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
@@ -167,7 +186,7 @@ def _zeros(leading: Tuple[int, ...], value: Value) -> np.ndarray:
 
 
 def _row(row: Any, value: Value) -> np.ndarray:
-    array = np.asarray(row)
+    array = array_of(f"a row of {value.name}", row)
     if not array.size and array.ndim:
         return _zeros((0,), value)
     if not np.can_cast(array.dtype, value.dtype, "same_kind"):

@@ -102,9 +102,8 @@ class Session:
         given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types)
         if not given.counts.any():
             raise ValueError(f"session: expected a token in some row, got {given.counts.tolist()} tokens")
-        if not self.manifest.states:
-            self._forget(keep_memory=True)
-        state = self._now.without_stepper(self._columns)
+        # A bidirectional model reads whole rows: nothing of the last call stays, once this one is known to fit.
+        state = self._now.without_stepper(self._columns) if self.manifest.states else nothing().replace(caches=self._now.caches)
         starts = self._starts(state, len(given.tokens), start)
         empty = not state.held.any()
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
@@ -219,7 +218,7 @@ class Session:
         self._check_rows("retire")
         state = self._now.without_stepper(self._columns)
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
-            raise ValueError(f"session: expected a row 0 .. {state.rows - 1}, got {row!r}")
+            raise ValueError(f"session: expected a row 0 .. {state.rows - 1}, got {rows.shown(row)}")
         self._memory.mark(self._now)
         self._now = self._memory.without(state, int(row))
         self._settle()
@@ -253,10 +252,10 @@ class Session:
             if count != state.rows:
                 raise ValueError(f"session: rows are the {state.rows} in the cache, got {count}; reset first")
             if starts.any():
-                raise ValueError(f"session: start is given for an empty cache, got {start} with {state.held.tolist()} tokens cached; reset first")
+                raise ValueError(f"session: start is given for an empty cache, got {rows.shown(start)} with {state.held.tolist()} tokens cached; reset first")
             return state.start
         if self.manifest.signature == "mask" and starts.any():
-            raise ValueError(f"session: positions count the attention_mask from 0, got start {start}; export with signature positions")
+            raise ValueError(f"session: positions count the attention_mask from 0, got start {rows.shown(start)}; export with signature positions")
         return state.start if start is None and count == state.rows else starts
 
     def _prepare_step(self) -> Stepper:

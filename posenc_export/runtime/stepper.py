@@ -6,7 +6,7 @@ import numpy as np
 
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.manifest import Value
-from posenc_export.runtime.rows import check_tokens
+from posenc_export.runtime.rows import array_of, check_tokens
 
 FEW = 64  # counters
 
@@ -36,7 +36,7 @@ class Stepper:
         Raises:
             ValueError: another shape or dtype, ids outside the vocabulary.
         """
-        x, token = np.asarray(inputs), self._token
+        x, token = array_of("a step", inputs), self._token
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
             raise ValueError(f"session: a step takes {len(token)} tokens, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
         if self._vocabulary:

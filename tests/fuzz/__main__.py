@@ -1,0 +1,93 @@
+"""Random calls on sessions, then mutations of artefacts: `python -m tests.fuzz --minutes 30 --seed N --jobs 2 --json FILE`. Exits 1 on a finding."""
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set
+
+MUTATED = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
+SHARE = 0.8  # of the time for sessions, where artefacts are mutated too
+MUTATIONS = 200  # of one run
+
+
+def sessions(number: int, jobs: int, end: float) -> Dict[str, Any]:
+    """Sessions until `end`; a line per unit, and totals."""
+    from tests.fuzz import long
+
+    groups: Iterator[Any] = long.groups(random.Random(number))
+    units: List[Any] = []
+    running: Set["Future[Any]"] = set()
+    turn = 0
+    # A worker serves a few modules: what tracing leaves in memory goes with it.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=8) as pool:
+        while time.time() < end or running:
+            while time.time() < end and len(running) < jobs:
+                running.add(pool.submit(long.run_group, next(groups), number + turn, end))
+                turn += 1
+            finished, running = wait(running, timeout=5, return_when=FIRST_COMPLETED)
+            for unit in (unit for future in finished for unit in future.result()):
+                units.append(unit)
+                print(long.line(unit), flush=True)
+    return long.summary(units)
+
+
+def mutations(number: int, end: float) -> Dict[str, Any]:
+    """Mutations of each target in turn until `end`, by the program that makes them."""
+    runs, failed, turn = 0, [], 0
+    while time.time() < end:
+        for target in MUTATED:
+            for resealed in ([], ["--resealed"]):
+                if time.time() >= end:
+                    break
+                command = ["-m", "tests.fuzz.mutations", "--target", target, "--count", str(MUTATIONS), "--seed", str(number + turn), *resealed]
+                said = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+                print(f"{' '.join(command[2:])}: exit {said.returncode}", flush=True)
+                runs += MUTATIONS
+                if said.returncode:
+                    print(said.stdout[-3000:], said.stderr[-3000:], flush=True)
+                    failed.append(" ".join(command))
+        turn += 1
+    return {"mutations": runs, "failed": failed}
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """0, or 1 where there is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, help="drawn where none is given")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the totals there")
+    parser.add_argument("--only", choices=["sessions", "mutations"])
+    options = parser.parse_args(arguments)
+    number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
+    begun = time.time()
+    end = begun + 60 * options.minutes
+    mutating = options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
+    share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
+    found: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
+    if share:
+        found["sessions"] = sessions(number, options.jobs, begun + share * (end - begun))
+        print({name: value for name, value in found["sessions"].items() if name not in ("findings", "cannot_be_exported")})
+    if mutating:
+        found["mutations"] = mutations(number, end)
+        print(found["mutations"])
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    wrong = len(found.get("sessions", {}).get("findings", [])) + len(found.get("mutations", {}).get("failed", []))
+    print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""Calls on sessions as plain data, made and compared with what each row alone would give.
+
+A call is a dictionary: "do" is what, "on" which session, and what else it takes; see Driver. Whether a call must be refused is told from what rows have read,
+not asked of the session.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.numerics import worst_error
+from posenc_export.runtime import GraphError, Session
+from tests.fuzz.rows_read import Reading
+from tests.fuzz.subjects import TEXTS, Subject, Token
+from tests.fuzz.wrong import wrong_calls
+
+Call = Dict[str, Any]
+SESSIONS = 3  # alive at a time
+WATCHED = 6  # outputs that must not be written again
+
+
+@dataclass
+class Twin:
+    """A session, and what its rows have read."""
+
+    session: Session
+    rows: List[Reading]
+
+
+class Driver:
+    """Sessions of one artefact.
+
+    Args:
+        subject: the artefact.
+        options: batch, capacity, rewind of the first session.
+    """
+
+    def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
+        self.subject, self.manifest = subject, subject.manifest
+        self.limit, self.capacity = options["rewind"], min(options["capacity"] or subject.spec.size, subject.spec.size)
+        self.twins = [Twin(subject.model.session(**options), [])]
+        self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
+        self.calls = self.steps = self.refused = 0
+        self.worst = 0.0
+
+    def apply(self, call: Call) -> None:
+        """Make a call, and hold all that it gives and leaves against what it must.
+
+        Raises:
+            AssertionError: another answer, another length, a refusal where none is due or none where it is.
+        """
+        twin = self.twins[call["on"] % len(self.twins)]
+        self.calls += 1
+        try:
+            getattr(self, f"_{call['do']}")(twin, call)
+        except GraphError as error:
+            if not self._columns_used_up(call, twin, error):
+                raise
+            self._reset(twin, call)
+        for each in self.twins:
+            self._check_lengths(each)
+        assert all(np.array_equal(array, copy) for array, copy in self.owned), "an array that a call returned was written again"
+
+    def _columns_used_up(self, call: Call, twin: Twin, error: GraphError) -> bool:
+        """Rows that share columns may need more of them than the longest has tokens: past the range, keys turned when they are read have no row in their table."""
+        used = twin.session._now.without_stepper(True).slots.shape[1]
+        new = max([count for *_, count in call.get("rows", [])] + [call.get("times", 1)])
+        return self.subject.columns and "cos_cache" in str(error) and used + new > self.subject.spec.size
+
+    def close(self) -> None:
+        """Every session goes on rightly from where it is."""
+        for twin in self.twins:
+            self._look_ahead(twin)
+
+    def _prefill(self, twin: Twin, call: Call) -> None:
+        """rows: [text, beside, tokens] of each; start; padding: seed, or None for a list; chunk."""
+        rows = self._before(twin, len(call["rows"]), call["start"])
+        more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
+        starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if np.shape(call["start"]) in ((), (len(more),)) else None
+        wrong = starts is None or rows is None or not any(more) or self._beyond(rows, more)
+        if not wrong and any(row.length for row in rows or []) and starts is not None and starts.any():
+            wrong = True
+        if self.manifest.signature == "mask" and starts is not None and starts.any():
+            wrong = True
+        arguments, columns = self._given(call, more, rows)
+        if wrong:
+            self._must_refuse(twin, lambda: twin.session.prefill(**arguments))
+            return
+        assert rows is not None
+        self._take(rows, more, call, twin.session.prefill(**arguments), columns)
+        twin.rows = rows
+
+    def _before(self, twin: Twin, count: int, start: Any) -> Optional[List[Reading]]:
+        """Rows as a prefill of `count` rows finds them, or None where it cannot follow."""
+        rows = [row.copy() for row in twin.rows] if self.subject.cached else []
+        if any(row.length for row in rows):
+            return rows if len(rows) == count else None
+        if start is None and len(rows) == count:
+            starts = [row.start for row in rows]
+        elif np.shape(start) in ((), (count,)):
+            starts = [int(n) for n in np.broadcast_to(0 if start is None else start, count)]
+        else:
+            return None
+        return [Reading(first, self.limit) for first in starts]
+
+    def _beyond(self, rows: Sequence[Reading], more: Sequence[List[Token]]) -> bool:
+        """Whether positions or slots end before the last token."""
+        size = self.subject.spec.size
+        room = all(0 <= row.start < size and row.start + row.length + len(tokens) <= size for row, tokens in zip(rows, more, strict=True))
+        held = max(row.length + len(tokens) for row, tokens in zip(rows, more, strict=True))
+        return not room or (self.subject.in_place and held > self.capacity)
+
+    def _given(self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]) -> Tuple[Dict[str, Any], List[np.ndarray]]:
+        """Arguments of a prefill or admit, and the columns that hold tokens of each row."""
+        size, count = self.subject.spec.size, [len(tokens) for tokens in more]
+        readings = rows or [Reading(0, self.limit) for _ in more]
+        whole = [(reading.start, [*reading.tokens, *tokens], reading.length) for reading, tokens in zip(readings, more, strict=True)]
+        # Refused in any case where a row goes past the range: what it would read there is its first tokens again.
+        fits = all(len(tokens) <= size for _, tokens, _ in whole)
+        shape, axes = self.subject.texts.shape[2:], self.subject.beside.shape[1]
+        each = list(zip(whole, count, strict=True))
+        tokens = [self.subject.tokens(row, first) if fits else np.resize(self.subject.texts[0], (n, *shape)) for (_, row, first), n in each]
+        numbers = [self.subject.numbers(row, start, first) if fits else np.zeros((axes, n), np.int64) for (start, row, first), n in each]
+        given, mask = any(token.beside >= 0 for row in more for token in row), None
+        columns = [np.arange(n) for n in count]
+        if call["padding"] is not None:
+            random, width = np.random.default_rng(call["padding"]), max(count, default=0) + call["padding"] % 4
+            columns = [np.sort(random.permutation(width)[:n]) for n in count]
+            inputs: Any = np.resize(self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:]))
+            mask = np.zeros((len(count), width), [np.int64, bool, np.float32, np.uint8][call["padding"] % 4])
+            for row, where in enumerate(columns):
+                inputs[row, where], mask[row, where] = tokens[row], 1
+        else:
+            inputs, width = [list(row) if index % 2 else row for index, row in enumerate(tokens)], max(count, default=0)
+        beside = np.zeros((self.subject.beside.shape[1], len(count), width), np.int64)
+        for row, where in enumerate(columns):
+            beside[:, row, where] = numbers[row]
+        arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask, "chunk": call["chunk"]}
+        if given and self.manifest.axes:
+            arguments["grid"] = beside
+        if given and self.subject.segments:
+            arguments["token_types"] = beside[0]
+        return arguments, columns
+
+    def _take(self, rows: List[Reading], more: List[List[Token]], call: Call, output: np.ndarray, columns: List[np.ndarray]) -> None:
+        """Rows read what a prefill or admit took; its output is theirs, and zeros at padding."""
+        size = call["chunk"] or self.manifest.chunk
+        rest = output.copy()
+        for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
+            first = row.length
+            row.read(tokens, size)
+            rest[index, columns[index]] = 0
+            if tokens:
+                self._compare(output[index, columns[index]], row, first, call)
+        assert not rest.any(), f"{call['do']}: outputs at padding are zeros"
+        self._own(output)
+
+    def _step(self, twin: Twin, call: Call) -> None:
+        """times; texts: of each row; copy."""
+        for _ in range(call["times"]):
+            more = [[Token(call["texts"][index % len(call["texts"])] % TEXTS)] for index in range(len(twin.rows))]
+            if not self.subject.cached or not twin.rows or self._beyond(twin.rows, more):
+                self._must_refuse(twin, lambda: twin.session.step(np.repeat(self.subject.texts[:1, 0], max(len(twin.rows), 1), 0)))
+                return
+            for row, tokens in zip(twin.rows, more, strict=True):
+                row.read(tokens, 1)
+            self.steps += 1
+            output = twin.session.step(np.concatenate([self.subject.tokens(row.tokens, row.length - 1) for row in twin.rows]), copy=call["copy"])
+            for index, row in enumerate(twin.rows):
+                self._compare(output[index : index + 1], row, row.length - 1, call)
+            if call["copy"]:
+                self._own(output)
+
+    def _rewind(self, twin: Twin, call: Call) -> None:
+        """n: one number, or one of each row."""
+        n, rows = call["n"], twin.rows
+        fits = isinstance(n, int) or len(n) == max(len(rows), 1)
+        back = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
+        held = [row.length for row in rows] or [0]
+        wrong = not self.subject.cached or not fits or any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
+        if not wrong and self.subject.replaces and any(count > row.length - row.reach for count, row in zip(back, rows, strict=False) if count):
+            assert any(count > self.limit for count in back), "rewinds within the limit are remembered"
+            wrong = True
+        if wrong:
+            self._must_refuse(twin, lambda: twin.session.rewind(n))
+            return
+        twin.session.rewind(n)
+        for row, count in zip(rows, back, strict=False):
+            row.back(count)
+
+    def _fork(self, twin: Twin, call: Call) -> None:
+        other = Twin(twin.session.fork(), [row.copy() for row in twin.rows])
+        self.twins = [*self.twins[: SESSIONS - 1], other]
+
+    def _admit(self, twin: Twin, call: Call) -> None:
+        """rows, start, padding, chunk: as prefill."""
+        more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
+        shaped = np.shape(call["start"]) in ((), (len(more),))
+        starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if shaped else []
+        rows = [Reading(int(start), self.limit) for start in starts]
+        arguments, columns = self._given(call, more, rows)
+        arguments.pop("token_types", None)
+        if not self.subject.cached or self.subject.columns or not shaped or not all(more) or self._beyond(rows, more):
+            self._must_refuse(twin, lambda: twin.session.admit(**arguments))
+            return
+        self._take(rows, more, call, twin.session.admit(**arguments), columns)
+        twin.rows += rows
+
+    def _retire(self, twin: Twin, call: Call) -> None:
+        """row."""
+        if not self.subject.cached or self.subject.columns or call["row"] >= len(twin.rows):
+            self._must_refuse(twin, lambda: twin.session.retire(call["row"]))
+            return
+        twin.session.retire(call["row"])
+        twin.rows[call["row"]] = twin.rows[-1]
+        twin.rows.pop()
+
+    def _reset(self, twin: Twin, call: Call) -> None:
+        twin.session.reset()
+        twin.rows = []
+
+    def _wrong(self, twin: Twin, call: Call) -> None:
+        """name: of tests.fuzz.wrong."""
+        self._must_refuse(twin, lambda: wrong_calls(self.subject)[call["name"]](self.subject, twin.session))
+
+    def _beside(self, which: int) -> int:
+        return which if self.manifest.axes or self.subject.segments else -1
+
+    def _must_refuse(self, twin: Twin, make: Callable[[], Any]) -> None:
+        """One line, and the session is as it was."""
+        self.refused += 1
+        try:
+            make()
+        except ValueError as error:
+            line = str(error)
+            assert line.startswith("session: ") and "\n" not in line and len(line) < 1000, f"expected a refusal of one line, got {line!r}"
+        else:
+            raise AssertionError("expected a refusal, got an answer")
+        self._check_lengths(twin)
+        self._look_ahead(twin)
+
+    def _look_ahead(self, twin: Twin) -> None:
+        """A fork takes a step, where there is room."""
+        rows = [row.copy() for row in twin.rows]
+        if not self.subject.cached or not rows or self._beyond(rows, [[Token(0)]] * len(rows)):
+            return
+        self._step(Twin(twin.session.fork(), rows), {"do": "step ahead", "times": 1, "texts": [0], "copy": True})
+
+    def _check_lengths(self, twin: Twin) -> None:
+        session, rows = twin.session, twin.rows
+        assert session.batch == len(rows), f"expected {len(rows)} rows, got {session.batch}"
+        assert session.length.tolist() == [row.length for row in rows], f"expected lengths {[row.length for row in rows]}, got {session.length.tolist()}"
+        assert session.position.tolist() == [row.start + row.length for row in rows], f"got positions {session.position.tolist()}"
+
+    def _compare(self, output: np.ndarray, row: Reading, first: int, call: Call) -> None:
+        """Outputs of a row from place `first` on."""
+        error = worst_error(output, self.subject.full(row.start, row.tokens)[first : row.length]) / self.subject.bound
+        self.worst = max(self.worst, error)
+        assert error <= 1, f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}: error {error:.3g} of what rounding explains"
+
+    def _own(self, output: np.ndarray) -> None:
+        self.owned = [*self.owned, (output, output.copy())][-WATCHED:]
+
+
+def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:
+    """Make calls in order, and look ahead at the end."""
+    driver = Driver(subject, options)
+    for call in calls:
+        driver.apply(call)
+    driver.close()
+    return driver

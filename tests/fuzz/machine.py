@@ -1,0 +1,158 @@
+"""Random calls on sessions of one artefact, drawn and shrunk by hypothesis."""
+
+from typing import Any, Callable, Dict, List, Optional, Type
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.fuzz.driver import Call, Driver, Twin
+from tests.fuzz.subjects import TEXTS, Subject
+from tests.fuzz.wrong import wrong_calls
+
+COUNTED = ("calls", "steps", "refused")
+
+
+class Machine(RuleBasedStateMachine):
+    """Draws calls that fit what rows have read, and now and then some that do not.
+
+    Attributes:
+        subject: the artefact; set by `machine_of`.
+        record: options and calls of the last sequence, which is the smallest one that fails once hypothesis has shrunk it.
+        total: sequences, calls, steps and refusals so far, and the worst error over what rounding explains.
+    """
+
+    subject: Subject
+    record: Dict[str, Any]
+    total: Dict[str, Any]
+
+    @initialize(
+        batch=st.integers(1, 3),
+        capacity=st.one_of(st.none(), st.integers(8, 40)),
+        rewind=st.sampled_from([256, 4, 20]),
+    )
+    def open(self, batch: int, capacity: Optional[int], rewind: int) -> None:
+        options = {"batch": batch, "capacity": capacity, "rewind": rewind}
+        self.driver = Driver(self.subject, options)
+        type(self).record = {"spec": list(self.subject.spec), "options": options, "calls": []}
+        self.total["sequences"] += 1
+
+    def make(self, call: Call) -> None:
+        self.record["calls"].append(call)
+        before = {name: getattr(self.driver, name) for name in COUNTED}
+        self.driver.apply(call)
+        for name in COUNTED:
+            self.total[name] += getattr(self.driver, name) - before[name]
+        self.total["worst"] = max(self.total["worst"], self.driver.worst)
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.record["calls"].append({"do": "close"})
+            self.driver.close()
+            self.record["calls"].pop()
+
+    def choose(self, draw: Callable[[Any], Any]) -> "tuple[int, Twin]":
+        on = draw(st.integers(0, len(self.driver.twins) - 1))
+        return on, self.driver.twins[on]
+
+    def room(self, twin: Twin) -> int:
+        """Tokens that every row has room for."""
+        ends = [min(self.subject.spec.size - row.start, self.driver.capacity) - row.length for row in twin.rows]
+        return max(min(ends, default=min(self.subject.spec.size, self.driver.capacity)), 0)
+
+    def drawn_rows(self, draw: Callable[[Any], Any], count: int, room: int, least: int) -> List[List[int]]:
+        few = st.integers(min(least, room), min(7, room))
+        tokens = st.one_of(few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2))
+        beside = st.integers(-1, TEXTS - 1) if self.driver.manifest.axes or self.subject.segments else st.just(-1)
+        return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
+
+    def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:
+        """From nowhere in particular, up to the end of the range."""
+        one = st.one_of(st.integers(0, 9), st.integers(0, self.subject.spec.size - 1), st.just(self.subject.spec.size - 1))
+        return draw(st.one_of(st.none(), one, st.lists(one, min_size=count, max_size=count)))
+
+    def common(self, draw: Callable[[Any], Any]) -> Dict[str, Any]:
+        chunk = draw(st.one_of(st.none(), st.sampled_from([1, 2, 3, 5, 16, 10**6])))
+        return {"padding": draw(st.one_of(st.none(), st.integers(0, 99))), "chunk": chunk}
+
+    @rule(data=st.data())
+    def prefill(self, data: Any) -> None:
+        self._drawn_prefill(data.draw)
+
+    def _drawn_prefill(self, draw: Callable[[Any], Any]) -> None:
+        on, twin = self.choose(draw)
+        held = any(row.length for row in twin.rows)
+        count = len(twin.rows) if held and self.subject.cached else draw(st.integers(1, 4))
+        count += int(draw(st.integers(0, 19)) == 19)  # a wrong count of rows
+        room = self.room(twin) if self.subject.cached else self.subject.spec.size
+        rows = self.drawn_rows(draw, count, room, 0)
+        if (held and self.subject.cached) or self.driver.manifest.signature == "mask":
+            start = draw(st.sampled_from([None, None, None, 0, None, None, 1]))
+        else:
+            start = self.drawn_start(draw, count)
+        self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})
+
+    def instead(self, data: Any, possible: bool) -> bool:
+        """Whether to make a prefill in the place of a call that is always refused; now and then that one is made."""
+        if possible or not data.draw(st.integers(0, 7)):
+            return False
+        self._drawn_prefill(data.draw)
+        return True
+
+    @rule(data=st.data())
+    def step(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached):
+            return
+        on, twin = self.choose(data.draw)
+        times = data.draw(st.one_of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 40)))
+        texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
+        self.make({"do": "step", "on": on, "times": times, "texts": texts, "copy": data.draw(st.booleans())})
+
+    @rule(data=st.data())
+    def rewind(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached):
+            return
+        on, twin = self.choose(data.draw)
+        held = [row.length for row in twin.rows]
+        least, most = min(held, default=0), max(held, default=0)
+        one = st.one_of(st.integers(0, min(4, least)), st.integers(0, least), st.integers(0, most + 1))
+        each = st.tuples(*(st.one_of(st.integers(0, min(4, count)), st.integers(0, count)) for count in held or [0]))
+        n = data.draw(st.one_of(one, each))
+        self.make({"do": "rewind", "on": on, "n": n if isinstance(n, int) else list(n)})
+
+    @rule(data=st.data())
+    def fork(self, data: Any) -> None:
+        self.make({"do": "fork", "on": self.choose(data.draw)[0]})
+
+    @rule(data=st.data())
+    def admit(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached and not self.subject.columns):
+            return
+        on, twin = self.choose(data.draw)
+        count = data.draw(st.integers(1, 2))
+        start = self.drawn_start(data.draw, count)
+        ends = [self.subject.spec.size - int(first) for first in ([0] if start is None else [start] if isinstance(start, int) else start)]
+        rows = self.drawn_rows(data.draw, count, min([*ends, self.driver.capacity]), 1)
+        self.make({"do": "admit", "on": on, "rows": rows, "start": start, **self.common(data.draw)})
+
+    @rule(data=st.data())
+    def retire(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached and not self.subject.columns):
+            return
+        on, twin = self.choose(data.draw)
+        self.make({"do": "retire", "on": on, "row": data.draw(st.integers(0, max(len(twin.rows) - 1, 0)))})
+
+    @rule(data=st.data())
+    def reset(self, data: Any) -> None:
+        self.make({"do": "reset", "on": self.choose(data.draw)[0]})
+
+    @rule(data=st.data())
+    def wrong(self, data: Any) -> None:
+        if self.instead(data, data.draw(st.booleans())):
+            return
+        self.make({"do": "wrong", "on": self.choose(data.draw)[0], "name": data.draw(st.sampled_from(sorted(wrong_calls(self.subject))))})
+
+
+def machine_of(subject: Subject) -> Type[Machine]:
+    """A machine of its own for a subject, its totals at zero."""
+    total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": 0.0}
+    return type("Sessions", (Machine,), {"subject": subject, "record": {}, "total": total})

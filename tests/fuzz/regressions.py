@@ -1,0 +1,45 @@
+"""Sequences of calls that once went wrong, as plain data: {"spec", "options", "calls"}, replayed by test_sessions."""
+
+from typing import Any, Dict
+
+FOUND: Dict[str, Dict[str, Any]] = {
+    # The slot of a step that might have broken off was filled although a full cache does not have it: IndexError.
+    "a fork of a cache that steps have filled to its end": {
+        "spec": ["rope", "decoder", "ort", "mask", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 21]], "start": None, "padding": None, "chunk": None},
+            {"do": "step", "on": 0, "times": 19, "texts": [0], "copy": False},
+            {"do": "fork", "on": 0},
+            {"do": "rewind", "on": 0, "n": 3},
+            {"do": "step", "on": 0, "times": 2, "texts": [1], "copy": True},
+        ],
+    },
+    # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides it, but 0 times NaN is NaN.
+    "a row without tokens beside one token, then a step": {
+        "spec": ["rope", "decoder", "ort", "mask", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 0], [0, -1, 1]], "start": None, "padding": None, "chunk": None},
+            {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": False},
+        ],
+    },
+    # Its own last call was forgotten before start was looked at.
+    "a refused start leaves a bidirectional model's lengths": {
+        "spec": ["rope", "bidirectional", "ort", "positions", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 5]], "start": None, "padding": None, "chunk": None},
+            {"do": "wrong", "on": 0, "name": "start past the range"},
+        ],
+    },
+    # Messages were numpy's own, or an array printed over several lines.
+    **{
+        f"{name}: one line": {
+            "spec": ["mrope", "decoder", "onnx-static", "positions", 40],
+            "options": {"batch": 1, "capacity": None, "rewind": 256},
+            "calls": [{"do": "prefill", "on": 0, "rows": [[0, -1, 5]], "start": None, "padding": None, "chunk": None}, {"do": "wrong", "on": 0, "name": name}],
+        }
+        for name in ("start of another rank", "rewind of another rank", "ragged rows in a row", "mask of ragged lists", "step of ragged lists", "grid of ragged lists")
+    },
+}

@@ -1,0 +1,133 @@
+"""Artefacts to be driven, and what the eager module gives for a row of tokens on its own.
+
+Shapes: L positions of the range, E model width, V numbers of an output.
+"""
+
+import dataclasses
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.export import Sources, export
+from posenc_export.export.describe import eager
+from posenc_export.export.verify import bound_of
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import Model, Session, load
+from posenc_export.runtime.torch_graph import TorchGraph
+from tests.tiny import block, decoder, encoder
+
+TEXTS = 5  # token sequences, and as many of coordinates or segments
+ROUND = 48  # tokens to which a full pass is extended, so that it serves the next calls too
+KEPT = 400  # full passes kept at a time
+
+
+class Spec(NamedTuple):
+    """One artefact: a variant of tests.tiny, what it is built into (KINDS), target, signature, positions of the range."""
+
+    variant: str
+    kind: str
+    target: str
+    signature: str = "positions"
+    size: int = 40
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+class Token(NamedTuple):
+    """What a row reads at a place: of which text, and which of the coordinates or segments; -1 for those that stand for none."""
+
+    text: int
+    beside: int = -1
+
+
+KINDS: Dict[str, Callable[[str, int], Any]] = {
+    "decoder": lambda variant, size: decoder(variant, max_positions=size),
+    "block": lambda variant, size: block(variant, max_positions=size),
+    "linear": lambda variant, size: decoder(variant, max_positions=size, mechanism="linear", kv_heads=6),
+    "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
+    "encoder": lambda variant, size: dataclasses.replace(encoder(variant), attention=dataclasses.replace(encoder(variant).attention, max_positions=size)),
+}
+
+
+class Subject:
+    """An artefact, the texts that rows read, and the eager module.
+
+    Args:
+        spec: what to export.
+        folder: where to.
+    """
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        made = sources(spec.variant, spec.kind, spec.size)
+        export(made, spec.target, folder, signature=spec.signature, verify=False)
+        self.spec, self.model = spec, load(folder, provider="cpu", threads=1)
+        self.manifest = self.model.manifest
+        self.bound = bound_of(made.model, self.manifest)
+        self.cached = bool(self.manifest.states)
+        self.in_place = any(state.update == "in_place" for state in self.manifest.states)
+        self.replaces = any(state.update == "replace" for state in self.manifest.states)
+        self.columns = self.manifest.layout == "columns"
+        self.vocabulary = int(self.manifest.config.get("vocabulary", 0))
+        self.segments = int(self.manifest.config.get("segments", 0))
+        random = np.random.default_rng(0)
+        self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
+        self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
+        self._eager, self._passes = eager_session(spec), {}  # type: ignore[var-annotated]
+
+    def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
+        """What a row reads from place `first` on [n] or [n,E]."""
+        empty = self.texts[0, :0]
+        return np.stack([self.texts[token.text, place] for place, token in enumerate(row[first:], first)]) if row[first:] else empty
+
+    def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
+        """Coordinates [axes,n] or segments [1,n] of a row, from place `first` on."""
+        none = [start if self.manifest.axes else 0, 1 if self.manifest.axes else 0]
+        columns = [
+            self.beside[token.beside, :, place] if token.beside >= 0 else np.full(self.beside.shape[1], none[0] + none[1] * place)
+            for place, token in enumerate(row[first:], first)
+        ]
+        return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((self.beside.shape[1], 0), np.int64)
+
+    def full(self, start: int, row: List[Token]) -> np.ndarray:
+        """What one pass of the eager module gives for a row alone, at least [len(row),V]: where tokens look back only, more of them follow it."""
+        wanted = min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
+        whole = tuple(row) + (row[-1],) * (wanted - len(row))
+        key = (start, whole)
+        if key not in self._passes:
+            if len(self._passes) >= KEPT:
+                self._passes.clear()
+            self._passes[key] = self._pass(start, list(whole))
+        return self._passes[key]  # type: ignore[no-any-return]
+
+    def _pass(self, start: int, row: List[Token]) -> np.ndarray:
+        numbers, tokens = self.numbers(row, start)[:, None], self.tokens(row)[None]
+        self._eager.reset()
+        grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
+        return self._eager.prefill(tokens, start=start, chunk=len(row), grid=grid, token_types=numbers[0] if self.segments else None)[0]
+
+
+@functools.lru_cache(maxsize=8)
+def sources(variant: str, kind: str, size: int) -> Sources:
+    """The module of a spec, traced once for all its targets."""
+    return Sources(seeded(KINDS[kind](variant, size)))
+
+
+def eager_session(spec: Spec) -> Session:
+    """A session on the live module."""
+    module, manifest = eager(sources(spec.variant, spec.kind, spec.size).model)
+    return Model(TorchGraph(module, manifest)).session()
+
+
+_folders: List["tempfile.TemporaryDirectory[str]"] = []
+Row = Tuple[int, List[Token]]
+
+
+@functools.lru_cache(maxsize=None)
+def subject(spec: Spec) -> Subject:
+    """The subject of a spec, made once."""
+    _folders.append(tempfile.TemporaryDirectory())
+    return Subject(spec, Path(_folders[-1].name) / "artefact")

@@ -1,0 +1,115 @@
+"""Random calls on a few representative artefacts, the same at each run; what was found before; and that a fault of a session is found. More: `make fuzz`."""
+
+import warnings
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from posenc_export.runtime.memory import Memory
+from posenc_export.runtime.ort_caches import OrtCaches
+from posenc_export.runtime.session import Session
+from tests.fuzz.driver import replay
+from tests.fuzz.machine import machine_of
+from tests.fuzz.regressions import FOUND
+from tests.fuzz.subjects import Spec, Subject, subject
+from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
+
+FAST = settings(
+    derandomize=True,
+    max_examples=10,
+    stateful_step_count=20,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.generate, Phase.shrink),
+)
+EVERYWHERE = ("onnx", "onnx-static", "ort", "torchscript")
+SPECS = [
+    *(Spec("rope", "decoder", target) for target in EVERYWHERE),
+    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "ort", "torchscript")),
+    *(Spec("rope", "linear", target) for target in EVERYWHERE),
+    *(Spec("input_rnn", "decoder", target) for target in EVERYWHERE),
+    *(Spec("fox", "decoder", target) for target in ("onnx-static", "ort")),
+    *(Spec("mrope", "decoder", target) for target in ("onnx", "ort", "torchscript")),
+    *(Spec("alibi", "block", target, "positions", 600) for target in ("onnx", "onnx-static", "ort")),
+    *(Spec("rope_longrope-short", "decoder", target) for target in ("ort", "torchscript")),
+    Spec("rope_longrope-short", "decoder", "onnx-static", "mask"),
+    *(Spec("conditional_conv", "decoder", target) for target in ("onnx", "ort")),
+    *(Spec("cope", "decoder", target) for target in ("onnx-static", "torchscript")),
+    Spec("rope", "bidirectional", "ort"),
+    Spec("learned", "encoder", "torchscript"),
+]
+
+
+def made(spec: Spec) -> Subject:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return subject(spec)
+
+
+def grouped(specs: List[Spec]) -> List[Any]:
+    """Specs of a module follow each other in one process, which traces it once."""
+    return [pytest.param(spec, id=str(spec), marks=pytest.mark.xdist_group(f"{spec.variant} {spec.kind}")) for spec in specs]
+
+
+@pytest.mark.parametrize("spec", grouped(SPECS))
+def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
+    machine = machine_of(made(spec))
+    try:
+        run_state_machine_as_test(machine, settings=FAST)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        error.add_note(f"to be kept in tests/fuzz/regressions.py: {machine.record}")
+        raise
+    assert machine.total["calls"] > 100
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_once_stays_mended(name: str) -> None:
+    found = FOUND[name]
+    replay(made(Spec(*found["spec"])), found["options"], found["calls"])
+
+
+FILLED: Dict[str, Any] = {"do": "prefill", "on": 0, "rows": [[0, -1, 5], [1, -1, 3]], "start": None, "padding": None, "chunk": None}
+OPTIONS = {"batch": 1, "capacity": None, "rewind": 256}
+
+
+@pytest.mark.parametrize("calls", [[], [FILLED]], ids=["empty", "filled"])
+FEW = [Spec("rope", "decoder", "ort"), Spec("alibi", "block", "onnx", size=600), Spec("mrope", "decoder", "ort"), Spec("learned", "encoder", "torchscript")]
+
+
+@pytest.mark.parametrize("spec", grouped(FEW))
+def test_wrong_calls_are_refused_in_one_line_and_change_nothing(spec: Spec, calls: List[Any]) -> None:
+    names = [*WRONG, *(WRONG_IDS if made(spec).vocabulary else WRONG_ACTIVATIONS)]
+    assert len(names) > 90
+    for name in names:
+        replay(made(spec), OPTIONS, [*calls, {"do": "wrong", "on": 0, "name": name}])
+
+
+def _forgets_starts(self: Memory, state: Any, starts: np.ndarray, right: Any = Memory.opened) -> Any:
+    return right(self, state, np.where(starts > 5, starts - 1, starts))
+
+
+def _moves_too_little(self: OrtCaches, source: int, target: int, slots: int, right: Any = OrtCaches.move) -> None:
+    right(self, source, target, max(slots - 1, 0))
+
+
+def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
+    right(self, n if np.ndim(n) else min(n, 2))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"),
+    [(Memory, "opened", _forgets_starts), (OrtCaches, "move", _moves_too_little), (Session, "rewind", _swallows), (Memory, "without", lambda self, state, row: state)],
+    ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays"],
+)
+@pytest.mark.xdist_group("rope decoder")
+def test_a_planted_fault_of_a_session_is_found_by_random_calls(owner: type, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_of(made(Spec("rope", "decoder", "ort")))
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises((AssertionError, ValueError)):
+        run_state_machine_as_test(machine, settings=settings(FAST, max_examples=60, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
