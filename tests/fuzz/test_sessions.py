@@ -78,10 +78,10 @@ FILLED: Dict[str, Any] = {"do": "prefill", "on": 0, "rows": [[0, -1, 5], [1, -1,
 OPTIONS = {"batch": 1, "capacity": None, "rewind": 256}
 
 
-@pytest.mark.parametrize("calls", [[], [FILLED]], ids=["empty", "filled"])
 FEW = [Spec("rope", "decoder", "ort"), Spec("alibi", "block", "onnx", size=600), Spec("mrope", "decoder", "ort"), Spec("learned", "encoder", "torchscript")]
 
 
+@pytest.mark.parametrize("calls", [[], [FILLED]], ids=["empty", "filled"])
 @pytest.mark.parametrize("spec", grouped(FEW))
 def test_wrong_calls_are_refused_in_one_line_and_change_nothing(spec: Spec, calls: List[Any]) -> None:
     names = [*WRONG, *(WRONG_IDS if made(spec).vocabulary else WRONG_ACTIVATIONS)]
