@@ -9,6 +9,7 @@ __all__ = ["WEIGHTS", "describe"]
 
 def describe(config: Settings) -> DecoderConfig:
     """No biases. A config without sliding_window is refused: transformers would take 4096."""
+    config.needs("num_key_value_heads")
     config.window("sliding_window")
     config.full_attention()
     return gated(config, config.rotation())

@@ -9,6 +9,7 @@ __all__ = ["WEIGHTS", "describe"]
 
 def describe(config: Settings) -> DecoderConfig:
     """sliding_window has no meaning while use_sliding_window is false."""
+    config.needs("num_key_value_heads")
     config.only("use_sliding_window", False, False)
     config.only("use_mrope", False, False)
     config.take("sliding_window", None)

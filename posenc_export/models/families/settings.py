@@ -41,8 +41,8 @@ class Settings:
         Raises:
             ValueError: a key without default is missing.
         """
-        if default is GIVEN and key not in self._left:
-            raise ValueError(f"{self.family}: config.json has {key}, got none; add it as the model was trained")
+        if default is GIVEN:
+            self.needs(key)
         return self._left.pop(key, default)
 
     def whole(self, key: str, default: Any = GIVEN) -> int:
@@ -67,6 +67,11 @@ class Settings:
         if not isinstance(value, bool):
             raise ValueError(f"{self.family}: {key} is true or false, got {value!r}; correct config.json")
         return value
+
+    def needs(self, key: str) -> None:
+        """Refuse a config without a key for which transformers has a number of its own."""
+        if key not in self._left:
+            raise ValueError(f"{self.family}: config.json has {key}, got none; add it as the model was trained")
 
     def only(self, key: str, allowed: Any, default: Any = GIVEN) -> None:
         """Refuse any other value than this one."""

@@ -10,6 +10,7 @@ __all__ = ["WEIGHTS", "describe"]
 
 def describe(config: Settings) -> DecoderConfig:
     """no_rope_layers has a 1 where a layer turns; where it is missing, no_rope_layer_interval counts."""
+    config.needs("num_key_value_heads")
     config.only("use_sliding_window", False, False)
     config.take("sliding_window", None)
     config.full_attention()
