@@ -1,14 +1,17 @@
 """Checkpoints of every family against transformers' own forward, at every cut."""
 
+import json
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from posenc_export import export_model, load
 from posenc_export.export import Sources
+from posenc_export.export.expected import eager_session
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
@@ -103,8 +106,6 @@ def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(name: str, fo
 
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_layer_alone_gives_what_the_attention_of_transformers_gives(layer: int, folders: Path) -> None:
-    from posenc_export.export.expected import eager_session
-
     peer, _ = _prepared("smollm3", "ort", folders)
     x = torch.randn(1, 20, 64)
     positions = torch.arange(20)[None]
@@ -114,3 +115,42 @@ def test_a_layer_alone_gives_what_the_attention_of_transformers_gives(layer: int
     block = from_pretrained(folders / "smollm3", layer=layer)
     assert block.config.encoding["name"] == ("nope" if layer == 3 else "rope")
     assert _close(eager_session(block).prefill(x.numpy()), wanted)
+
+
+def _swapped(first: str, second: str) -> Callable[[Dict[str, torch.Tensor]], None]:
+    def change(weights: Dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if first in name]:
+            other = name.replace(first, second)
+            weights[name], weights[other] = weights[other], weights[name]
+
+    return change
+
+
+def _nothing(weights: Dict[str, torch.Tensor]) -> None:
+    """Weights as they were."""
+
+
+# A checkpoint read as if it said something else: keys of its config, its weights.
+FAULTS: Dict[str, Any] = {
+    "theta": ("mistral", {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}, _nothing),
+    "epsilon": ("qwen2", {"rms_norm_eps": 1e-3}, _nothing),
+    "a scaling left out": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, _nothing),
+    "a layer that turns": ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}, _nothing),
+    "other factors": ("phi3", {"original_max_position_embeddings": 8}, _nothing),
+    "keys for values": ("qwen2", {}, _swapped("k_proj", "v_proj")),
+    "gate for up": ("llama", {}, _swapped("gate_proj", "up_proj")),
+    "one norm for the other": ("llama", {}, _swapped("input_layernorm", "post_attention_layernorm")),
+    "layers in another order": ("llama", {}, _swapped("layers.0", "layers.1")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_checkpoint_read_wrongly_would_be_seen(fault: str, tmp_path: Path) -> None:
+    name, keys, change = FAULTS[fault]
+    peer, folder = saved(name, tmp_path)
+    config = {**json.loads((folder / "config.json").read_text()), **keys}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file({key: value.clone() for key, value in weights.items()}, folder / "model.safetensors")
+    assert not _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
