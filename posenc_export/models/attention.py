@@ -135,23 +135,20 @@ class AttentionBlock(torch.nn.Module):
         """A block with weights of the caller's own, float32, in eval mode. Sizes follow from the weights.
 
         Args:
-            heads: query heads H.
-            max_positions: positions 0 .. max_positions - 1 are the range.
+            heads, max_positions, causal: as AttentionConfig.
             o: output projection [E,H*D], rows are outputs as in torch.nn.Linear; float32, float16 or bfloat16, of numpy or torch.
-            q, k, v: projections [H*D,E], [K*D,E], [K*D,E].
-            qkv: in their place, the three one behind the other [(H+2K)*D,E].
+            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, the three one behind the other [(H+2K)*D,E].
             kv_heads: K; from the weights where None.
             encoding: {"name": registry key, parameter: value}, or text as the command takes it.
             layout: of the weights' rotary pairs, "half" or "interleaved": rows are moved to the layout of the encoding. That of the encoding where None.
             q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row; 0 for those of q, k, v that are left out beside another.
             encoding_weights: numbers that the encoding was trained with, by the names of its parameters.
-            causal: as AttentionConfig.
 
         Raises:
             ValueError: weights that are missing, of another shape or dtype, an encoding whose trained numbers are not given, a layout that it has not.
         """
-        weights = {"q": q, "k": k, "v": v, "qkv": qkv, "o": o, "q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
-        config, parameters = projections.packed(weights, heads, max_positions, kv_heads, encoding, causal)
+        biases = {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
+        config, parameters = projections.packed({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
         block = cls(config)
         projections.fill(block, parameters, layout, encoding_weights or {})
         return block.eval()

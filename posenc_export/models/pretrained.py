@@ -55,7 +55,7 @@ def _alone(config: DecoderConfig, layer: int) -> AttentionConfig:
 def _sources(config: DecoderConfig, table: Table) -> Dict[str, Source]:
     """Of each parameter of the decoder, which is built for that without weights and without encodings: those of families have no parameters."""
     nowhere = dataclasses.replace(config.attention, encoding={"name": "nope"})
-    with torch.device("meta"):
+    with torch.device("meta"), enough_memory("checkpoint"):
         bare = Decoder(dataclasses.replace(config, attention=nowhere, layer_encodings=()))
     found = {}
     for name, parameter in bare.named_parameters():

@@ -44,7 +44,7 @@ def packed(
     separate = {"q", "k", "v"} & set(given)
     if "o" not in given or (separate != {"q", "k", "v"} and "qkv" not in given) or (separate and "qkv" in given):
         raise ValueError(f"weights: they are q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all of one form")
-    if heads < 1 or given["o"].dim() != 2 or given["o"].size(1) % heads or not given["o"].size(1):
+    if not isinstance(heads, int) or heads < 1 or given["o"].dim() != 2 or given["o"].size(1) % heads or not given["o"].size(1):
         raise ValueError(f"weights: o has shape [width, heads * head_size] with {heads} heads, got {list(given['o'].shape)}; give another number of heads")
     width, size = given["o"].size(0), given["o"].size(1) // heads
     rows = given["k"].size(0) if separate and given["k"].dim() else (given["qkv"].size(0) - heads * size) // 2 if "qkv" in given else 0
@@ -111,7 +111,7 @@ def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
 
 def _tensor(name: str, value: Array) -> Tensor:
     """float32."""
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ValueError(f"weights: {name} is {', '.join(DTYPES)}, got {dtype}; convert it to float32")
     return value.detach().float() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, np.float32))

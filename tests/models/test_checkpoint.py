@@ -165,6 +165,7 @@ REFUSED: Dict[str, Any] = {
     "windows of qwen2": ("qwen2", {"use_sliding_window": True}, "use_sliding_window is False, got True"),
     "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size is a whole number above 0, got '64'"),
     "a missing size": ("llama", {"intermediate_size": ...}, "has intermediate_size, got none"),
+    "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "fit the memory of this machine"),
     "a missing epsilon": ("llama", {"rms_norm_eps": ...}, "has rms_norm_eps, got none"),
     "a missing number of groups": ("qwen2", {"num_key_value_heads": ...}, "has num_key_value_heads, got none"),
     "an epsilon that is none": ("llama", {"rms_norm_eps": None}, "rms_norm_eps is a number above 0, got None"),

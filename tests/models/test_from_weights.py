@@ -99,6 +99,8 @@ WRONG: Dict[str, Any] = {
     "both forms": ({"qkv": _packed()["qkv"]}, "or qkv and o, got q, k, v, qkv, o"),
     "another number of heads": ({"heads": 5}, r"with 5 heads, got \[24, 32\]"),
     "no heads": ({"heads": 0}, "with 0 heads"),
+    "a fraction of heads": ({"heads": 4.0}, "with 4.0 heads"),
+    "a list": ({"q": WEIGHTS["q"].tolist()}, "q is float32, float16, bfloat16, got list"),
     "weights the other way up": ({"q": WEIGHTS["q"].T}, r"q has shape \[32, 24\] .*, got \[24, 32\]"),
     "another number of groups": ({"kv_heads": 4}, r"k has shape \[32, 24\]"),
     "groups that do not divide": ({"k": np.ones((24, 24), np.float32), "v": np.ones((24, 24), np.float32)}, "divisible by kv_heads, got 4 and 3"),
