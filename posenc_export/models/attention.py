@@ -135,10 +135,9 @@ class AttentionBlock(torch.nn.Module):
         """A block with weights of the caller's own, float32, in eval mode. Sizes follow from the weights.
 
         Args:
-            heads, max_positions, causal: as AttentionConfig.
+            heads, max_positions, causal: as AttentionConfig; kv_heads too, from the weights where None.
             o: output projection [E,H*D], rows are outputs as in torch.nn.Linear; float32, float16 or bfloat16, of numpy or torch.
             q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, the three one behind the other [(H+2K)*D,E].
-            kv_heads: K; from the weights where None.
             encoding: {"name": registry key, parameter: value}, or text as the command takes it.
             layout: of the weights' rotary pairs, "half" or "interleaved": rows are moved to the layout of the encoding. That of the encoding where None.
             q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row; 0 for those of q, k, v that are left out beside another.

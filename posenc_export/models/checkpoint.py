@@ -1,4 +1,4 @@
-"""A folder as transformers saves it: config.json, and tensors that are mapped into memory and read one by one. Nothing is ever unpickled."""
+"""A folder as transformers saves it: config.json, and tensors that are mapped into memory and read one by one. No object but tensors is unpickled."""
 
 import json
 import pickle
