@@ -3,8 +3,12 @@
 import importlib
 from typing import Any
 
+# Where each stands, with its name there if that is another.
 _HOME = {
     "load": "posenc_export.runtime",
+    "verify": "posenc_export.runtime",
+    "export_model": "posenc_export.export:export",
+    "from_pretrained": "posenc_export.models.pretrained",
     "Session": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
     "AttentionConfig": "posenc_export.models.config",
@@ -22,4 +26,5 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    module, _, there = _HOME[name].partition(":")
+    return getattr(importlib.import_module(module), there or name)

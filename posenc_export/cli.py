@@ -7,15 +7,15 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.terminal import BAD_INPUT, REFUSED, OneLineParser, Progress, nearest, refusal, show
+from posenc_export.commands import export
+from posenc_export.commands.export import FAILED_CHECK, summary
+from posenc_export.terminal import REFUSED, OneLineParser, Progress, refusal, refuse, show
 
-FAILED_CHECK, INTERRUPTED = 1, 130
-# What describes a block and its default; a preset brings its own.
-BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
+INTERRUPTED = 130
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = _parser().parse_args(arguments)
     options.say = Progress()
     if sys.stdout is None:  # closed by whoever started us: the next file opened would stand in its place
-        return _refuse(options, "output: stdout is open, got a closed one; send it to a file or a pipe")
+        return refuse(options.say, "output: stdout is open, got a closed one; send it to a file or a pipe")
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # a reader that left shows here, not at exit
@@ -38,13 +38,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         line = refusal(error)
         if line is None:  # a fault of ours, not of the input
             raise
-        return _refuse(options, line)
-
-
-def _refuse(options: argparse.Namespace, line: str) -> int:
-    options.say.close()
-    print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
-    return BAD_INPUT
+        return refuse(options.say, line)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,17 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_list)
 
     exporting = commands.add_parser("export", help="write an artefact and prove it")
-    exporting.add_argument("model", help="a preset, or 'block'")
-    exporting.add_argument("--target", action="append", required=True, help="may be given several times: one subfolder each")
-    exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
-    for name, default in BLOCK.items():  # absent is not the default: a preset refuses them
-        said = "from heads and width" if name in ("kv_heads", "head_size") else default
-        choices = ("causal", "bidirectional") if name == "attention" else None
-        exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=f"of a block (default {said})")
-    exporting.add_argument("--signature", default="positions", help="positions or mask")
-    exporting.add_argument("--dtype", help="float32 or float16 (default: the target's own)")
-    exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
-    exporting.set_defaults(run=_export)
+    export.add_arguments(exporting)
 
     verifying = commands.add_parser("verify", help="prove an artefact on this machine against the reference that it carries; needs no torch")
     verifying.add_argument("folder", type=Path)
@@ -120,64 +104,6 @@ def _list(options: argparse.Namespace) -> int:
         print("\n" if index else "", end="")
         show(rows)
     return 0
-
-
-def _export(options: argparse.Namespace) -> int:
-    from posenc_export.export import VerificationError, folders
-
-    targets = list(dict.fromkeys(options.target))
-    _check_export(targets, options)
-    model = _model(options)
-    try:
-        certificates = _write(model, targets, options)
-    except VerificationError as error:
-        _refuse(options, str(error))
-        return FAILED_CHECK
-    options.say.close()
-    rows = [{"target": t, "folder": str(f), **_summary(c)} for t, f, c in zip(targets, folders(targets, options.output), certificates, strict=True)]
-    print(json.dumps(rows, indent=1)) if options.json else show(rows)
-    return 0
-
-
-def _check_export(targets: List[str], options: argparse.Namespace) -> None:
-    """Refuse before any work what needs none to be known."""
-    from posenc_export.export import TARGETS, check_export
-
-    for target in targets:
-        if target not in TARGETS:
-            raise ValueError(f"export: target is one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
-    check_export(targets, options.output, options.signature, options.dtype)
-
-
-def _model(options: argparse.Namespace) -> Any:
-    from posenc_export import encodings
-    from posenc_export.models.config import AttentionConfig
-    from posenc_export.models.presets import PRESETS, load_preset, seeded
-
-    given = {name: getattr(options, name) for name in BLOCK if getattr(options, name) is not None}
-    if options.model != "block":
-        if options.model not in PRESETS:
-            raise ValueError(f"export: model is block or one of {', '.join(PRESETS)}, got {options.model!r}; {nearest(options.model, [*PRESETS, 'block'])}")
-        if given:
-            raise ValueError(f"export: {options.model} brings its own shape and weights, got --{next(iter(given)).replace('_', '-')}; leave it out or export a block")
-        return load_preset(options.model)
-    values: Dict[str, Any] = {**BLOCK, **given}
-    seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
-    return seeded(AttentionConfig(encoding=spec, causal=attention == "causal", **values), seed)
-
-
-def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
-    """All artefacts or none. Their certificates."""
-    from posenc_export.export import export_all
-
-    return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]
-
-
-def _summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    if certificate is None:
-        return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = max(certificate["cells"].values())
-    return {"cells": len(certificate["cells"]), "worst error": f"{worst:.1e}", "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -278,7 +204,7 @@ def _inspect(options: argparse.Namespace) -> int:
     for state in manifest.states:
         print(f"state      {state.past} -> {state.present} {state.dtype} {list(state.axes)} {state.update}")
     print(f"digest     {manifest.digest}")
-    print("certificate " + ", ".join(f"{name} {value}" for name, value in _summary(manifest.certificate).items()))
+    print("certificate " + ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()))
     return 0
 
 

@@ -77,6 +77,13 @@ def refusal(error: BaseException) -> Optional[str]:
     return str(error)
 
 
+def refuse(progress: Progress, line: str) -> int:
+    """Say why nothing was done; the exit status that goes with it."""
+    progress.close()
+    print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
+    return BAD_INPUT
+
+
 def show(rows: List[Dict[str, Any]]) -> None:
     """Rows of equal keys as a table."""
     table = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]

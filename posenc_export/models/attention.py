@@ -1,14 +1,16 @@
 """The attention block, written once for every encoding and target."""
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.base import Carried, PositionEncoding
+from posenc_export.models import projections
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.linear_attention import LinearAttention
+from posenc_export.models.projections import Array
 
 
 class Attention(torch.nn.Module):
@@ -108,6 +110,47 @@ class AttentionBlock(torch.nn.Module):
             raise ValueError(f"block: {config.encoding['name']} acts on token ids, got a bare block; use it in a decoder")
         self.attention = attention(config, self.encoding)
         self.causal, self.embed_states = config.causal, len(self.encoding.embed_states())
+
+    @classmethod
+    def from_weights(
+        cls,
+        heads: int,
+        max_positions: int,
+        o: Array,
+        q: Optional[Array] = None,
+        k: Optional[Array] = None,
+        v: Optional[Array] = None,
+        qkv: Optional[Array] = None,
+        kv_heads: Optional[int] = None,
+        encoding: Union[str, Mapping[str, Any]] = "rope",
+        layout: Optional[str] = None,
+        q_bias: Optional[Array] = None,
+        k_bias: Optional[Array] = None,
+        v_bias: Optional[Array] = None,
+        qkv_bias: Optional[Array] = None,
+        o_bias: Optional[Array] = None,
+        encoding_weights: Optional[Mapping[str, Array]] = None,
+        causal: bool = True,
+    ) -> "AttentionBlock":
+        """A block with weights of the caller's own, float32, in eval mode. Sizes follow from the weights.
+
+        Args:
+            heads, max_positions, causal: as AttentionConfig; kv_heads too, from the weights where None.
+            o: output projection [E,H*D], rows are outputs as in torch.nn.Linear; float32, float16 or bfloat16, of numpy or torch.
+            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, the three one behind the other [(H+2K)*D,E].
+            encoding: {"name": registry key, parameter: value}, or text as the command takes it.
+            layout: of the weights' rotary pairs, "half" or "interleaved": rows are moved to the layout of the encoding. That of the encoding where None.
+            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row; 0 for those of q, k, v that are left out beside another.
+            encoding_weights: numbers that the encoding was trained with, by the names of its parameters.
+
+        Raises:
+            ValueError: weights that are missing, of another shape or dtype, an encoding whose trained numbers are not given, a layout that it has not.
+        """
+        biases = {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
+        config, parameters = projections.packed({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
+        block = cls(config)
+        projections.fill(block, parameters, layout, encoding_weights or {})
+        return block.eval()
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]

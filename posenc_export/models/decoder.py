@@ -1,5 +1,6 @@
 """A small pre-norm decoder: token embedding, blocks of attention and MLP, norm, head."""
 
+from itertools import cycle
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -49,7 +50,11 @@ def of_layers(config: DecoderConfig, encoding: PositionEncoding) -> List[Positio
     if not config.layer_encodings:
         return one_or_each(config.attention, encoding, config.layers)
     in_turn = config.layer_encodings
-    made = [encodings.build(in_turn[layer % len(in_turn)], config.attention.geometry) for layer in range(config.layers)]
+    made: List[PositionEncoding] = []
+    for layer in range(config.layers):
+        spec = in_turn[layer % len(in_turn)]
+        same = (one for one, before in zip(made, cycle(in_turn), strict=False) if before == spec and one.shared)  # one table for all layers that turn alike
+        made.append(next(same, None) or encodings.build(spec, config.attention.geometry))
     for hooks, found in ((("embed", "embed_next", "bias"), made), (("rotate", "bias", "observe", "rescore"), [encoding])):
         for one in found:
             if one.axes != encoding.axes or any(getattr(type(one), hook) is not getattr(PositionEncoding, hook) for hook in hooks):

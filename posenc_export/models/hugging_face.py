@@ -83,7 +83,7 @@ def layer_encodings(config: Mapping[str, Any]) -> Tuple[Spec, ...]:
     layers = _whole("num_hidden_layers", config.get("num_hidden_layers"))
     spec, types, turned = rope_spec(config), config.get("layer_types") or [], config.get("no_rope_layers") or [1] * layers
     by_type = {} if "name" in spec else spec
-    for name, given in (("layer_types", types if by_type else turned), ("no_rope_layers", turned)):
+    for name, given in (("layer_types", types if by_type else range(layers)), ("no_rope_layers", turned)):
         if len(given) != layers:
             raise ValueError(f"hugging_face: {name} has an entry for each of {layers} layers, got {len(given)}")
     unknown = sorted(set(map(str, types)) - set(by_type)) if by_type else []

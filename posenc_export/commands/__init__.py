@@ -1,0 +1,1 @@
+"""Parts of the `posenc` command, one file each."""

@@ -1,0 +1,141 @@
+"""Weights of one attention as an engineer has them, brought to the form of the block: separate or packed, either layout of rotary pairs."""
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import encodings
+from posenc_export.models.checkpoint import read_tensors
+from posenc_export.models.config import AttentionConfig
+from posenc_export.models.layouts import to_half, to_interleaved
+
+Array = Union[np.ndarray, Tensor]
+DTYPES = ("float32", "float16", "bfloat16")
+LAYOUTS = ("half", "interleaved")
+PROJECTIONS = ("q", "k", "v", "qkv", "o")
+# Names in a file by what AttentionBlock.from_weights calls them; beside them, encoding.NAME for numbers that an encoding was trained with.
+NAMES = {
+    **{name: (name, f"{name}.weight", f"{name}_proj.weight") for name in PROJECTIONS},
+    **{f"{name}_bias": (f"{name}_bias", f"{name}.bias", f"{name}_proj.bias") for name in PROJECTIONS},
+}
+ENCODING = "encoding."
+
+
+def packed(
+    weights: Mapping[str, Optional[Array]],
+    heads: int,
+    max_positions: int,
+    kv_heads: Optional[int] = None,
+    encoding: Union[str, Mapping[str, Any]] = "rope",
+    causal: bool = True,
+) -> Tuple[AttentionConfig, Dict[str, Tensor]]:
+    """The description that weights have, and the parameters {"qkv.weight", "qkv.bias", "output.weight", "output.bias"} as far as there are any.
+
+    Args:
+        weights: by their names in AttentionBlock.from_weights, None where not given.
+
+    Raises:
+        ValueError: as AttentionBlock.from_weights.
+    """
+    given = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
+    separate = {"q", "k", "v"} & set(given)
+    if "o" not in given or (separate != {"q", "k", "v"} and "qkv" not in given) or (separate and "qkv" in given):
+        raise ValueError(f"weights: they are q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all of one form")
+    if not isinstance(heads, int) or heads < 1 or given["o"].dim() != 2 or given["o"].size(1) % heads or not given["o"].size(1):
+        raise ValueError(f"weights: o has shape [width, heads * head_size] with {heads} heads, got {list(given['o'].shape)}; give another number of heads")
+    width, size = given["o"].size(0), given["o"].size(1) // heads
+    rows = given["k"].size(0) if separate and given["k"].dim() else (given["qkv"].size(0) - heads * size) // 2 if "qkv" in given else 0
+    kv_heads = kv_heads or max(rows // size, 1)
+    sizes = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
+    _check_shapes(given, {**sizes, "qkv": sum(sizes.values()), "o": width}, {"o": heads * size}, width)
+    parameters = {"output.weight": given["o"], "qkv.weight": given["qkv"] if "qkv" in given else torch.cat([given[name] for name in sizes])}
+    biases = [name for name in ("q_bias", "k_bias", "v_bias", "qkv_bias") if name in given]
+    if biases:
+        parts = [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]  # a bias that is not there is 0: Whisper's keys have none
+        parameters["qkv.bias"] = given["qkv_bias"] if "qkv_bias" in given else torch.cat(parts)
+    if "o_bias" in given:
+        parameters["output.bias"] = given["o_bias"]
+    spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
+    config = AttentionConfig(width, heads, max_positions, kv_heads, size, spec, bool(biases), "o_bias" in given, causal)
+    return config, parameters
+
+
+def fill(block: torch.nn.Module, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:
+    """Put `parameters` of `packed` into the block of that description, in the pair layout of its encoding, and the encoding's own numbers.
+
+    Raises:
+        ValueError: as AttentionBlock.from_weights.
+    """
+    attention, encoding = block.attention, block.encoding
+    wanted = dict(encoding.named_parameters())  # type: ignore[union-attr,operator]
+    if set(wanted) != set(trained):
+        names = ", ".join(sorted(wanted)) or "none"
+        raise ValueError(f"weights: trained numbers of {type(encoding).__name__} are {names}, got {', '.join(sorted(trained)) or 'none'}; give encoding_weights")
+    if layout is not None:
+        _turn(attention, encoding, parameters, layout)
+    with torch.no_grad():
+        for name, parameter in attention.named_parameters():  # type: ignore[union-attr,operator]
+            if not name.startswith(ENCODING):
+                parameter.copy_(parameters[name])
+        for name, parameter in wanted.items():
+            value = _tensor(name, trained[name])
+            if value.shape != parameter.shape:
+                raise ValueError(f"weights: {ENCODING}{name} has shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape")
+            parameter.copy_(value)
+    encoding.prepare()  # type: ignore[union-attr,operator]
+
+
+def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+    """Weights of a .safetensors file by their names in AttentionBlock.from_weights, and those of the encoding.
+
+    Raises:
+        ValueError: not such a file, an unknown name, two names for one thing.
+    """
+    meant = {name: key for key, names in NAMES.items() for name in names}
+    found: Dict[str, Tensor] = {}
+    trained: Dict[str, Tensor] = {}
+    for name, value in read_tensors(path).items():
+        if name.startswith(ENCODING):
+            trained[name.removeprefix(ENCODING)] = value
+            continue
+        if name not in meant:
+            raise ValueError(f"weights: names are those of q, k, v, qkv and o as q, q.weight or q_proj.weight, their biases, or encoding.NAME, got {name}; rename it")
+        if meant[name] in found:
+            raise ValueError(f"weights: each is given once, got {meant[name]} again as {name}; remove one")
+        found[meant[name]] = value
+    return found, trained
+
+
+def _tensor(name: str, value: Array) -> Tensor:
+    """float32."""
+    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ValueError(f"weights: {name} is {', '.join(DTYPES)}, got {dtype}; convert it to float32")
+    return value.detach().float() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, np.float32))
+
+
+def _check_shapes(given: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[str, int], width: int) -> None:
+    for name, value in given.items():
+        projection, bias = name.removesuffix("_bias"), name.endswith("_bias")
+        shape: List[int] = [rows[projection], *([] if bias else [columns.get(projection, width)])]
+        if list(value.shape) != shape:
+            raise ValueError(f"weights: {name} has shape {shape} (rows are outputs, as in torch.nn.Linear), got {list(value.shape)}; check heads and kv_heads")
+    if "qkv_bias" in given and len([name for name in given if name in ("q_bias", "k_bias", "v_bias")]):
+        raise ValueError("weights: biases are qkv_bias or q_bias, k_bias, v_bias, got both; remove one")
+
+
+def _turn(attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str) -> None:
+    """Rows of queries and keys from the layout of the weights to that of the encoding."""
+    interleaved = getattr(encoding, "interleaved", None)
+    if layout not in LAYOUTS or interleaved is None:
+        rule = f"one of {', '.join(LAYOUTS)}" if interleaved is not None else f"left out where {type(encoding).__name__} turns no pairs"
+        raise ValueError(f"weights: layout is {rule}, got {layout!r}; correct it")
+    if interleaved == (layout == "interleaved"):
+        return
+    move, rotary = to_interleaved if interleaved else to_half, getattr(encoding, "size", attention.head_size)
+    for name in {"qkv.weight", "qkv.bias"} & set(parameters):
+        q, k, v = parameters[name].split(attention.sizes)
+        parameters[name] = torch.cat((move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary), v))

@@ -1,0 +1,79 @@
+"""Configurations as they are published, with all the keys that say nothing, become the descriptions that they should."""
+
+from typing import Any, Dict
+
+import pytest
+
+from posenc_export.models import families
+
+USUAL = {
+    "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": [2, 3], "hidden_act": "silu", "initializer_range": 0.02, "torch_dtype": "bfloat16",
+    "transformers_version": "4.46.1", "use_cache": True, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+SMOLLM2 = {
+    **USUAL, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_size": 576, "intermediate_size": 1536,
+    "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "num_attention_heads": 9, "num_hidden_layers": 30,
+    "num_key_value_heads": 3, "pretraining_tp": 1, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+    "vocab_size": 49152, "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+}  # fmt: skip
+SMOLLM3 = {
+    **USUAL, "model_type": "smollm3", "attention_bias": False, "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 65536,
+    "max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "layer_types": ["full_attention"] * 36,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rope_scaling": None,
+    "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
+QWEN2 = {
+    **USUAL, "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 131072,
+    "tie_word_embeddings": False, "use_sliding_window": False, "use_mrope": False, "vocab_size": 152064,
+}  # fmt: skip
+MISTRAL = {
+    **USUAL, "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+}  # fmt: skip
+PHI3 = {
+    **USUAL, "_name_or_path": "Phi-3-mini-4k-instruct", "model_type": "phi3", "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    "embd_pdrop": 0.0, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0, "rope_scaling": None,
+    "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False, "attention_bias": False, "vocab_size": 32064,
+}  # fmt: skip
+PHI4_MINI = {
+    **PHI3, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False, "max_position_embeddings": 131072,
+    "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144, "tie_word_embeddings": True,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + 0.5 * pair for pair in range(48)]}, "vocab_size": 200064,
+}  # fmt: skip
+# The configuration, and what its description holds: heads, kv heads, head size, range, name of the encoding, theta, tied.
+PUBLISHED: Dict[str, Any] = {
+    "SmolLM2-135M": (SMOLLM2, (9, 3, 64, 8192, "rope", 100000.0, True)),
+    "Qwen2-7B": (QWEN2, (28, 4, 128, 32768, "rope", 1000000.0, False)),
+    "Phi-4-mini": (PHI4_MINI, (24, 8, 128, 131072, "rope_longrope", 10000.0, True)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_described(name: str) -> None:
+    config, wanted = PUBLISHED[name]
+    made, _ = families.read(config)
+    block = made.attention
+    assert (block.heads, block.kv_heads, block.head_size, block.max_positions, block.encoding["name"], block.encoding["theta"], made.tied) == wanted
+    assert (made.layers, made.vocabulary, made.hidden) == (config["num_hidden_layers"], config["vocab_size"], config["intermediate_size"])
+    assert block.qkv_bias == (config["model_type"] == "qwen2") and not block.output_bias
+
+
+def test_smollm3_leaves_every_fourth_of_36_layers_without_rotation_and_is_tied_without_saying_so() -> None:
+    made, _ = families.read(SMOLLM3)
+    assert [spec["name"] for spec in made.layer_encodings] == ["rope", "rope", "rope", "nope"] * 9 and made.tied
+    assert made.layer_encodings[0]["theta"] == 5000000.0
+
+
+def test_phi_4_mini_turns_three_quarters_of_a_head_with_the_magnitude_of_its_length() -> None:
+    spec = families.read(PHI4_MINI, max_positions=4096)[0].attention.encoding
+    assert spec["rotary"] == 96 and spec["original_max_positions"] == 4096
+    assert spec["attention_factor"] == pytest.approx((1 + 5 * 0.6931471805599453 / 8.317766166719343) ** 0.5)  # 131072 / 4096 = 2^5, ln 4096
+
+
+@pytest.mark.parametrize(("config", "window"), [(MISTRAL, 4096), (PHI3, 2047)])
+def test_a_published_window_is_refused_and_passes_in_a_range_that_does_not_feel_it(config: Dict[str, Any], window: int) -> None:
+    with pytest.raises(ValueError, match=f"sliding_window .* got {window}; give max_positions={window} or fewer"):
+        families.read(config)
+    assert families.read(config, max_positions=window)[0].attention.max_positions == window

@@ -1,0 +1,97 @@
+"""Models of the user's own as the command takes them, and as the page shows them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posenc_export import from_pretrained, load
+from posenc_export.cli import main
+from posenc_export.export.expected import eager_session
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.models.checkpoints import saved  # noqa: E402
+
+PAGE = Path(__file__).parents[1] / "docs/own-model.md"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("llama", tmp_path_factory.mktemp("own") / "checkpoint")[1]
+
+
+def _weights(checkpoint: Path, path: Path) -> Path:
+    """The attention of layer 1 as a file of its own."""
+    prefix = "model.layers.1.self_attn."
+    save_file({name.removeprefix(prefix): value for name, value in load_file(checkpoint / "model.safetensors").items() if name.startswith(prefix)}, path)
+    return path
+
+
+def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
+    assert main(["export", *arguments, "--target", "ort", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]
+
+
+def test_a_checkpoint_is_exported_and_proves_itself_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = str(tmp_path / "model")
+    assert _exported([str(checkpoint), "-o", folder, "--max-positions", "300"], capsys)["passed"]
+    hidden = "import sys; sys.modules['torch'] = None; from posenc_export.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
+    done = subprocess.run([sys.executable, "-c", hidden, folder], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["passed"]
+    tokens = np.arange(3, 43)[None]
+    wanted = eager_session(from_pretrained(checkpoint)).prefill(tokens)
+    assert np.allclose(load(folder).session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder).manifest.max_positions == 300
+
+
+def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    layer, block = str(tmp_path / "layer"), str(tmp_path / "block")
+    weights = str(_weights(checkpoint, tmp_path / "attention.safetensors"))
+    assert _exported([str(checkpoint), "--layer", "1", "-o", layer], capsys)["passed"]
+    spec = "rope_llama3:theta=500000,factor=8,original_max_positions=64"
+    assert _exported(["block", "--weights", weights, "--heads", "4", "--encoding", spec, "--max-positions", "512", "-o", block], capsys)["passed"]
+    x = np.random.default_rng(0).standard_normal((1, 30, 64), dtype=np.float32)
+    outputs = [load(folder).session().prefill(x, start=200) for folder in (layer, block)]
+    assert np.array_equal(*outputs) and main(["verify", block, "--no-record"]) == 0
+
+
+WRONG = {
+    "a folder that is no checkpoint": (["{tmp}"], "config.json is a file"),
+    "a path that is none": (["./checkpont"], "model is block, a folder with a checkpoint"),
+    "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
+    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint brings its own shape and weights, got --width"),
+    "weights beside a checkpoint": (["{checkpoint}", "--weights", "x"], "got --weights"),
+    "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope brings its own shape and weights, got --layer"),
+    "a layout without weights": (["block", "--layout", "half"], "a block without --weights has random ones, got --layout"),
+    "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
+    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "follow from --weights, got --head-size"),
+    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "o has shape"),
+    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "none.safetensors is a file"),
+    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "an output projection is among them, got q"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    weights, headless = _weights(checkpoint, tmp_path / "attention.safetensors"), tmp_path / "headless.safetensors"
+    save_file({"q": torch.ones(8, 8)}, headless)
+    arguments, message = WRONG[case]
+    given = [part.format(checkpoint=checkpoint, weights=weights, headless=headless, tmp=tmp_path) for part in arguments]
+    assert main(["export", *given, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
+
+
+def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(program, names)
+    assert names["logits"].shape == (1, 5, 61) and names["output"].shape == (1, 40, 64) and (tmp_path / "build/block/posenc.json").is_file()
