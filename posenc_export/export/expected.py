@@ -9,10 +9,12 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import CHUNK, Beside, Expected, beside_inputs, case_inputs, fill_inputs, starts
-from posenc_export.runtime.reference import has_beside
+from posenc_export.runtime.reference import LAST, has_beside
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 from posenc_export.runtime.torch_graph import TorchGraph
+
+KEPT = 1 << 26  # numbers of a filled cache's outputs, 256 MiB: the end of it, where the vocabulary is large
 
 
 def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
@@ -52,9 +54,13 @@ def _beside(session: Session, manifest: Manifest) -> Beside:
 
 
 def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
-    tokens = fill_inputs(manifest)
+    tokens, parts = fill_inputs(manifest), []
+    length = tokens.shape[1]
+    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
     session.reset()
-    parts = [session.prefill(_wide(tokens[:, first : first + CHUNK])) for first in range(0, tokens.shape[1], CHUNK)]
+    for first in range(0, length, CHUNK):
+        made = session.prefill(_wide(tokens[:, first : first + CHUNK]))
+        parts.append(made[:, max(compared - first, 0) :].copy())
     return tokens, np.concatenate(parts, axis=1)
 
 
