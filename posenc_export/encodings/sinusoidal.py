@@ -49,7 +49,8 @@ class Sinusoidal(PositionEncoding):
         frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
         self.computed, high = angles == "computed", frequencies.astype(np.float32)
         self.frequencies = Table(np.stack((high, frequencies - high)))  # in two parts: together they have the digits of float64
-        turned = np.arange(0 if self.computed else geometry.max_positions, dtype=np.float64)[:, None] * frequencies
+        # Where rows are computed one stands there unread: torch.export writes no table without numbers.
+        turned = np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64)[:, None] * frequencies
         waves = (np.sin(turned), np.cos(turned))
         self.table = Table(np.stack(waves, axis=-1).reshape(-1, geometry.width) if layout == "interleaved" else np.concatenate(waves, axis=-1))
 

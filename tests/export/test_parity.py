@@ -61,7 +61,9 @@ EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")
 # Options change the module, not what a target makes of its operations: they run on the fused target and as a script.
 @pytest.mark.parametrize(
     ("variant", "target"),
-    EVERYWHERE + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), lambda variant, target: False),
+    EVERYWHERE
+    + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), lambda variant, target: False)
+    + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False),
 )
 def test_decoder_matches_eager_at_every_cut(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path)
