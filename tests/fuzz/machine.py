@@ -103,7 +103,11 @@ class Machine(RuleBasedStateMachine):
         if self.instead(data, self.subject.cached):
             return
         on, twin = self.choose(data.draw)
-        times = data.draw(st.one_of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 40)))
+        room = self.room(twin)
+        if twin.rows and not room and data.draw(st.integers(0, 7)):  # the range is used up: go on from the start
+            self.make({"do": "rewind", "on": on, "n": [row.length for row in twin.rows]})
+            return
+        times = data.draw(st.one_of(st.integers(1, max(min(5, room), 1)), st.integers(1, max(min(40, room), 1)), st.integers(1, 40)))
         texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
         self.make({"do": "step", "on": on, "times": times, "texts": texts, "copy": data.draw(st.booleans())})
 

@@ -1,0 +1,171 @@
+"""Steps without end in flat memory: `python -m tests.soak.steps [--steps 1000000] [--target T] [--json FILE]`.
+
+Each target takes so many steps in each of four ways: straight on with a state of fixed size, and with caches that never end because rows go back, start again,
+or come and go. Exits 1 where the memory of the process grew by more than LIMIT between 1 % of the steps (and a whole cycle) and the end, where Python's objects
+grew, or where the last outputs are not those of a fresh session.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import numpy as np
+
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Model, Session, load
+from tests.tiny import block
+
+TARGETS = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
+LIMIT = 8 * 2**20  # bytes that a process may grow by
+TRACED = 64 * 2**10  # bytes that Python's objects may grow by
+LOW, HIGH = 64, 1024  # tokens that a row goes back to, and goes back at
+ROWS, STAY = 3, 16  # rows that come and go, and steps between two exchanges
+CYCLE = 2 * (HIGH - LOW)  # steps after which every buffer has its size
+Steps = Iterator[np.ndarray]  # the output of each step
+
+
+def straight(session: Session, text: np.ndarray) -> Steps:
+    """One row to the last position."""
+    session.prefill(text[None, :1])
+    place = 1
+    while True:
+        yield session.step(text[place % len(text)][None])
+        place += 1
+
+
+def rewinding(session: Session, text: np.ndarray) -> Steps:
+    """One row, back to LOW at HIGH."""
+    session.prefill(text[None, :LOW])
+    while True:
+        for place in range(LOW, HIGH):
+            yield session.step(text[place][None])
+        session.rewind(HIGH - LOW)
+
+
+def resetting(session: Session, text: np.ndarray) -> Steps:
+    """One row, anew from LOW at HIGH."""
+    while True:
+        session.reset()
+        session.prefill(text[None, :LOW])
+        for place in range(LOW, HIGH):
+            yield session.step(text[place][None])
+
+
+def exchanging(session: Session, text: np.ndarray) -> Steps:
+    """Rows of which one goes and one comes every STAY steps."""
+    session.admit([text[: LOW + row] for row in range(ROWS)])
+    gone = 0
+    while True:
+        for _ in range(STAY):
+            yield session.step(text[session.length])
+        session.retire(gone % ROWS)
+        session.admit(text[None, : LOW + gone % 7])
+        gone += 1
+
+
+WAYS: Dict[str, Callable[[Session, np.ndarray], Steps]] = {"straight": straight, "rewinding": rewinding, "resetting": resetting, "exchanging": exchanging}
+
+
+def ways(target: str) -> List[str]:
+    """Those that a target takes: rows come and go where they are compact."""
+    return [way for way in WAYS if way != "exchanging" or target in ("onnx-static", "ort")]
+
+
+def made(target: str, way: str, steps: int) -> Model:
+    """A block of one layer, with linear attention for the way straight on, which has a position for each step."""
+    from posenc_export.export import export
+    from posenc_export.models.presets import seeded
+
+    config = block("rope", max_positions=steps + 1, mechanism="linear", kv_heads=6) if way == "straight" else block("rope", max_positions=HIGH)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries that export
+        export(seeded(config), target, Path(folder) / "artefact", verify=False)
+        return load(Path(folder) / "artefact", provider="cpu", threads=1)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def traced_growth(model: Model, way: str, text: np.ndarray, steps: int) -> int:
+    """Bytes by which Python's objects grow over a cycle, behind a first one."""
+    run = WAYS[way](model.session(), text)
+    count = min(CYCLE, steps // 3)
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            next(run)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(count):
+            next(run)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
+    """The figures of one target in one way, and what is wrong with them."""
+    model = made(target, way, steps)
+    text = np.random.default_rng(0).standard_normal((HIGH, 48)).astype(np.float32)
+    objects = traced_growth(model, way, text, steps)
+    session = model.session()
+    run = WAYS[way](session, text)
+    begin = min(max(steps // 100, CYCLE), steps // 2)
+    for _ in range(begin):
+        next(run)
+    before, since = resident(), time.perf_counter()
+    for _ in range(steps - begin - 1):
+        next(run)
+    seconds = time.perf_counter() - since
+    grown, last = resident() - before, next(run)
+    error = 0.0 if way == "straight" else _fresh_error(model, session, text, last)
+    wrong = [f"memory grew by {grown} bytes"] if grown > LIMIT else []
+    wrong += [f"objects grew by {objects} bytes"] if objects > TRACED else []
+    wrong += [f"error {error:.2g} of what rounding explains"] if error > 1 or not np.isfinite(last).all() else []
+    rate = (steps - begin - 1) / seconds
+    return {"target": target, "way": way, "steps": steps, "steps_per_second": round(rate), "grown": grown, "objects_grown": objects, "error": round(error, 3), "wrong": wrong}
+
+
+def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndarray) -> float:
+    """Last outputs against those of a fresh session that reads each row at once, over what rounding explains."""
+    worst = 0.0
+    for row, length in enumerate(session.length):
+        expected = model.session().prefill(text[None, :length])[0, -1]
+        worst = max(worst, worst_error(last[row], expected) / tolerance("float32", 1, 96))
+    return worst
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """0, or 1 where memory grows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--way", action="append", choices=list(WAYS))
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args(arguments)
+    figures = []
+    for target in options.target or TARGETS:
+        for way in [way for way in ways(target) if way in (options.way or WAYS)]:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process of its own: what another one left in memory hides what this one takes
+                figures.append(pool.apply(soak, (target, way, options.steps)))
+            print(json.dumps(figures[-1]), flush=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 1 if any(figure["wrong"] for figure in figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""A short run of the soak, and that it sees memory that grows. The long one: `make soak`."""
+
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from posenc_export.runtime import Session
+from tests.soak import steps
+
+
+@pytest.mark.parametrize(("target", "way", "count"), [("ort", "rewinding", 20_000), ("onnx-static", "exchanging", 1_500)])
+def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -> None:
+    figure = steps.soak(target, way, count)
+    assert not figure["wrong"], figure
+    assert figure["steps_per_second"] > 0
+
+
+def test_memory_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: List[Any] = []
+
+    def leaking(session: Session, text: np.ndarray) -> steps.Steps:
+        for output in steps.rewinding(session, text):
+            kept.append(np.ones(40_000, np.uint8))
+            yield output
+
+    monkeypatch.setitem(steps.WAYS, "rewinding", leaking)
+    memory, objects = steps.soak("ort", "rewinding", 1500)["wrong"]
+    assert memory.startswith("memory grew by") and objects.startswith("objects grew by")
