@@ -159,7 +159,7 @@ def prepare(folder: Path) -> Dict[str, float]:
         renamed = {"attention.output.weight": "self_attn.o_proj", "attention_norm.weight": "input_layernorm", "mlp_norm.weight": "post_attention_layernorm"}
         weights[f"{stem}{renamed[part]}.weight" if part in renamed else f"{stem}mlp.{part.split('.')[1]}_proj.weight"] = value
     llama.load_state_dict(weights)
-    tokens = torch.arange(24)[None] * 37
+    tokens = torch.arange(24)[None] * 37 % config.vocabulary
     with torch.inference_mode():
         theirs = llama(tokens).logits.numpy()
     llama.half().save_pretrained(folder / "llama")
