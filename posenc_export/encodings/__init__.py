@@ -5,8 +5,8 @@ import inspect
 import math
 from typing import Any, Dict, Mapping, Type
 
+from posenc_export.allocation import enough_memory
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
-from posenc_export.memory import enough_memory
 
 # The file and the class in it.
 CLASSES = {

@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Type, Union
 import torch
 from safetensors.torch import load_file
 
-from posenc_export.memory import enough_memory
+from posenc_export.allocation import enough_memory
 from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.config import AnyConfig, AttentionConfig, DecoderConfig, EncoderConfig
 from posenc_export.models.decoder import Decoder

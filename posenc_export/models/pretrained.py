@@ -7,7 +7,7 @@ from typing import Dict, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.memory import enough_memory
+from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.attention import AttentionBlock
 from posenc_export.models.checkpoint import Checkpoint, Shape, read_config
