@@ -7,6 +7,7 @@ import numpy as np
 from posenc_export.runtime.committed import Caches, Committed, Slots
 from posenc_export.runtime.history import RowHistory
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.rows import Beside
 
 
 class Memory:
@@ -64,6 +65,37 @@ class Memory:
         caches = state.caches.restored({row: state.caches.snapshot(last)}) if self.replaces else state.caches
         moves = ((last, row),) if row < last else ()
         return state.replace(held=state.held[order], start=state.start[order], slots=state.slots[order], caches=caches, histories=histories, moves=moves)
+
+    def taken_back(self, state: Committed, target: np.ndarray) -> Tuple[Committed, List[np.ndarray], Beside]:
+        """The state at or before `target` tokens [B] of each row, and the tokens and numbers of each row that lead from there to the target.
+
+        Raises:
+            ValueError: states that each call replaces are not kept for so many tokens.
+        """
+        none = self._no_tokens()
+        again, numbers = [none] * state.rows, {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
+        if not self.replaces:
+            return self.cut(state, target), again, numbers
+        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.held, strict=True)]
+        if (np.array(reach) > target).any():
+            raise ValueError(
+                f"session: expected a rewind to lengths of at least {reach}, for states that each call replaces are kept for the last {self.rewind} tokens, "
+                f"got {target.tolist()}; open the session with rewind=N"
+            )
+        held, restored = state.held.copy(), {}
+        for row in np.flatnonzero(target < state.held):
+            mark, (tokens, beside) = state.histories[row].back_to(int(target[row]))
+            held[row], restored[int(row)] = mark.length, mark.states
+            if len(tokens):
+                again[row] = tokens
+                for name, part in beside.items():
+                    numbers[name][row] = part
+        assert state.caches is not None
+        return self.cut(state.replace(caches=state.caches.restored(restored)), held), again, numbers
+
+    def _no_tokens(self) -> np.ndarray:
+        value = self.manifest.inputs[0]
+        return np.zeros([0, *(int(axis) for axis in value.axes[2:])], value.dtype)
 
     def cut(self, state: Committed, target: np.ndarray) -> Committed:
         """The state with the first `target` tokens [B] of each row; what is written in place is still to be filled (`tidy`)."""

@@ -3,18 +3,17 @@
 Shapes: B batch, S new tokens. Whatever padding comes in, rows are fed with their valid tokens first; the graph sees -1 only behind them.
 """
 
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, Iterator, Optional
 
 import numpy as np
 
-from posenc_export.runtime import feeds, rows
+from posenc_export.runtime import feeds, generation, rows
 from posenc_export.runtime.committed import Caches, Committed, nothing
 from posenc_export.runtime.exclusive import BUSY, Turn, exclusive, exclusive_as_it_is
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.memory import Memory
 from posenc_export.runtime.reader import Reader
 from posenc_export.runtime.rows import Numbers, Rows
-from posenc_export.runtime.sampling import choose
 from posenc_export.runtime.stepper import Stepper
 
 REWIND = 256  # tokens that can be taken back where states are replaced by each call
@@ -163,13 +162,12 @@ class Session:
             stepper.back(int(back[0]))  # the next step stands where an earlier one stood: its binding serves again
             self._memory.wipe(self._now)
             return
-        state = self._now.without_stepper(self._columns)
-        if self._replaces:
-            self._replay(state, length - back)
-        else:
-            self._memory.mark(self._now)
-            self._now = self._memory.cut(state, length - back)
-            self._settle()
+        state, again, numbers = self._memory.taken_back(self._now.without_stepper(self._columns), length - back)
+        self._memory.mark(self._now)
+        self._now = state
+        self._settle()
+        if any(len(tokens) for tokens in again):
+            _, self._now = self._reader.feed(self._now, 0, again, numbers)
 
     @exclusive
     def fork(self) -> "Session":
@@ -229,21 +227,7 @@ class Session:
         Raises:
             ValueError: as prefill and step; a model without a vocabulary, a row without tokens, fewer than 1 token. At the first id, as with any generator.
         """
-        if self.manifest.kind != "decoder":
-            raise ValueError(f"session: generate takes a decoder, got kind {self.manifest.kind}; call prefill")
-        if tokens < 1:
-            raise ValueError(f"session: tokens is at least 1, got {tokens}")
-        counts = [len(row) for row in prompt]
-        if not all(counts):
-            raise ValueError(f"session: a prompt has a token in every row, got {counts}; leave empty rows out")
-        random = np.random.default_rng(seed)
-        output = self.prefill(prompt)
-        logits = np.stack([output[row, count - 1] for row, count in enumerate(counts)])
-        for index in range(tokens):
-            chosen = choose(logits, temperature, top_k, top_p, random)
-            yield chosen
-            if index + 1 < tokens:
-                logits = self.step(chosen)
+        return generation.generate(self, prompt, tokens, temperature, top_k, top_p, seed)
 
     def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
         """Position of each row's first token [B] int64, where a call of `count` rows may follow."""
@@ -279,31 +263,6 @@ class Session:
         stepper = Stepper(caches, built, self._input, self._vocabulary, room)
         self._now = state.replace(caches=caches, stepper=stepper)
         return stepper
-
-    def _replay(self, state: Committed, target: np.ndarray) -> None:
-        """Each row that goes back restored at a mark before its target [B], and fed again up to it."""
-        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.held, strict=True)]
-        if (np.array(reach) > target).any():
-            raise ValueError(
-                f"session: expected a rewind to lengths of at least {reach}, for states that each call replaces are kept for the last {self._memory.rewind} tokens, "
-                f"got {target.tolist()}; open the session with rewind=N"
-            )
-        empty = np.zeros([0, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
-        held, again, restored = state.held.copy(), [empty] * state.rows, {}
-        beside: Dict[str, List[np.ndarray]] = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
-        for row in np.flatnonzero(target < state.held):
-            mark, (tokens, numbers) = state.histories[row].back_to(int(target[row]))
-            held[row], restored[int(row)] = mark.length, mark.states
-            if len(tokens):
-                again[row] = tokens
-                for name, part in numbers.items():
-                    beside[name][row] = part
-        assert state.caches is not None
-        self._memory.mark(self._now)
-        self._now = self._memory.cut(state.replace(caches=state.caches.restored(restored)), held)
-        self._settle()
-        if any(len(part) for part in again):
-            _, self._now = self._reader.feed(self._now, 0, again, beside)
 
     def _settle(self) -> None:
         """Finish what the last call left undone. It may break off itself: each store below commits what is done."""

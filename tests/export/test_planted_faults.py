@@ -249,11 +249,11 @@ class MovesNoRow(Session):
 class ForgetsCoordinates(Session):
     """Feeds tokens behind a rewind again as if they were text."""
 
-    def _replay(self, state: Any, target: np.ndarray) -> None:
-        for history in state.histories:
+    def rewind(self, n: Any) -> None:
+        for history in self._now.histories:
             for mark in history.marks:
                 mark.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in mark.parts]
-        super()._replay(state, target)
+        super().rewind(n)
 
 
 class ForgetsStates(Session):
