@@ -102,7 +102,10 @@ def line(unit: Unit) -> str:
     total = unit.total
     counts = f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {total['worst']:.2f}" if total else ""
     shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
-    return shown + (f"\n  {unit.finding['error']}\n  {json.dumps({k: unit.finding[k] for k in ('spec', 'options', 'calls') if k in unit.finding})}\n  {unit.finding['blob']}" if unit.finding else "")
+    if not unit.finding:
+        return shown
+    replayed = {name: unit.finding[name] for name in ("spec", "options", "calls") if name in unit.finding}
+    return "\n  ".join((shown, unit.finding["error"], json.dumps(replayed), unit.finding["blob"]))
 
 
 def summary(units: List[Unit]) -> Dict[str, Any]:
