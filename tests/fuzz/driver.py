@@ -113,22 +113,14 @@ class Driver:
 
     def _given(self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]) -> Tuple[Dict[str, Any], List[np.ndarray]]:
         """Arguments of a prefill or admit, and the columns that hold tokens of each row."""
-        size, count = self.subject.spec.size, [len(tokens) for tokens in more]
-        readings = rows or [Reading(0, self.limit) for _ in more]
-        whole = [(reading.start, [*reading.tokens, *tokens], reading.length) for reading, tokens in zip(readings, more, strict=True)]
-        # Refused in any case where a row goes past the range: what it would read there is its first tokens again.
-        fits = all(len(tokens) <= size for _, tokens, _ in whole)
-        shape, axes = self.subject.texts.shape[2:], self.subject.beside.shape[1]
-        each = list(zip(whole, count, strict=True))
-        tokens = [self.subject.tokens(row, first) if fits else np.resize(self.subject.texts[0], (n, *shape)) for (_, row, first), n in each]
-        numbers = [self.subject.numbers(row, start, first) if fits else np.zeros((axes, n), np.int64) for (start, row, first), n in each]
-        given, mask = any(token.beside >= 0 for row in more for token in row), None
+        tokens, numbers = self._contents(more, rows or [Reading(0, self.limit) for _ in more])
+        count, kinds, mask = [len(part) for part in tokens], [np.int64, bool, np.float32, np.uint8], None
         columns = [np.arange(n) for n in count]
         if call["padding"] is not None:
             random, width = np.random.default_rng(call["padding"]), max(count, default=0) + call["padding"] % 4
             columns = [np.sort(random.permutation(width)[:n]) for n in count]
             inputs: Any = np.resize(self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:]))
-            mask = np.zeros((len(count), width), [np.int64, bool, np.float32, np.uint8][call["padding"] % 4])
+            mask = np.zeros((len(count), width), kinds[call["padding"] % 4])
             for row, where in enumerate(columns):
                 inputs[row, where], mask[row, where] = tokens[row], 1
         else:
@@ -137,11 +129,19 @@ class Driver:
         for row, where in enumerate(columns):
             beside[:, row, where] = numbers[row]
         arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask, "chunk": call["chunk"]}
-        if given and self.manifest.axes:
-            arguments["grid"] = beside
-        if given and self.subject.segments:
-            arguments["token_types"] = beside[0]
+        if any(token.beside >= 0 for row in more for token in row):
+            arguments |= {"grid": beside} if self.manifest.axes else {"token_types": beside[0]} if self.subject.segments else {}
         return arguments, columns
+
+    def _contents(self, more: List[List[Token]], rows: List[Reading]) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+        """What each row reads next, and what stands beside it; past the range, where a call is refused, whatever has the right shape."""
+        size, subject = self.subject.spec.size, self.subject
+        whole = [[*row.tokens, *tokens] for row, tokens in zip(rows, more, strict=True)]
+        if all(len(tokens) <= size for tokens in whole):
+            tokens = [subject.tokens(row, reading.length) for row, reading in zip(whole, rows, strict=True)]
+            return tokens, [subject.numbers(row, reading.start, reading.length) for row, reading in zip(whole, rows, strict=True)]
+        counts = [len(part) for part in more]
+        return [np.resize(subject.texts[0], (n, *subject.texts.shape[2:])) for n in counts], [np.zeros((subject.beside.shape[1], n), np.int64) for n in counts]
 
     def _take(self, rows: List[Reading], more: List[List[Token]], call: Call, output: np.ndarray, columns: List[np.ndarray]) -> None:
         """Rows read what a prefill or admit took; its output is theirs, and zeros at padding."""

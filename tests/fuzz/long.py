@@ -104,8 +104,8 @@ def line(unit: Unit) -> str:
     shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
     if not unit.finding:
         return shown
-    again = json.dumps({key: unit.finding[key] for key in ("spec", "options", "calls") if key in unit.finding})
-    return f"{shown}\n  {unit.finding['error']}\n  {again}\n  {unit.finding['blob']}"
+    replayed = {name: unit.finding[name] for name in ("spec", "options", "calls") if name in unit.finding}
+    return "\n  ".join((shown, unit.finding["error"], json.dumps(replayed), unit.finding["blob"]))
 
 
 def summary(units: List[Unit]) -> Dict[str, Any]:

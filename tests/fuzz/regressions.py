@@ -36,7 +36,7 @@ FOUND: Dict[str, Dict[str, Any]] = {
     # Messages were numpy's own, or an array printed over several lines.
     **{
         f"{name}: one line": {
-            "spec": ["mrope", "decoder", "onnx-static", "positions", 40],
+            "spec": ["mrope", "block", "ort", "positions", 40],
             "options": {"batch": 1, "capacity": None, "rewind": 256},
             "calls": [{"do": "prefill", "on": 0, "rows": [[0, -1, 5]], "start": None, "padding": None, "chunk": None}, {"do": "wrong", "on": 0, "name": name}],
         }

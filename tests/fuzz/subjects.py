@@ -72,7 +72,8 @@ class Subject:
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
         self.vocabulary = int(self.manifest.config.get("vocabulary", 0))
-        self.segments = int(self.manifest.config.get("segments", 0))
+        # What stands beside tokens is one thing: where there are coordinates, all are of the first segment.
+        self.segments = 0 if self.manifest.axes else int(self.manifest.config.get("segments", 0))
         random = np.random.default_rng(0)
         self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
         self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))

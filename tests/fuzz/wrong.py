@@ -117,7 +117,7 @@ WRONG: Dict[str, Wrong] = {
     "grid of ragged lists": _grid(lambda grid, size: [[1], [1, 2]]),
     "segments of another shape": _types(lambda types: types[:, :1]),
     "segments of fractions": _types(lambda types: types.astype(np.float32)),
-    "segments past the last": _types(lambda types: _changed(types, 3)),
+    "segments past the last": _types(lambda types: _changed(types, 9)),
     "segments beyond 64 bits": _types(lambda types: _changed(types, 2**64 - 1, np.uint64)),
     "segments of ragged lists": _types(lambda types: [[1], [1, 2]]),
     **{f"chunk {chunk!r}": _prefill(chunk=chunk) for chunk in (0, -1, -(2**63), 1.5, True, "2", [2])},

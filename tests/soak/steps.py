@@ -135,8 +135,8 @@ def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
     wrong += [f"objects grew by {objects} bytes"] if objects > TRACED else []
     wrong += [f"error {error:.2g} of what rounding explains"] if error > 1 or not np.isfinite(last).all() else []
     rate = (steps - begin - 1) / seconds
-    found = {"target": target, "way": way, "steps": steps, "steps_per_second": round(rate), "grown": grown, "objects_grown": objects}
-    return {**found, "error": round(error, 3), "wrong": wrong}
+    figures = {"steps_per_second": round(rate), "grown": grown, "objects_grown": objects, "error": round(error, 3)}
+    return {"target": target, "way": way, "steps": steps, **figures, "wrong": wrong}
 
 
 def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndarray) -> float:
