@@ -32,7 +32,8 @@ class Model:
         Args:
             batch: rows that the caches have room for at once; more rows, in a prefill or admitted later, move them into larger memory.
             capacity: most tokens of a row in caches that are written in place; the whole range of positions where None.
-            rewind: tokens of a row that can be taken back where states are replaced by each call (recurrent encodings, linear attention).
+            rewind: tokens that can be taken back, from the furthest a row has read, where states are replaced by each call (recurrent encodings, linear
+                attention).
 
         Raises:
             ValueError: a number below 1, or that is not whole.

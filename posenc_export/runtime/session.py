@@ -30,7 +30,7 @@ class Session:
         manifest: description of the graph.
         batch: rows that caches have room for at first.
         capacity: most slots of in-place caches, at most the range of positions; the whole range where None.
-        rewind: tokens of a row that `rewind` can take back where states are replaced by each call; memory follows it.
+        rewind: tokens that `rewind` can take back, from the furthest a row has read, where states are replaced by each call; memory follows it.
         device: "cpu" or "cuda".
     """
 

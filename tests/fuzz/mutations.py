@@ -86,8 +86,12 @@ def reseal(folder: Path) -> None:
             file = (folder / name).read_bytes()
             entry.update(sha256=hashlib.sha256(file).hexdigest(), bytes=len(file))
     content.pop("seal", None)
-    content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    (folder / manifests.FILE_NAME).write_text(json.dumps(content))
+    try:
+        content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        sealed = json.dumps(content)
+    except RecursionError:  # too deep to be written: it stays as the edit left it
+        return
+    (folder / manifests.FILE_NAME).write_text(sealed)
 
 
 def outcome(folder: Path, resealed: bool, judge: Callable[[Path], str]) -> str:

@@ -33,6 +33,18 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "wrong", "on": 0, "name": "start past the range"},
         ],
     },
+    # Counted from where the row stood, not from the furthest it had read.
+    "a rewind behind a rewind that used up what is kept": {
+        "spec": ["nope", "linear", "onnx", "positions", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 20},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 1]], "start": None, "padding": None, "chunk": None},
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 6]], "start": None, "padding": None, "chunk": 2},
+            {"do": "step", "on": 0, "times": 15, "texts": [0], "copy": False},
+            {"do": "rewind", "on": 0, "n": 21},
+            {"do": "rewind", "on": 0, "n": 1},
+        ],
+    },
     # Messages were numpy's own, or an array printed over several lines.
     **{
         f"{name}: one line": {

@@ -14,13 +14,14 @@ class Reading:
     """A row: where it starts, what it has read, and the lengths at which its states were kept.
 
     Args:
-        limit: tokens that it can be taken back at least, where states are replaced by each call.
+        limit: tokens that it can be taken back at least, from the furthest it has read, where states are replaced by each call.
     """
 
     start: int
     limit: int
     tokens: List[Token] = field(default_factory=list)
     marks: List[int] = field(default_factory=list)
+    furthest: int = 0
 
     @property
     def length(self) -> int:
@@ -38,6 +39,7 @@ class Reading:
             if not self.marks or len(part) > 1 or self.length - self.marks[-1] >= SPACING:
                 self._keep()
             self.tokens += part
+            self.furthest = max(self.furthest, self.length)
 
     def back(self, n: int) -> None:
         """Without the last n tokens; from the mark before them on, what is left of them is read again, in one call."""
