@@ -21,6 +21,7 @@ class Reading:
     limit: int
     tokens: List[Token] = field(default_factory=list)
     marks: List[int] = field(default_factory=list)
+    furthest: int = 0
 
     @property
     def length(self) -> int:
@@ -31,6 +32,10 @@ class Reading:
         """The least length it can be taken back to."""
         return self.marks[0] if self.marks else self.length
 
+    def remembers(self, n: int) -> bool:
+        """Whether it promises to go back n tokens: to within its limit of the furthest that it ever was."""
+        return self.furthest - (self.length - n) <= self.limit
+
     def read(self, tokens: List[Token], chunk: int) -> None:
         """Tokens in chunks. States are kept in front of each of several tokens, and of one token behind SPACING of them."""
         for begin in range(0, len(tokens), chunk):
@@ -38,6 +43,7 @@ class Reading:
             if not self.marks or len(part) > 1 or self.length - self.marks[-1] >= SPACING:
                 self._keep()
             self.tokens += part
+        self.furthest = max(self.furthest, self.length)
 
     def back(self, n: int) -> None:
         """Without the last n tokens; from the mark before them on, what is left of them is read again, in one call."""
