@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,14 +23,16 @@ def sessions(number: int, jobs: int, end: float) -> Dict[str, Any]:
     """Sessions until `end`; a line per unit, and totals."""
     from tests.fuzz import long
 
+    stopped: List[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))  # what is done so far is reported
     groups: Iterator[Any] = long.groups(random.Random(number))
     units: List[Any] = []
     running: Set["Future[Any]"] = set()
     turn = 0
     # A worker serves a few modules: what tracing leaves in memory goes with it.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=8) as pool:
-        while time.time() < end or running:
-            while time.time() < end and len(running) < jobs:
+        while (time.time() < end and not stopped) or running:
+            while time.time() < end and not stopped and len(running) < jobs:
                 running.add(pool.submit(long.run_group, next(groups), number + turn, end))
                 turn += 1
             finished, running = wait(running, timeout=5, return_when=FIRST_COMPLETED)

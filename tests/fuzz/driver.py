@@ -180,7 +180,7 @@ class Driver:
         held = [row.length for row in rows] or [0]
         wrong = not self.subject.cached or not fits or any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
         if not wrong and self.subject.replaces and any(count > row.length - row.reach for count, row in zip(back, rows, strict=False) if count):
-            assert any(row.furthest - row.length + count > self.limit for count, row in zip(back, rows, strict=False)), "rewinds within the limit are remembered"
+            assert any(not row.remembers(count) for count, row in zip(back, rows, strict=False)), "rewinds within the limit are remembered"
             wrong = True
         if wrong:
             self._must_refuse(twin, lambda: twin.session.rewind(n))

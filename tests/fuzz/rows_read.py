@@ -14,7 +14,7 @@ class Reading:
     """A row: where it starts, what it has read, and the lengths at which its states were kept.
 
     Args:
-        limit: tokens that it can be taken back at least, from the furthest it has read, where states are replaced by each call.
+        limit: tokens that it can be taken back at least, where states are replaced by each call.
     """
 
     start: int
@@ -32,6 +32,10 @@ class Reading:
         """The least length it can be taken back to."""
         return self.marks[0] if self.marks else self.length
 
+    def remembers(self, n: int) -> bool:
+        """Whether it promises to go back n tokens: to within its limit of the furthest that it ever was."""
+        return self.furthest - (self.length - n) <= self.limit
+
     def read(self, tokens: List[Token], chunk: int) -> None:
         """Tokens in chunks. States are kept in front of each of several tokens, and of one token behind SPACING of them."""
         for begin in range(0, len(tokens), chunk):
@@ -39,7 +43,7 @@ class Reading:
             if not self.marks or len(part) > 1 or self.length - self.marks[-1] >= SPACING:
                 self._keep()
             self.tokens += part
-            self.furthest = max(self.furthest, self.length)
+        self.furthest = max(self.furthest, self.length)
 
     def back(self, n: int) -> None:
         """Without the last n tokens; from the mark before them on, what is left of them is read again, in one call."""
