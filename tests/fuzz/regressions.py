@@ -33,6 +33,15 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "wrong", "on": 0, "name": "start past the range"},
         ],
     },
+    # Rows that share columns need more of them than there are positions: the rotation of cached keys stopped at the end of its table.
+    "more columns than positions, keys turned when they are read": {
+        "spec": ["rope_longrope-short", "decoder", "ort", "mask", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, count] for count in counts], "start": None, "padding": None, "chunk": None}
+            for counts in ((0, 0, 31, 0), (0, 0, 0, 2), (0, 0, 0, 8))
+        ],
+    },
     # Counted from where the row stood, not from the furthest it had read.
     "a rewind behind a rewind that used up what is kept": {
         "spec": ["nope", "linear", "onnx", "positions", 40],
