@@ -39,7 +39,7 @@ def numbers(folder: Path) -> Optional[List[np.ndarray]]:
     try:
         session = load(folder, provider="cpu", threads=1).session()
         width = int(session.manifest.inputs[0].axes[-1])
-        x = np.random.default_rng(7).standard_normal((2, 20, width)).astype(np.float32)
+        x = np.random.default_rng(7).standard_normal((2, 20, width)).astype(session.manifest.inputs[0].dtype)
         made = [session.prefill(x[:, :9], start=[3, 11]), session.prefill(x[:, 9:13], chunk=3)]
         session.rewind([2, 0])
         made += [session.step(x[:, 13 + index]) for index in range(3)]
