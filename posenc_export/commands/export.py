@@ -59,7 +59,7 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def _check_export(targets: List[str], options: argparse.Namespace) -> None:
-    """Refuse before any work what needs none to be known."""
+    """Validate targets, options and folders before exporting."""
     from posenc_export.export import TARGETS, check_export
 
     for target in targets:

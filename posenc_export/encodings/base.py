@@ -140,7 +140,7 @@ class PositionEncoding(torch.nn.Module):
         return ops.attend(q, keys, values, mask, None, scale)
 
     def prepare(self) -> None:
-        """Weights are what they will be: build anew what is derived from them. Called before every export and comparison."""
+        """Rebuild tables that are derived from weights. Called before every export and comparison."""
 
     def key_size(self, head_size: int) -> int:
         """Width of the queries and keys that `rotate` makes of heads of size D."""

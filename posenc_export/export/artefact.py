@@ -21,7 +21,7 @@ MAKERS = ("torch", "onnx", "onnxscript")
 
 
 def silent(_: str) -> None:
-    """The progress of one who does not ask."""
+    """Progress callback that does nothing."""
 
 
 def export(
@@ -87,7 +87,7 @@ def folders(targets: Sequence[str], output: Path) -> List[Path]:
 
 
 def check_export(targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None) -> None:
-    """Refuse before any work what needs none to be known.
+    """Validate targets, options and folders before exporting.
 
     Raises:
         ValueError: unknown target, signature or dtype, one that a target does not take, a folder that an artefact cannot replace.
