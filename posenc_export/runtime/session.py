@@ -47,7 +47,7 @@ class Session:
         self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
         self._reader = Reader(manifest, self._memory)
         self._input = manifest.inputs[0]
-        self._vocabulary = int(manifest.config.get("vocabulary", 0))
+        self._vocabulary = manifest.vocabulary
         self._in_place = any(state.update == "in_place" for state in manifest.states)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()

@@ -1,18 +1,36 @@
 """The registry of model families: one file each reads its config.json into a description and says where its weights stand."""
 
 import importlib
-from typing import Any, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional, Tuple
 
-from posenc_export.models.config import DecoderConfig
+from posenc_export.models.config import StackConfig
 from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
-FILES = ("llama", "mistral", "qwen2", "smollm3", "phi3")
+FILES = {name: name for name in ("llama", "mistral", "qwen2", "smollm3", "phi3")}
 
 
-def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[DecoderConfig, Table]:
-    """The description of a config.json, and the table of its weights: our module by a rule over the checkpoint's.
+@dataclass(frozen=True)
+class Family:
+    """What is known of a family of checkpoints.
+
+    Args:
+        describe: from the keys of config.json to the description of the model.
+        weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
+        base: what the names of a whole model start with, and those of its base model do not.
+        unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
+    """
+
+    describe: Callable[[Settings], StackConfig]
+    weights: Table
+    base: str = "model."
+    unused: Tuple[str, ...] = ()
+
+
+def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
+    """The description of a config.json, and its family.
 
     Args:
         config: of a model, as transformers writes it.
@@ -24,9 +42,9 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
     name = config.get("model_type")
     if name not in FILES:
         known = ", ".join(FILES)
-        raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a DecoderConfig, or give AttentionBlock.from_weights its attention")
-    family = importlib.import_module(f"{__name__}.{name}")
+        raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
+    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     settings = Settings(config, max_positions)
-    description: DecoderConfig = family.describe(settings)
+    description = family.describe(settings)
     settings.finish()
-    return description, family.WEIGHTS
+    return description, family

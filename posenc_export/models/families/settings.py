@@ -1,19 +1,32 @@
 """A config.json on its way to a description: each key is taken once, and what nobody took is refused by name."""
 
 import math
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+import msgspec
+
+from posenc_export.models.config import LayerConfig
 from posenc_export.models.hugging_face import Spec, rope_spec
 
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
     """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
-    attention_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id max_window_layers output_attentions
+    attention_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
     output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict torch_dtype transformers.js_config transformers_version
     use_cache""".split()
 )
+# Other spellings of keys that families share.
+SPELLINGS = {
+    **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
+    **{name: "hidden_size" for name in ("n_embd", "d_model")},
+    **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
+    **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
+    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
+}
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
 GIVEN = object()  # the default of a key that a config must have
+# Activations by their names in transformers: ours.
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
 
 
 class Settings:
@@ -30,10 +43,19 @@ class Settings:
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
         self._left = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
-        self.trained_positions = self.whole("max_position_embeddings")
-        self.max_positions = self.trained_positions if max_positions is None else max_positions
+        for other, key in SPELLINGS.items():
+            if other in self._left:
+                value = self._left.pop(other)
+                if self._left.setdefault(key, value) != value:
+                    raise ValueError(f"{self.family}: {other} and {key} are one thing, got {value!r} and {self._left[key]!r}; remove one")
+        self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        trained = self.whole("max_position_embeddings", 0)
+        if not trained and max_positions is None:
+            raise ValueError(f"{self.family}: the range is given where config.json has no max_position_embeddings, got none; give max_positions")
+        self.max_positions = trained if max_positions is None else max_positions
         if isinstance(self.max_positions, bool) or not isinstance(self.max_positions, int):
-            raise ValueError(f"{self.family}: max_positions is a whole number, got {max_positions!r}; leave it out for {self.trained_positions}")
+            raise ValueError(f"{self.family}: max_positions is a whole number, got {max_positions!r}; leave it out for {trained}")
+        self.trained_positions = trained or self.max_positions
 
     def take(self, key: str, default: Any = GIVEN) -> Any:
         """The value of a key, which is then done with.
@@ -79,21 +101,76 @@ class Settings:
         if value != allowed:
             raise ValueError(f"{self.family}: {key} is {allowed!r}, got {value!r}; nothing else of it can be exported yet")
 
-    def window(self, key: str, default: Any = GIVEN) -> None:
-        """Refuse a window that hides a position of the range.
+    def activation(self, key: str, default: Any = GIVEN) -> str:
+        """Our name of an activation.
 
         Raises:
-            ValueError: such a window.
+            ValueError: one that is not known.
         """
         value = self.take(key, default)
-        if value is not None and not (isinstance(value, int) and value >= self.max_positions):
-            rule = f"null or at least the {self.max_positions} positions of the model"
-            raise ValueError(f"{self.family}: {key} is {rule}, got {value!r}; give max_positions={value!r} or fewer")
+        if value not in ACTIVATIONS:
+            raise ValueError(f"{self.family}: {key} is one of {', '.join(ACTIVATIONS)}, got {value!r}; nothing else of it can be exported yet")
+        return ACTIVATIONS[value]
+
+    def per_layer(self, key: str, default: Sequence[Any]) -> List[Any]:
+        """A list with an entry for each layer; `default` where the key is missing or null.
+
+        Raises:
+            ValueError: a list of another length.
+        """
+        given = self.take(key, None)
+        if given is None:
+            return list(default)
+        if not isinstance(given, list) or len(given) != self.layers:
+            raise ValueError(f"{self.family}: {key} has an entry for each of {self.layers} layers, got {given!r}; correct config.json")
+        return given
+
+    def window(self, key: str, default: Any = GIVEN) -> Optional[int]:
+        """Keys that a query sees, itself among them; None for all of them.
+
+        Raises:
+            ValueError: no whole number above 0.
+        """
+        value = self.take(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{self.family}: {key} is null or a whole number above 0, got {value!r}; correct config.json")
+        return value
+
+    def by_type(
+        self,
+        kind: LayerConfig,
+        encodings: Union[Sequence[Mapping[str, Any]], Mapping[str, Sequence[Mapping[str, Any]]]],
+        window: Optional[int],
+        default: Union[str, Sequence[str]],
+    ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+        """Kinds and order of layers by layer_types: full_attention, or sliding_attention with a window.
+
+        Args:
+            kind: the layer without encodings and sight.
+            encodings: of all layers, or by layer type.
+            window: of sliding_attention.
+            default: the type of each layer, or of all, where config.json has no layer_types.
+
+        Raises:
+            ValueError: another type, layers with a window where there is none.
+        """
+        types = self.per_layer("layer_types", [default] * self.layers if isinstance(default, str) else default)
+        sights: Dict[str, Dict[str, Any]] = {"full_attention": {"name": "causal"}, "sliding_attention": {"name": "window", "size": window}}
+        other = next((name for name in types if name not in sights), None)
+        if other is not None or (window is None and "sliding_attention" in types):
+            rule = "full_attention, or sliding_attention beside a window"
+            raise ValueError(f"{self.family}: layer_types are {rule}, got {other or 'sliding_attention without one'!r}; nothing else of them can be exported yet")
+        kinds = {}
+        for name in dict.fromkeys(types):
+            found = encodings[name] if isinstance(encodings, Mapping) else encodings
+            changed = msgspec.structs.replace(kind.attention, encodings=tuple(map(dict, found)), sees=sights[name])
+            kinds[name] = msgspec.structs.replace(kind, attention=changed)
+        return kinds, tuple(types)
 
     def full_attention(self) -> None:
         """Refuse layers that do not see all that came before."""
         types = self.take("layer_types", None) or []
-        other = next((kind for kind in types if kind != "full_attention"), None)
+        other = next((name for name in types if name != "full_attention"), None)
         if other is not None:
             raise ValueError(f"{self.family}: layer_types are full_attention, got {other!r}; nothing else of them can be exported yet")
 
@@ -103,24 +180,26 @@ class Settings:
         nested = [part for part in (keys.get("rope_parameters"), keys.get("rope_scaling")) if isinstance(part, dict)]
         if not any("rope_theta" in part for part in (keys, *nested)):
             keys["rope_theta"] = theta
-        sizes: Dict[str, Any] = {key: self._left[key] for key in ("head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers") if key in self._left}
-        return {**keys, **sizes, "max_position_embeddings": self.trained_positions}
+        sizes: Dict[str, Any] = {"hidden_size": self.width, "num_attention_heads": self.heads, "num_hidden_layers": self.layers}
+        return {**keys, **sizes, "head_dim": self._left.get("head_dim"), "max_position_embeddings": self.trained_positions}
 
-    def rotation(self, partial: bool = False) -> Spec:
+    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half") -> Spec:
         """The rotation of all layers; to be asked for before sizes are taken.
 
         Args:
             partial: whether a part of each head may turn; where False, transformers has no such model of the family.
+            theta: of the family, where the config names none.
+            layout: of pairs, "half" or "interleaved".
 
         Raises:
             ValueError: as rope_spec; a rotation for each layer type, a part of a head.
         """
-        spec = rope_spec(self.rotation_keys())
+        spec = rope_spec(self.rotation_keys(theta))
         if "name" not in spec:
             raise ValueError(f"{self.family}: all layers turn alike, got rope_parameters for {', '.join(spec)}; nothing else of them can be exported yet")
         if "rotary" in spec and not partial:
             raise ValueError(f"{self.family}: whole heads turn, got partial_rotary_factor for {spec['rotary']} entries; correct config.json")
-        return spec
+        return {**spec, **({"layout": layout} if layout != "half" else {})}
 
     def finish(self) -> None:
         """Refuse the keys that nobody took.

@@ -1,0 +1,38 @@
+"""From hidden states to queries, keys and values, and from mixed values back."""
+
+from typing import Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.parts import exact
+
+
+class Grouped(torch.nn.Module):
+    """One packed linear layer for queries, keys and values; keys and values may have fewer heads (Ainslie et al. 2023, GQA).
+
+    Args:
+        width: model width E.
+        heads, kv_heads, head_size: H, K, D.
+        bias: on queries, keys and values.
+        output_bias: on the way back.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_size: int, bias: bool = False, output_bias: bool = False) -> None:
+        super().__init__()
+        self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
+        self.head_size = self.value_size = head_size
+        self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
+        self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        return q, k, v
+
+    def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
+        projected, queries = exact.linear(self.qkv, x).reshape(len(x), -1, self.head_size), self.sizes[0] // self.head_size
+        heads = self.sizes[1] // self.head_size
+        return projected[:, :queries], projected[:, queries : queries + heads], projected[:, queries + heads :]
