@@ -1,6 +1,5 @@
 """Every encoding on every target, through the whole grid."""
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models.config import DecoderConfig, from_json, to_json
+from posenc_export.models.config import from_json, to_json
 from posenc_export.models.presets import seeded
+from posenc_export.models.short import decoder_config
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, load
 from posenc_export.runtime import manifest as manifests
@@ -157,13 +157,13 @@ def test_bidirectional_decoder_matches_eager_whole_padded_and_ragged(variant: st
 @pytest.mark.parametrize("target", ALL)
 def test_layers_with_encodings_of_their_own_match_eager(target: str, tmp_path: Path) -> None:
     in_turn = [VARIANTS[name] for name in ("rope", "shaw", "logn-steps", "fox")]
-    _passes(dataclasses.replace(decoder("learned"), layers=5, layer_encodings=in_turn), target, tmp_path)
+    _passes(decoder_config(61, 5, 40, block("learned"), layer_encodings=in_turn), target, tmp_path)
 
 
 @pytest.mark.parametrize("target", ALL)
 def test_layer_norm_gelu_biases_and_free_head_match_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", qkv_bias=True, output_bias=True)
-    _passes(DecoderConfig(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False), target, tmp_path)
+    _passes(decoder_config(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False), target, tmp_path)
 
 
 @pytest.mark.parametrize("head_size", [8, 24])

@@ -40,7 +40,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
         ValueError: an unknown model_type; a key that is missing, unknown, or has a value that cannot be exported.
     """
     name = config.get("model_type")
-    if name not in FILES:
+    if not isinstance(name, str) or name not in FILES:
         known = ", ".join(FILES)
         raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY

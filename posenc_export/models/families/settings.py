@@ -122,7 +122,8 @@ class Settings:
         if given is None:
             return list(default)
         if not isinstance(given, list) or len(given) != self.layers:
-            raise ValueError(f"{self.family}: {key} has an entry for each of {self.layers} layers, got {given!r}; correct config.json")
+            found = len(given) if isinstance(given, list) else repr(given)
+            raise ValueError(f"{self.family}: {key} has an entry for each of {self.layers} layers, got {found}; correct config.json")
         return given
 
     def window(self, key: str, default: Any = GIVEN) -> Optional[int]:
@@ -159,7 +160,7 @@ class Settings:
         other = next((name for name in types if name not in sights), None)
         if other is not None or (window is None and "sliding_attention" in types):
             rule = "full_attention, or sliding_attention beside a window"
-            raise ValueError(f"{self.family}: layer_types are {rule}, got {other or 'sliding_attention without one'!r}; nothing else of them can be exported yet")
+            raise ValueError(f"{self.family}: layer_types are {rule}, got {other or 'sliding_attention without one'}; nothing else of them can be exported yet")
         kinds = {}
         for name in dict.fromkeys(types):
             found = encodings[name] if isinstance(encodings, Mapping) else encodings
