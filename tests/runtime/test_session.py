@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.sampling import choose
 from tests.tiny import block, decoder
+from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 
 
@@ -21,9 +22,9 @@ TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     top = tmp_path_factory.mktemp("artefacts")
     for target in TARGETS:
-        export(seeded(decoder("rope")), target, top / target, verify=False)
-    export(seeded(block("alibi")), "ort", top / "block", verify=False)
-    export(seeded(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
+        export(sources(decoder("rope")), target, top / target, verify=False)
+    export(sources(block("alibi")), "ort", top / "block", verify=False)
+    export(sources(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
     return {path.name: path for path in top.iterdir()}
 
 
