@@ -56,7 +56,7 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Call
 # One encoding of each set of operators that a target lowers.
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
 # One of each hook. ort-cuda, in float16, and pt2 need a trace of their own.
-HOOKS = {"ort-cuda": ("rope", "alibi", "learned", "fox"), "pt2": ("rope", "fox")}
+HOOKS = dict.fromkeys(APART, ("rope", "alibi", "learned", "fox"))
 EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: target in ("ort", "torchscript") or variant in HOOKS.get(target, REPRESENTATIVES))
 EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused by name, below
 
