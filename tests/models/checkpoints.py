@@ -30,6 +30,41 @@ MODELS: Dict[str, Dict[str, Any]] = {
 }
 CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config"}
 
+# Recent families.
+BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}, "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0}}
+MODELS |= {
+    "qwen3": {"head_dim": 32, "rope_parameters": YARN},
+    "qwen3 with windows": {
+        "head_dim": 24, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {"rope_parameters": LLAMA3},
+    "olmo2 with biases": {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    "gemma": {"head_dim": 32, "hidden_act": "gelu"},
+    "gemma with biases": {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "relu"},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma2 without caps": {
+        "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 5, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "num_key_value_heads": 4, "tie_word_embeddings": False,
+    },
+    "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 8, "sliding_window_pattern": 2, "rope_parameters": BY_TYPE},
+    "gemma3_text plain": {"head_dim": 16, "num_hidden_layers": 7, "sliding_window": 8, "final_logit_softcapping": 4.0, "tie_word_embeddings": False},
+    "cohere": {"logit_scale": 0.25},
+    "cohere with norms": {"logit_scale": 2.0, "use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": False, "rope_parameters": LLAMA3},
+    "cohere2": {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
+    "cohere2 with biases": {"logit_scale": 2.0, "head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 2, "attention_bias": True, "tie_word_embeddings": False},
+    "glm": {"head_dim": 32},
+    "glm without biases": {"head_dim": 16, "attention_bias": False, "num_key_value_heads": 4, "partial_rotary_factor": 1.0, "tie_word_embeddings": True},
+    "stablelm": {},
+    "stablelm in parallel": {
+        "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": True,
+    },
+}
+CONFIGS |= {
+    "qwen3": "Qwen3Config", "olmo2": "Olmo2Config", "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig",
+    "cohere": "CohereConfig", "cohere2": "Cohere2Config", "glm": "GlmConfig", "stablelm": "StableLmConfig",
+}  # fmt: skip
+
 
 def made(name: str) -> Any:
     """Transformers' model, every parameter random, float32, in eval mode."""

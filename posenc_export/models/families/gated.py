@@ -23,6 +23,7 @@ WEIGHTS: Table = {
     "norm": Same("model.norm"),
     "head.linear": Same("lm_head"),
 }
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
 
 
 def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
@@ -41,13 +42,22 @@ def attention(config: Settings, bias: bool = False, output_bias: bool = False, *
     )
 
 
-def layer(config: Settings, attention: AttentionConfig, activation: str = "hidden_act", mlp_bias: bool = False, residual: str = "pre", norms: int = 2) -> LayerConfig:
-    """A layer with RMSNorm and a gated MLP.
+def layer(
+    config: Settings,
+    attention: AttentionConfig,
+    activation: str = "hidden_act",
+    mlp_bias: bool = False,
+    residual: str = "pre",
+    norms: int = 2,
+    norm: Optional[Dict[str, Any]] = None,
+) -> LayerConfig:
+    """A layer with a gated MLP.
 
     Args:
         activation: key of the config that names it.
+        norm: every norm of the layer; RMSNorm where None.
     """
-    norm = {"name": "rms", "epsilon": config.number("rms_norm_eps")}
+    norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
     return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
 
@@ -60,6 +70,15 @@ def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]
 def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
     """The same layer with other fields of its attention."""
     return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
+
+
+def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
+    """The same layer with norms of queries and keys like its first one.
+
+    Args:
+        name: over what, "head" or "projection".
+    """
+    return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
 
 
 def decoder(

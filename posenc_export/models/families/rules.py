@@ -171,3 +171,20 @@ class From:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0][self.row :]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor for each row of ours: of heads that have norms of their own, of experts.
+
+    Args:
+        name: in the checkpoint, of the tensors themselves; `{row}` stands for the row.
+    """
+
+    name: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return torch.stack(tensors)

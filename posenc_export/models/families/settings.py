@@ -11,7 +11,7 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
     """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
-    attention_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
+    attention_dropout cache_implementation id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
     output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict torch_dtype transformers.js_config transformers_version
     use_cache""".split()
 )
@@ -101,6 +101,18 @@ class Settings:
         if value != allowed:
             raise ValueError(f"{self.family}: {key} is {allowed!r}, got {value!r}; nothing else of it can be exported yet")
 
+    def off(self, key: str) -> None:
+        """Refuse a switch that is on; null is off too."""
+        value = self.take(key, None)
+        if value not in (None, False):
+            raise ValueError(f"{self.family}: {key} is false or null, got {value!r}; nothing else of it can be exported yet")
+
+    def cap(self, key: str, default: Optional[float]) -> Optional[float]:
+        """A finite number above 0; None where the key is null, `default` where it is missing."""
+        if self._left.get(key, default) is None:
+            return self.take(key, None)
+        return self.number(key) if key in self._left else default
+
     def activation(self, key: str, default: Any = GIVEN) -> str:
         """Our name of an activation.
 
@@ -167,6 +179,19 @@ class Settings:
             kinds[name] = msgspec.structs.replace(kind, attention=changed)
         return kinds, tuple(types)
 
+    def pattern(self, period: int, *spellings: str) -> List[str]:
+        """Types of layers of which every `period`-th sees all keys and the others a window, where config.json has no layer_types.
+
+        Args:
+            period: where sliding_window_pattern is missing.
+            spellings: further names of that key.
+        """
+        given = {key: self.whole(key) for key in ("sliding_window_pattern", "_sliding_window_pattern", *spellings) if key in self._left}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"{self.family}: {' and '.join(given)} are one thing, got {' and '.join(map(str, given.values()))}; remove one")
+        period = next(iter(given.values()), period)
+        return ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(self.layers)]
+
     def full_attention(self) -> None:
         """Refuse layers that do not see all that came before."""
         types = self.take("layer_types", None) or []
@@ -183,18 +208,21 @@ class Settings:
         sizes: Dict[str, Any] = {"hidden_size": self.width, "num_attention_heads": self.heads, "num_hidden_layers": self.layers}
         return {**keys, **sizes, "head_dim": self._left.get("head_dim"), "max_position_embeddings": self.trained_positions}
 
-    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half") -> Spec:
+    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half", share: float = 1.0) -> Spec:
         """The rotation of all layers; to be asked for before sizes are taken.
 
         Args:
             partial: whether a part of each head may turn; where False, transformers has no such model of the family.
             theta: of the family, where the config names none.
             layout: of pairs, "half" or "interleaved".
+            share: of a head that turns, where the config names none.
 
         Raises:
             ValueError: as rope_spec; a rotation for each layer type, a part of a head.
         """
-        spec = rope_spec(self.rotation_keys(theta))
+        keys = self.rotation_keys(theta)
+        keys.setdefault("partial_rotary_factor", None if share == 1.0 else share)
+        spec = rope_spec(keys)
         if "name" not in spec:
             raise ValueError(f"{self.family}: all layers turn alike, got rope_parameters for {', '.join(spec)}; nothing else of them can be exported yet")
         if "rotary" in spec and not partial:
