@@ -40,6 +40,9 @@ class Together(PositionEncoding):
         ValueError: two that act on scores by content, two that scale scores, different coordinates.
     """
 
+    counts: List[int]
+    by_content: List[bool]
+
     def __init__(self, parts: Sequence[PositionEncoding]) -> None:
         super().__init__()
         for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):

@@ -1,7 +1,7 @@
 """Attention of one layer, written once for every encoding and target."""
 
 import math
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class Attention(torch.nn.Module):
     Raises:
         ValueError: an encoding that has no meaning in it, or that makes its own scores where something else is asked of them.
     """
+
+    sinks: Optional[Tensor]
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
@@ -80,15 +82,16 @@ class Attention(torch.nn.Module):
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
         oracle.observe(x)
         mixed = np.zeros((len(x), self.heads, v.shape[-1]))
+        sinks = np.full(self.heads, -math.inf) if self.sinks is None else exact.numbers(self.sinks)
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i, query in enumerate(positions):
                 seen = [j for j, key in enumerate(positions) if self.sight.exact(query, key)]
                 at = [positions[j] for j in seen]
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                most = max(scores.max(), -math.inf if self.sinks is None else float(self.sinks[head]))
+                most = max(scores.max(), sinks[head])
                 shares = np.exp(scores - most)
-                whole = shares.sum() + (0.0 if self.sinks is None else math.exp(float(self.sinks[head]) - most))
+                whole = shares.sum() + math.exp(sinks[head] - most)
                 mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / whole
         return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
 

@@ -81,6 +81,30 @@ def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
     return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
 
 
+def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
+    """The same layer with experts like its MLP in place of it.
+
+    Args:
+        experts, chosen, weights, parts: as parts.experts.Experts.
+    """
+    unit = {"name": "gated", "activation": kind.mlp["activation"]}
+    mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
+    return msgspec.structs.replace(kind, mlp=mlp)
+
+
+def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
+    """The same layer seeing a window of keys, in families of which transformers gives all layers the same.
+
+    Raises:
+        ValueError: layer_types that say otherwise.
+    """
+    if window is None:
+        config.full_attention()
+        return kind
+    config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
+    return with_attention(kind, sees={"name": "window", "size": window})
+
+
 def decoder(
     config: Settings,
     layers: Dict[str, LayerConfig],

@@ -40,7 +40,7 @@ def describe(config: Settings) -> StackConfig:
     config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # hidden_activation is what counts
     rotations = _rotations(config)
     kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich", norms=4)
-    head, window = HeadConfig(softcap=config.cap("final_logit_softcapping", None)), config.window("sliding_window")
+    head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)), config.window("sliding_window")
     encodings = {name: [spec] for name, spec in rotations.items()}
     layers = config.by_type(head_norm(kind, "head"), encodings, window, config.pattern(6))
     return decoder(config, *layers, tied=True, head=head, scale=math.sqrt(config.width))

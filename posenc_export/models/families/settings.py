@@ -12,8 +12,8 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 IGNORED = frozenset(
     """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
     attention_dropout cache_implementation id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
-    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict torch_dtype transformers.js_config transformers_version
-    use_cache""".split()
+    output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise torch_dtype transformers.js_config transformers_version use_cache""".split()
 )
 # Other spellings of keys that families share.
 SPELLINGS = {
@@ -21,6 +21,7 @@ SPELLINGS = {
     **{name: "hidden_size" for name in ("n_embd", "d_model")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
+    "num_experts": "num_local_experts",
     **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
 }
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
@@ -76,9 +77,9 @@ class Settings:
             raise ValueError(f"{self.family}: {key} is a whole number above 0, got {value!r}; correct config.json")
         return value
 
-    def number(self, key: str) -> float:
+    def number(self, key: str, default: Any = GIVEN) -> float:
         """A finite number above 0."""
-        value = self.take(key)
+        value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"{self.family}: {key} is a number above 0, got {value!r}; correct config.json")
         return float(value)
@@ -107,7 +108,7 @@ class Settings:
         if value not in (None, False):
             raise ValueError(f"{self.family}: {key} is false or null, got {value!r}; nothing else of it can be exported yet")
 
-    def cap(self, key: str, default: Optional[float]) -> Optional[float]:
+    def number_or_none(self, key: str, default: Optional[float]) -> Optional[float]:
         """A finite number above 0; None where the key is null, `default` where it is missing."""
         if self._left.get(key, default) is None:
             return self.take(key, None)
