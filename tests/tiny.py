@@ -36,6 +36,7 @@ VARIANTS = {
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
+    "logn-steps-from-0": {"name": "logn", "form": "steps", "period": 5, "first": 0},
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},

@@ -41,6 +41,8 @@ class Together(PositionEncoding):
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
+    counts: List[int]
+    by_content: List[bool]
 
     def __init__(self, parts: Sequence[PositionEncoding]) -> None:
         super().__init__()

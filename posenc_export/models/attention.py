@@ -26,6 +26,8 @@ class Attention(torch.nn.Module):
         ValueError: an encoding that has no meaning in it, or that makes its own scores where something else is asked of them.
     """
 
+    sinks: Optional[Tensor]
+
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         self.by_content = acts(encoding, "rescore", "observe")

@@ -127,6 +127,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("logn:trained=1", "trained is at least 2"),
         ("logn:form=sqrt", "form is one of log, steps"),
         ("logn:form=steps,period=0", "period at least 1"),
+        ("logn:first=0", "first is 1, or 0 in form steps"),
         ("mrope:time=8", "sections are above 0"),
         ("mrope_interleaved:height=6", "height and width are 1 .. 2"),
         ("rope_axial:theta=0", "multiple of 4 and theta above 0"),

@@ -10,6 +10,8 @@ from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
 FILES = {name: name for name in ("llama", "mistral", "qwen2", "smollm3", "phi3")}
+FILES |= {name: name for name in ("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm")}
+FILES |= {name: name for name in ("ministral3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ WEIGHTS: Table = {
     "norm": Same("model.norm"),
     "head.linear": Same("lm_head"),
 }
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
 
 
 def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
@@ -41,13 +42,22 @@ def attention(config: Settings, bias: bool = False, output_bias: bool = False, *
     )
 
 
-def layer(config: Settings, attention: AttentionConfig, activation: str = "hidden_act", mlp_bias: bool = False, residual: str = "pre", norms: int = 2) -> LayerConfig:
-    """A layer with RMSNorm and a gated MLP.
+def layer(
+    config: Settings,
+    attention: AttentionConfig,
+    activation: str = "hidden_act",
+    mlp_bias: bool = False,
+    residual: str = "pre",
+    norms: int = 2,
+    norm: Optional[Dict[str, Any]] = None,
+) -> LayerConfig:
+    """A layer with a gated MLP.
 
     Args:
         activation: key of the config that names it.
+        norm: every norm of the layer; RMSNorm where None.
     """
-    norm = {"name": "rms", "epsilon": config.number("rms_norm_eps")}
+    norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
     return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
 
@@ -60,6 +70,39 @@ def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]
 def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
     """The same layer with other fields of its attention."""
     return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
+
+
+def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
+    """The same layer with norms of queries and keys like its first one.
+
+    Args:
+        name: over what, "head" or "projection".
+    """
+    return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
+
+
+def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
+    """The same layer with experts like its MLP in place of it.
+
+    Args:
+        experts, chosen, weights, parts: as parts.experts.Experts.
+    """
+    unit = {"name": "gated", "activation": kind.mlp["activation"]}
+    mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
+    return msgspec.structs.replace(kind, mlp=mlp)
+
+
+def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
+    """The same layer seeing a window of keys, in families of which transformers gives all layers the same.
+
+    Raises:
+        ValueError: layer_types that say otherwise.
+    """
+    if window is None:
+        config.full_attention()
+        return kind
+    config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
+    return with_attention(kind, sees={"name": "window", "size": window})
 
 
 def decoder(

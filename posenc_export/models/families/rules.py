@@ -171,3 +171,75 @@ class From:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0][self.row :]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor for each row of ours: of heads that have norms of their own, of experts.
+
+    Args:
+        name: in the checkpoint, of the tensors themselves; `{row}` stands for the row.
+    """
+
+    name: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return torch.stack(tensors)
+
+
+@dataclass(frozen=True)
+class Linears:
+    """A linear layer for each expert, as one tensor [experts, inputs, outputs].
+
+    Args:
+        name: of their weights in the checkpoint; `{row}` stands for the expert.
+    """
+
+    name: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return torch.stack([tensor.t() for tensor in tensors])
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the last axis: gates before what they act on (Llama 4).
+
+    Args:
+        name: in the checkpoint, of the tensor itself.
+        index: 0 for the first half, 1 for the second.
+    """
+
+    name: str
+    index: int
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.name: (*shape[:-1], 2 * shape[-1])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return tensors[0].chunk(2, dim=-1)[self.index].contiguous()
+
+
+@dataclass(frozen=True)
+class EveryOther:
+    """Every other entry of the last axis: gates in turn with what they act on (gpt-oss).
+
+    Args:
+        name: in the checkpoint, of the tensor itself.
+        first: 0 or 1.
+    """
+
+    name: str
+    first: int
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.name: (*shape[:-1], 2 * shape[-1])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return tensors[0][..., self.first :: 2].contiguous()

@@ -11,9 +11,9 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
     """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
-    attention_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
-    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict torch_dtype transformers.js_config transformers_version
-    use_cache""".split()
+    attention_dropout cache_implementation id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
+    output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise torch_dtype transformers.js_config transformers_version use_cache""".split()
 )
 # Other spellings of keys that families share.
 SPELLINGS = {
@@ -21,6 +21,7 @@ SPELLINGS = {
     **{name: "hidden_size" for name in ("n_embd", "d_model")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
+    "num_experts": "num_local_experts",
     **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
 }
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
@@ -76,9 +77,9 @@ class Settings:
             raise ValueError(f"{self.family}: {key} is a whole number above 0, got {value!r}; correct config.json")
         return value
 
-    def number(self, key: str) -> float:
+    def number(self, key: str, default: Any = GIVEN) -> float:
         """A finite number above 0."""
-        value = self.take(key)
+        value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"{self.family}: {key} is a number above 0, got {value!r}; correct config.json")
         return float(value)
@@ -100,6 +101,18 @@ class Settings:
         value = self.take(key, default)
         if value != allowed:
             raise ValueError(f"{self.family}: {key} is {allowed!r}, got {value!r}; nothing else of it can be exported yet")
+
+    def off(self, key: str) -> None:
+        """Refuse a switch that is on; null is off too."""
+        value = self.take(key, None)
+        if value not in (None, False):
+            raise ValueError(f"{self.family}: {key} is false or null, got {value!r}; nothing else of it can be exported yet")
+
+    def number_or_none(self, key: str, default: Optional[float]) -> Optional[float]:
+        """A finite number above 0; None where the key is null, `default` where it is missing."""
+        if self._left.get(key, default) is None:
+            return self.take(key, None)
+        return self.number(key) if key in self._left else default
 
     def activation(self, key: str, default: Any = GIVEN) -> str:
         """Our name of an activation.
@@ -168,6 +181,19 @@ class Settings:
             kinds[name] = msgspec.structs.replace(kind, attention=changed)
         return kinds, tuple(types)
 
+    def pattern(self, period: int, *spellings: str) -> List[str]:
+        """Types of layers of which every `period`-th sees all keys and the others a window, where config.json has no layer_types.
+
+        Args:
+            period: where sliding_window_pattern is missing.
+            spellings: further names of that key.
+        """
+        given = {key: self.whole(key) for key in ("sliding_window_pattern", "_sliding_window_pattern", *spellings) if key in self._left}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"{self.family}: {' and '.join(given)} are one thing, got {' and '.join(map(str, given.values()))}; remove one")
+        period = next(iter(given.values()), period)
+        return ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(self.layers)]
+
     def full_attention(self) -> None:
         """Refuse layers that do not see all that came before."""
         types = self.take("layer_types", None) or []
@@ -184,18 +210,21 @@ class Settings:
         sizes: Dict[str, Any] = {"hidden_size": self.width, "num_attention_heads": self.heads, "num_hidden_layers": self.layers}
         return {**keys, **sizes, "head_dim": self._left.get("head_dim"), "max_position_embeddings": self.trained_positions}
 
-    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half") -> Spec:
+    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half", share: float = 1.0) -> Spec:
         """The rotation of all layers; to be asked for before sizes are taken.
 
         Args:
             partial: whether a part of each head may turn; where False, transformers has no such model of the family.
             theta: of the family, where the config names none.
             layout: of pairs, "half" or "interleaved".
+            share: of a head that turns, where the config names none.
 
         Raises:
             ValueError: as rope_spec; a rotation for each layer type, a part of a head.
         """
-        spec = rope_spec(self.rotation_keys(theta))
+        keys = self.rotation_keys(theta)
+        keys.setdefault("partial_rotary_factor", None if share == 1.0 else share)
+        spec = rope_spec(keys)
         if "name" not in spec:
             raise ValueError(f"{self.family}: all layers turn alike, got rope_parameters for {', '.join(spec)}; nothing else of them can be exported yet")
         if "rotary" in spec and not partial:

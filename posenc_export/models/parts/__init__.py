@@ -6,6 +6,7 @@ Every part has `exact`, which computes the same in float64 numpy, written differ
 from typing import Any, Dict, Type
 
 from posenc_export import registry
+from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.head_norms import Each, Heads, NoHeadNorm, Projection
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
@@ -19,7 +20,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "head_norm": {"none": NoHeadNorm, "head": Heads, "each": Each, "projection": Projection},
     "projection": {"grouped": Grouped},
     "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near},
-    "mlp": {"plain": Plain, "gated": Gated},
+    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts},
     "residual": {"pre": Pre, "post": Post, "after": After, "sandwich": Sandwich, "parallel": Parallel, "parallel_norms": ParallelNorms},
 }
 
