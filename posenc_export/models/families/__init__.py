@@ -9,7 +9,13 @@ from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
-FILES = {name: name for name in ("llama", "mistral", "qwen2", "smollm3", "phi3")}
+FILES = {
+    name: name
+    for name in (
+        *("llama", "mistral", "qwen2", "smollm3", "phi3"),
+        *("gpt2",),
+    )
+}
 
 
 @dataclass(frozen=True)

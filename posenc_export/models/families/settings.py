@@ -10,15 +10,17 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
-    """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
-    attention_dropout id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
-    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict torch_dtype transformers.js_config transformers_version
-    use_cache""".split()
+    """_name_or_path _attn_implementation _num_labels activation_dropout architectures attn_implementation attn_pdrop auto_map bos_token_id
+    chunk_size_feed_forward classifier_dropout decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout
+    attention_dropout attention_probs_dropout_prob hidden_dropout_prob id2label init_device init_std initializer_range is_llama_config
+    keys_to_ignore_at_inference label2id layerdrop output_attentions output_hidden_states output_past pad_token_id prefix pretraining_tp problem_type
+    resid_pdrop return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
+    tokenizer_class torch_dtype transformers.js_config transformers_version unk_token_id use_cache""".split()
 )
 # Other spellings of keys that families share.
 SPELLINGS = {
     **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
-    **{name: "hidden_size" for name in ("n_embd", "d_model")},
+    **{name: "hidden_size" for name in ("n_embd", "n_embed", "d_model")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
     **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
@@ -94,6 +96,28 @@ class Settings:
         """Refuse a config without a key for which transformers has a number of its own."""
         if key not in self._left:
             raise ValueError(f"{self.family}: config.json has {key}, got none; add it as the model was trained")
+
+    def spelled(self, key: str, usual: str) -> None:
+        """Read a key as another one, which transformers does not read in this family.
+
+        Raises:
+            ValueError: the other one beside it with another value, or alone.
+        """
+        if usual in self._left and self._left[usual] != self._left.get(key):
+            raise ValueError(f"{self.family}: {key} stands for {usual}, got {usual}={self._left[usual]!r} beside {key}={self._left.get(key)!r}; remove {usual}")
+        if key in self._left:
+            self._left[usual] = self._left.pop(key)
+
+    def opened(self, key: str) -> None:
+        """Spread a nested configuration, so that its keys are taken as `key.name`.
+
+        Raises:
+            ValueError: no mapping.
+        """
+        nested = self.take(key, None)
+        if nested is not None and not isinstance(nested, dict):
+            raise ValueError(f"{self.family}: {key} is a mapping, got {nested!r}; correct config.json")
+        self._left.update({f"{key}.{name}": value for name, value in (nested or {}).items() if name not in IGNORED})
 
     def only(self, key: str, allowed: Any, default: Any = GIVEN) -> None:
         """Refuse any other value than this one."""

@@ -1,0 +1,86 @@
+"""The families before Llama: what is theirs alone, and what of them is refused."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posenc_export import export_model
+from posenc_export.models import families
+from posenc_export.models.config import StackConfig
+from posenc_export.models.pretrained import from_pretrained
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.models import earlier  # noqa: E402
+from tests.models.checkpoints import saved  # noqa: E402
+
+LENGTH = 40
+
+
+def _config(name: str, **changes: Any) -> Dict[str, Any]:
+    """The config.json of a model, with other values for some keys."""
+    family = name.split()[0]
+    config = getattr(transformers, earlier.CONFIGS[family])(**{**earlier.SIZES[family], **earlier.MODELS[name]})
+    return {**json.loads(config.to_json_string()), **changes}
+
+
+def _described(name: str, **changes: Any) -> StackConfig:
+    return families.read(_config(name, **changes))[0]
+
+
+def _logits(model: Any) -> Tuple[np.ndarray, np.ndarray]:
+    """Tokens, and what transformers makes of them."""
+    tokens = np.random.default_rng(0).integers(3, 61, (1, LENGTH))
+    with torch.no_grad():
+        return tokens[0], model(torch.from_numpy(tokens), use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", earlier.MODELS)
+def test_the_oracle_gives_the_logits_of_transformers_and_each_layer_is_one_node(name: str, tmp_path: Path) -> None:
+    peer, folder = saved(name, tmp_path / "checkpoint")
+    model = from_pretrained(folder)
+    tokens, wanted = _logits(peer)
+    assert np.abs(model.exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+    manifest = export_model(model, "ort", tmp_path / "artefact", verify=False)
+    assert manifest.operators["GroupQueryAttention"] == len(model.layers)  # type: ignore[arg-type]
+
+
+# Prefixes of names that published checkpoints lack.
+@pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer.")])
+def test_a_base_model_and_buffers_of_old_versions_load(name: str, base: str, tmp_path: Path) -> None:
+    peer, folder = saved(name, tmp_path)
+    weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items() if key != "lm_head.weight"}
+    old = earlier.BUFFERS[name]
+    save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in old}}, folder / "model.safetensors")
+    tokens, wanted = _logits(peer)
+    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+
+
+REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
+    "gpt2 unknown": ("gpt2", {"head_dim": 8}, "head_dim=8"),
+    "gpt2 cross": ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+    "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
+    "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(case: str) -> None:
+    name, changes, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        _described(name, **changes)
+
+
+@pytest.mark.parametrize("name", ["gpt2"])
+def test_another_range_than_that_of_trained_rows_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="positions are 512 trained rows, got max_positions=64"):
+        families.read(_config(name), 64)
+
+
+def test_keys_of_published_checkpoints_are_understood() -> None:
+    for name, changes in earlier.PUBLISHED.items():
+        assert _described(name, **changes) == _described(name), name
