@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -25,7 +25,8 @@ def _config(name: str, **changes: Any) -> Dict[str, Any]:
     """The config.json of a model, with other values for some keys."""
     family = name.split()[0]
     config = getattr(transformers, earlier.CONFIGS[family])(**{**earlier.SIZES[family], **earlier.MODELS[name]})
-    return {**json.loads(config.to_json_string()), **changes}
+    values = {**json.loads(config.to_json_string()), **changes}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _described(name: str, **changes: Any) -> StackConfig:
@@ -49,13 +50,16 @@ def test_the_oracle_gives_the_logits_of_transformers_and_each_layer_is_one_node(
     assert manifest.operators["GroupQueryAttention"] == len(model.layers)  # type: ignore[arg-type]
 
 
-# Prefixes of names that published checkpoints lack.
-@pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer.")])
-def test_a_base_model_and_buffers_of_old_versions_load(name: str, base: str, tmp_path: Path) -> None:
+def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
+    """The weights under names without a base, with buffers beside them."""
+    weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in buffers}}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [*earlier.BARE, *earlier.WITH_BUFFERS])
+def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path)
-    weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items() if key != "lm_head.weight"}
-    old = earlier.BUFFERS[name]
-    save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in old}}, folder / "model.safetensors")
+    _rewritten(folder, *earlier.BARE.get(name, ("", earlier.WITH_BUFFERS.get(name, ()))))
     tokens, wanted = _logits(peer)
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
 
@@ -65,6 +69,13 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt2 cross": ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
     "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
     "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
+    "gpt2 epsilon": ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon"),
+    "gpt_neox theta": ("gpt_neox", {"rope_parameters": None, "rope_theta": 20000.0}, "rotary_emb_base stands for rope_theta"),
+    "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct stands for"),
+    "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+    "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
+    "gptj rotary": ("gptj", {"rotary": False}, "rotary is True"),
+    "phi window": ("phi", {"sliding_window": 8}, "sliding_window=8"),
 }
 
 

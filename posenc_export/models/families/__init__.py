@@ -13,7 +13,7 @@ FILES = {
     name: name
     for name in (
         *("llama", "mistral", "qwen2", "smollm3", "phi3"),
-        *("gpt2",),
+        *("gpt2", "gpt_neox", "gptj", "phi"),
     )
 }
 

@@ -198,27 +198,30 @@ class Settings:
         if other is not None:
             raise ValueError(f"{self.family}: layer_types are full_attention, got {other!r}; nothing else of them can be exported yet")
 
-    def rotation_keys(self, theta: float = 10000.0) -> Dict[str, Any]:
-        """What hugging_face.rope_spec reads, with the family's own theta where the config names none. Sizes are not taken: they serve elsewhere too."""
+    def rotation_keys(self, theta: float = 10000.0, share: float = 1.0) -> Dict[str, Any]:
+        """What hugging_face.rope_spec reads, with the family's own theta and share of a head where the config names none.
+        Sizes are not taken: they serve elsewhere too."""
         keys = {key: self._left.pop(key) for key in ROTATION if key in self._left}
         nested = [part for part in (keys.get("rope_parameters"), keys.get("rope_scaling")) if isinstance(part, dict)]
-        if not any("rope_theta" in part for part in (keys, *nested)):
-            keys["rope_theta"] = theta
+        for key, default in (("rope_theta", theta), ("partial_rotary_factor", share)):
+            if not any(key in part for part in (keys, *nested)):
+                keys[key] = default
         sizes: Dict[str, Any] = {"hidden_size": self.width, "num_attention_heads": self.heads, "num_hidden_layers": self.layers}
         return {**keys, **sizes, "head_dim": self._left.get("head_dim"), "max_position_embeddings": self.trained_positions}
 
-    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half") -> Spec:
+    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half", share: float = 1.0) -> Spec:
         """The rotation of all layers; to be asked for before sizes are taken.
 
         Args:
             partial: whether a part of each head may turn; where False, transformers has no such model of the family.
             theta: of the family, where the config names none.
             layout: of pairs, "half" or "interleaved".
+            share: of each head that turns, where the config names none.
 
         Raises:
             ValueError: as rope_spec; a rotation for each layer type, a part of a head.
         """
-        spec = rope_spec(self.rotation_keys(theta))
+        spec = rope_spec(self.rotation_keys(theta, share))
         if "name" not in spec:
             raise ValueError(f"{self.family}: all layers turn alike, got rope_parameters for {', '.join(spec)}; nothing else of them can be exported yet")
         if "rotary" in spec and not partial:
