@@ -75,6 +75,31 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
     "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
     "gptj rotary": ("gptj", {"rotary": False}, "rotary is True"),
+    "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 64, got 32"),
+    "opt unknown": ("opt", {"rotary_dim": 32}, "rotary_dim=32"),
+    "bloom sums": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "bloom width": ("bloom", {"n_inner": 80}, "n_inner is null or 256"),
+    "bloom range": ("bloom", {"seq_length": None}, "give max_positions"),
+    "bloom unknown": ("bloom", {"alibi": False}, "alibi=False"),
+    "mpt rows": ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is True, got False"),
+    "mpt heads": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_config.attn_type"),
+    "mpt norms of heads": ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
+    "mpt unknown in attention": ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
+    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 8, got 16"),
+    "mpt attention": ("mpt", {"attn_config": 3}, "attn_config is a mapping"),
+    "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv is a number above 0, got 0"),
+    "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
+    "mpt biases": ("mpt", {"no_bias": False}, "no_bias"),
+    "mpt factor": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
+    "falcon in turn": ("falcon new", {"parallel_attn": False}, "parallel_attn is true with new_decoder_architecture"),
+    "falcon heads": ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads is 4 without multi_query"),
+    "falcon norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 1 without"),
+    "falcon sums": ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "falcon share": ("falcon", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "whole heads turn"),
+    "falcon unknown": ("falcon", {"head_dim": 32}, "head_dim=32"),
+    "xglm padding": ("xglm", {"pad_token_id": 5}, "pad_token_id is null, 0 or 1"),
+    "xglm cross": ("xglm", {"add_cross_attention": True}, "add_cross_attention"),
+    "xglm unknown": ("xglm", {"rope_theta": 10000.0}, "rope_theta"),
     "phi window": ("phi", {"sliding_window": 8}, "sliding_window=8"),
 }
 
@@ -86,10 +111,15 @@ def test_what_cannot_be_exported_is_refused_by_name(case: str) -> None:
         _described(name, **changes)
 
 
-@pytest.mark.parametrize("name", ["gpt2"])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_another_range_than_that_of_trained_rows_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="positions are 512 trained rows, got max_positions=64"):
         families.read(_config(name), 64)
+
+
+def test_a_model_without_an_end_has_the_range_that_is_given() -> None:
+    config = _config("bloom", seq_length=None)
+    assert families.read(config, 300)[0] == _described("bloom", seq_length=300)
 
 
 def test_keys_of_published_checkpoints_are_understood() -> None:

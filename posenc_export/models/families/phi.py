@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, halves of a part of each head turn."""
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, a part of each head turns."""
 
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families import Family

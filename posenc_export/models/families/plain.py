@@ -6,19 +6,21 @@ from posenc_export.models.config import AttentionConfig, LayerConfig
 from posenc_export.models.families.settings import Settings
 
 
-def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, **parts: Any) -> AttentionConfig:
+def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip: Optional[float] = None, **parts: Any) -> AttentionConfig:
     """The attention that width and heads describe; encodings are given to layers.
 
     Args:
         bias: of all projections.
         kv_heads: as many as heads where None.
+        clip: largest absolute value of queries, keys and values; no bound where None.
         parts: further fields of AttentionConfig.
     """
+    projection = {"name": "grouped", "bias": bias, "output_bias": bias}
     return AttentionConfig(
         heads=config.heads,
         kv_heads=kv_heads or config.heads,
         head_size=config.width // config.heads,
-        projection={"name": "grouped", "bias": bias, "output_bias": bias},
+        projection=projection if clip is None else {**projection, "clip": clip},
         **parts,
     )
 

@@ -12,10 +12,10 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 IGNORED = frozenset(
     """_name_or_path _attn_implementation _num_labels activation_dropout architectures attn_implementation attn_pdrop auto_map bos_token_id
     chunk_size_feed_forward classifier_dropout decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout
-    attention_dropout attention_probs_dropout_prob hidden_dropout_prob id2label init_device init_std initializer_range is_llama_config
+    attention_dropout attention_probs_dropout_prob hidden_dropout_prob id2label init_config init_device init_std initializer_range is_llama_config
     keys_to_ignore_at_inference label2id layerdrop output_attentions output_hidden_states output_past pad_token_id prefix pretraining_tp problem_type
     resid_pdrop return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
-    tokenizer_class torch_dtype transformers.js_config transformers_version unk_token_id use_cache""".split()
+    tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
 )
 # Other spellings of keys that families share.
 SPELLINGS = {
@@ -50,8 +50,11 @@ class Settings:
                 value = self._left.pop(other)
                 if self._left.setdefault(key, value) != value:
                     raise ValueError(f"{self.family}: {other} and {key} are one thing, got {value!r} and {self._left[key]!r}; remove one")
+        self.padding = values.get("pad_token_id")
         self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        trained = self.whole("max_position_embeddings", 0)
+        length = "max_position_embeddings"
+        trained = self.whole(length) if self._left.get(length) is not None else 0
+        self._left.pop(length, None)
         if not trained and max_positions is None:
             raise ValueError(f"{self.family}: the range is given where config.json has no max_position_embeddings, got none; give max_positions")
         self.max_positions = trained if max_positions is None else max_positions
@@ -85,6 +88,10 @@ class Settings:
             raise ValueError(f"{self.family}: {key} is a number above 0, got {value!r}; correct config.json")
         return float(value)
 
+    def number_or_none(self, key: str) -> Optional[float]:
+        """A finite number above 0; None where the key is missing or null."""
+        return self.number(key) if self._left.get(key) is not None else self.take(key, None)
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self.take(key, default)
@@ -104,7 +111,8 @@ class Settings:
             ValueError: the other one beside it with another value, or alone.
         """
         if usual in self._left and self._left[usual] != self._left.get(key):
-            raise ValueError(f"{self.family}: {key} stands for {usual}, got {usual}={self._left[usual]!r} beside {key}={self._left.get(key)!r}; remove {usual}")
+            given, other = self._left.get(key), self._left[usual]
+            raise ValueError(f"{self.family}: {key} stands for {usual}, got {usual}={other!r} beside {key}={given!r}; remove {usual}")
         if key in self._left:
             self._left[usual] = self._left.pop(key)
 
