@@ -67,7 +67,7 @@ CONFIGS = {
 # What names start with in published checkpoints that have it not, and tensors that older versions of transformers saved beside the weights.
 BARE: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "gpt2": ("transformer.", ("h.0.attn.bias", "h.1.attn.masked_bias")),
-    "opt": ("model.", ()),
+    "opt": ("model.", ("decoder.version",)),
     "bloom": ("transformer.", ()),
     "falcon": ("transformer.", ()),
 }

@@ -1,17 +1,18 @@
 """The families before Llama: what is theirs alone, and what of them is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from posenc_export import export_model
 from posenc_export.models import families
-from posenc_export.models.config import StackConfig
+from posenc_export.models.config import StackConfig, from_json, to_json
 from posenc_export.models.pretrained import from_pretrained
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -62,6 +63,54 @@ def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Pa
     _rewritten(folder, *earlier.BARE.get(name, ("", earlier.WITH_BUFFERS.get(name, ()))))
     tokens, wanted = _logits(peer)
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+
+
+# A model, what stands in its description, and what would be wrong there.
+FAULTS = {
+    "pairs of halves": ("gptj", "interleaved", "half"),
+    "another share that turns": ("phi wide heads", '"rotary":16', '"rotary":20'),
+    "one norm for both halves of a layer": ("falcon new", "parallel_norms", "parallel"),
+    "halves of a layer in turn": ("gpt_neox", "parallel_norms", "pre"),
+    "norms before sums": ("opt post", '"post"', '"pre"'),
+    "slopes that are not divided": ("falcon with alibi", r'"scale":0\.35\d+', '"scale":1.0'),
+    "no bound": ("mpt clipped", '"clip":0.7', '"clip":70.0'),
+    "no factor on scores": ("mpt clipped", '"scale":0.4', '"scale":0.25'),
+    "sinusoids from 0": ("xglm", '"offset":2', '"offset":0'),
+    "sinusoids of the paper": ("xglm", '"divisor":"fairseq"', '"divisor":"paper"'),
+    "no factor on tokens": ("xglm", '"scale":8.0', '"scale":1.0'),
+    "the other GELU": ("bloom", '"gelu_tanh"', '"gelu"'),
+    "layers scaled alike": ("gpt2 scaled by layer", r'"layer_[12]"(?!:)', '"layer_0"'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, right, wrong = FAULTS[fault]
+    peer, folder = saved(name, tmp_path)
+    tokens, wanted = _logits(peer)
+    description, family = families.read(json.loads((folder / "config.json").read_text()))
+    text = json.dumps(to_json(description), separators=(",", ":"))
+    changed = json.loads(re.sub(right, wrong, text))
+    if wrong == "parallel":
+        changed["layers"]["layer"]["norms"] = changed["layers"]["layer"]["norms"][:1]
+        (folder / "model.safetensors").write_bytes(_without(folder / "model.safetensors", "ln_mlp"))
+    changed["layers"] = {kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]}
+    assert from_json(changed) != description
+    monkeypatch.setattr(families, "read", lambda config, max_positions: (from_json(changed), family))
+    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
+
+
+def _without(path: Path, part: str) -> bytes:
+    """A file of tensors without those whose names have a part."""
+    return save({key: value for key, value in load_file(path).items() if part not in key})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "mpt", "falcon new"])
+def test_a_layer_alone_has_the_weights_of_that_layer(name: str, tmp_path: Path) -> None:
+    _, folder = saved(name, tmp_path)
+    whole = dict(from_pretrained(folder).layers[1].attention.named_parameters())  # type: ignore[index]
+    alone = dict(from_pretrained(folder, layer=1).attention.named_parameters())  # type: ignore[operator]
+    assert list(whole) == list(alone) and all(torch.equal(whole[key], alone[key]) for key in whole)
 
 
 REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {

@@ -34,4 +34,4 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, []), tied=True, norm=behind, encodings=(learned(config),))
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, WEIGHTS, unused=(r"decoder\.version$",))

@@ -11,7 +11,7 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
     """_name_or_path _attn_implementation _num_labels activation_dropout architectures attn_implementation attn_pdrop auto_map bos_token_id
-    chunk_size_feed_forward classifier_dropout decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout
+    chunk_size_feed_forward classifier_dropout custom_pipelines decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout
     attention_dropout attention_probs_dropout_prob hidden_dropout_prob id2label init_config init_device init_std initializer_range is_llama_config
     keys_to_ignore_at_inference label2id layerdrop output_attentions output_hidden_states output_past pad_token_id prefix pretraining_tp problem_type
     resid_pdrop return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
