@@ -1,7 +1,7 @@
 """The registry of model families: one file each reads its config.json into a description and says where its weights stand."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
@@ -9,9 +9,19 @@ from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
-FILES = {name: name for name in ("llama", "mistral", "qwen2", "smollm3", "phi3")}
-FILES |= {name: name for name in ("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm")}
-FILES |= {name: name for name in ("ministral3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")}
+FILES = {
+    name: name
+    for name in (
+        *("llama", "mistral", "qwen2", "smollm3", "phi3"),
+        *("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm"),
+        *("ministral3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text"),
+        *("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm"),
+    )
+}
+
+
+def _no_lines(description: StackConfig) -> Table:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,14 @@ class Family:
         weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
         base: what the names of a whole model start with, and those of its base model do not.
         unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
+        further: lines of the table that depend on the description.
     """
 
     describe: Callable[[Settings], StackConfig]
     weights: Table
     base: str = "model."
     unused: Tuple[str, ...] = ()
+    further: Callable[[StackConfig], Table] = _no_lines
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
@@ -49,4 +61,4 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
     settings = Settings(config, max_positions)
     description = family.describe(settings)
     settings.finish()
-    return description, family
+    return description, replace(family, weights={**family.weights, **family.further(description)})
