@@ -171,3 +171,22 @@ class From:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0][self.row :]
+
+
+@dataclass(frozen=True)
+class PlusRow:
+    """A table with the one row of another added to each of its rows: a model with a single token type (RoBERTa).
+
+    Args:
+        module: in the checkpoint.
+        row: module of the table of one row.
+    """
+
+    module: str
+    row: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {f"{self.module}.{kind}": shape, f"{self.row}.{kind}": (1, *shape[1:])}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return tensors[0] + tensors[1]

@@ -18,10 +18,10 @@ IGNORED = frozenset(
 # Other spellings of keys that families share.
 SPELLINGS = {
     **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
-    **{name: "hidden_size" for name in ("n_embd", "d_model")},
+    **{name: "hidden_size" for name in ("n_embd", "d_model", "dim")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
-    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
+    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "d_inner")},
 }
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
 GIVEN = object()  # the default of a key that a config must have
@@ -42,6 +42,7 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
+        self._padding = values.get("pad_token_id", GIVEN)
         self._left = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
         for other, key in SPELLINGS.items():
             if other in self._left:
@@ -111,6 +112,17 @@ class Settings:
         if value not in ACTIVATIONS:
             raise ValueError(f"{self.family}: {key} is one of {', '.join(ACTIVATIONS)}, got {value!r}; nothing else of it can be exported yet")
         return ACTIVATIONS[value]
+
+    def padding(self, default: int) -> int:
+        """The id of padding, for families that count positions from it; `default` where the key is missing.
+
+        Raises:
+            ValueError: no whole number of 0 or more.
+        """
+        value = default if self._padding is GIVEN else self._padding
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{self.family}: pad_token_id is a whole number of 0 or more, got {value!r}; correct config.json")
+        return value
 
     def per_layer(self, key: str, default: Sequence[Any]) -> List[Any]:
         """A list with an entry for each layer; `default` where the key is missing or null.
