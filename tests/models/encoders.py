@@ -12,6 +12,7 @@ SIZES = {
     "layer_norm_eps": 1e-7, "pad_token_id": PADDING, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
 LOCAL = {"norm_eps": 1e-5, "local_attention": 8, "num_hidden_layers": 5, "cls_token_id": 0, "sep_token_id": 2}
+RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
 # What each differs in from SIZES; the first word is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
@@ -31,12 +32,18 @@ MODELS: Dict[str, Dict[str, Any]] = {
     },
     "roformer": {"type_vocab_size": 2},
     "roformer other": {"type_vocab_size": 1, "num_attention_heads": 3, "hidden_act": "relu"},
+    "deberta": {**RELATIVE, "type_vocab_size": 0, "max_relative_positions": 12},
+    "deberta other": {**RELATIVE, "type_vocab_size": 2, "num_attention_heads": 6, "pos_att_type": "p2c|c2p"},
+    "deberta-v2": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16, "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig", "camembert": "CamembertConfig", "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
+    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config",
 }  # fmt: skip
 # Families whose keys differ: theirs by ours; None for those that they have not.
 KEYS: Dict[str, Dict[str, Any]] = {

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posenc_export import export_model, from_pretrained, load
+from posenc_export import encodings, export_model, from_pretrained, load
+from posenc_export.encodings.base import Geometry
 from posenc_export.export import TARGETS, Sources
 from posenc_export.export.expected import eager_session
 from posenc_export.models import families
@@ -133,6 +134,8 @@ HEADS = {
     "roformer": ("AutoModelForMaskedLM",),
     "electra": ("AutoModelForPreTraining", "AutoModelForMaskedLM"),
     "distilbert": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
+    "deberta": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
+    "deberta-v2": ("AutoModelForMaskedLM", "AutoModelForMultipleChoice"),
 }
 
 
@@ -191,6 +194,14 @@ REFUSED = {
     "values that turn": ("roformer", {"rotary_value": True}, "rotary_value is False, got True"),
     "a narrow table": ("electra", {"embedding_size": 32}, "embedding_size is 48, got 32"),
     "a narrow table by default": ("electra", {"embedding_size": ...}, "embedding_size is 48, got 128"),
+    "no distances": ("deberta", {"relative_attention": False}, "relative_attention is True, got False"),
+    "no distances by default": ("deberta-v2", {"relative_attention": ...}, "relative_attention is True, got False"),
+    "one term alone": ("deberta", {"pos_att_type": ["c2p"]}, "pos_att_type is c2p and p2c, got .'c2p'.; nothing else"),
+    "absolute positions beside distances": ("deberta", {"position_biased_input": True}, "position_biased_input is False, got True"),
+    "heads that are mixed": ("deberta", {"talking_head": True}, "talking_head is False, got True"),
+    "a convolution": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size is 0, got 3"),
+    "a norm of distances": ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is none or layer_norm, got 'batch_norm'"),
+    "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets is .* even and below max_relative_positions, got 7 and 20"),
     "layer types": ("modernbert", {"layer_types": ["chunked_attention"] * 5}, "layer_types are full_attention or sliding_attention, got 'chunked_attention'"),
     "too few layer types": ("modernbert", {"layer_types": ["full_attention"]}, "layer_types has an entry for each of 5 layers"),
     "one rotation for all": ("modernbert", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters is a mapping for full_attention and"),
@@ -222,6 +233,24 @@ def test_older_configs_of_modernbert_say_the_same(folders: Path) -> None:
     assert families.read(_config("modernbert", folders, layer_types=..., rope_parameters=...))[0] == families.read(old)[0]
 
 
+SPANS = [(256, 512), (128, 512), (64, 1024), (48, 100), (16, 20)]
+
+
+@pytest.mark.parametrize(("buckets", "relative"), SPANS)
+def test_buckets_of_distances_are_those_of_transformers(buckets: int, relative: int) -> None:
+    theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2").make_log_bucket_position
+    distances = torch.arange(-2 * relative, 2 * relative + 1)
+    ours = encodings.build({"name": "deberta", "version": "v2", "span": buckets, "max_relative": relative}, Geometry(8, 2, 4, 16, causal=False))
+    wanted = (theirs(distances, buckets, relative).long() + buckets).clamp(0, 2 * buckets - 1)
+    assert torch.equal(ours.of_distance[distances.clamp(-relative, relative) + relative], wanted)
+
+
+def test_buckets_of_mpnet_are_those_of_transformers(folders: Path) -> None:
+    peer, ours = _peer("mpnet", folders)[0], _peer("mpnet", folders)[1].of("float32").model.attentions()[0].encoding
+    distances = torch.arange(-300, 301)
+    assert torch.equal(ours.of_distance[distances.clamp(-128, 128) + 128], peer.encoder.relative_position_bucket(distances))
+
+
 def _swapped(first: str, second: str) -> Callable[[Dict[str, torch.Tensor]], None]:
     def change(weights: Dict[str, torch.Tensor]) -> None:
         for name in [name for name in weights if first in name]:
@@ -251,6 +280,10 @@ FAULTS: Dict[str, Any] = {
     "keys for values": ("bert", {}, _swapped("self.key", "self.value")),
     "one norm for the other": ("bert", {}, _swapped("attention.output.LayerNorm", "output.LayerNorm")),
     "buckets of a shuffled table": ("mpnet", {}, _halves("relative_attention_bias")),
+    "one bias for the other": ("deberta", {}, _swapped("q_bias", "v_bias")),
+    "projections of distances": ("deberta-v2 other", {}, _swapped("pos_key_proj", "pos_query_proj")),
+    "distances in another order": ("deberta", {}, _halves("rel_embeddings")),
+    "another last bucket": ("deberta-v2 other", {"max_relative_positions": 24}, _nothing),
     "gate for up": ("modernbert", {}, _halves("Wi")),
     "a window one narrower": ("modernbert", {"local_attention": 6}, _nothing),
     "theta of one layer type": ("modernbert other", {"rope_parameters": {"full_attention": {"rope_theta": 300.0}, "sliding_attention": {"rope_theta": 20.0}}}, _nothing),

@@ -190,3 +190,54 @@ class PlusRow:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0] + tensors[1]
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Biases of queries and values that are saved by themselves, beside keys that have none (DeBERTa).
+
+    Args:
+        q, v: names in the checkpoint, of the tensors themselves.
+    """
+
+    q: str
+    v: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {self.q: (config.heads * config.head_size,), self.v: (config.kv_heads * config.head_size,)}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        q, v = tensors
+        return torch.cat((q, torch.zeros_like(v), v))
+
+
+@dataclass(frozen=True)
+class NoBias:
+    """Zeros for a bias over all query heads that the family has not."""
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return torch.zeros(config.heads * config.head_size)
+
+
+@dataclass(frozen=True)
+class NormalisedRows:
+    """A table whose rows are read through a LayerNorm, which is taken once (DeBERTa-v2).
+
+    Args:
+        table, norm: modules in the checkpoint.
+        epsilon: of the norm.
+    """
+
+    table: str
+    norm: str
+    epsilon: float
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {f"{self.table}.weight": shape, f"{self.norm}.weight": shape[1:], f"{self.norm}.bias": shape[1:]}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        rows, weight, bias = tensors
+        return torch.nn.functional.layer_norm(rows, rows.shape[1:], weight, bias, self.epsilon)
