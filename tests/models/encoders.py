@@ -6,6 +6,8 @@ from typing import Any, Dict, Tuple
 import torch
 import transformers
 
+from posenc_export import from_pretrained
+
 PADDING = 1
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 64,
@@ -37,16 +39,21 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "deberta-v2": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16, "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
+    "xlnet": {"layer_norm_eps": 1e-5},
+    "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu"},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig", "camembert": "CamembertConfig", "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
-    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config",
+    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig",
 }  # fmt: skip
 # Families whose keys differ: theirs by ours; None for those that they have not.
 KEYS: Dict[str, Dict[str, Any]] = {
+    "xlnet": {
+        "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "d_inner", "max_position_embeddings": None
+    },
     "modernbert": {"layer_norm_eps": None},
     "distilbert": {
         "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim", "layer_norm_eps": None
@@ -72,6 +79,11 @@ def made(name: str, head: str = "AutoModel") -> Any:
                 continue
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1) + (parameter.dim() == 1 and "norm" in key.lower() and "weight" in key))
     return model
+
+
+def read(name: str, folder: Path, **options: Any) -> Any:
+    """Our model of a saved one; XLNet's config has no range of positions."""
+    return from_pretrained(folder, **{**({"max_positions": SIZES["max_position_embeddings"]} if name.startswith("xlnet") else {}), **options})
 
 
 def saved(name: str, folder: Path, head: str = "AutoModel") -> Tuple[Any, Path]:

@@ -17,7 +17,7 @@ from posenc_export.models import families
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.encoders import MODELS, PADDING, saved  # noqa: E402
+from tests.models.encoders import MODELS, PADDING, SIZES, read, saved  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("encoder families")  # one worker, so that each model is traced once
 SIGNATURES = {name: tuple(TARGETS[name].layout) for name in ("ort", "onnx", "torchscript", "pt2")}
@@ -36,7 +36,7 @@ def _peer(name: str, folders: Path) -> Tuple[Any, Sources, Path]:
     """Transformers' model, ours and the folder of both; made once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)
-        PEERS[name] = (peer, Sources(from_pretrained(folder)), folder)
+        PEERS[name] = (peer, Sources(read(name, folder)), folder)
     return PEERS[name]
 
 
@@ -134,6 +134,7 @@ HEADS = {
     "roformer": ("AutoModelForMaskedLM",),
     "electra": ("AutoModelForPreTraining", "AutoModelForMaskedLM"),
     "distilbert": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
+    "xlnet": ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"),
     "deberta": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
     "deberta-v2": ("AutoModelForMaskedLM", "AutoModelForMultipleChoice"),
 }
@@ -142,24 +143,25 @@ HEADS = {
 @pytest.mark.parametrize(("name", "head"), [(name, head) for name, heads in HEADS.items() for head in heads])
 def test_heads_of_other_tasks_are_left_out(name: str, head: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path, head)
-    assert _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer.base_model, _tokens()))
+    assert _close(eager_session(read(name, folder)).prefill(_tokens()), _theirs(peer.base_model, _tokens()))
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("name", ["mpnet", "roformer"])
+@pytest.mark.parametrize("name", ["mpnet", "roformer", "deberta", "xlnet"])
 def test_a_layer_alone_is_that_layer(name: str, layer: int, folders: Path) -> None:
-    model, block = _peer(name, folders)[1].of("float32").model, from_pretrained(_peer(name, folders)[2], layer=layer)
+    model, block = _peer(name, folders)[1].of("float32").model, read(name, _peer(name, folders)[2], layer=layer)
     for (key, own), (_, whole) in zip(block.attention.named_parameters(), model.layers[layer].attention.named_parameters(), strict=True):
         assert torch.equal(own, whole), key
 
 
 def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
-    peer, folder = saved("bert", tmp_path)
+    name = "bert"
+    peer, folder = saved(name, tmp_path)
     file = folder / "model.safetensors"
     weights = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value for name, value in load_file(file).items()}
     assert any("gamma" in name for name in weights)
     save_file(weights, file)
-    assert _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
+    assert _close(eager_session(read(name, folder)).prefill(_tokens()), _theirs(peer, _tokens()))
 
 
 def _config(name: str, folders: Path, **changes: Any) -> Dict[str, Any]:
@@ -173,7 +175,7 @@ ROTATIONS = {"modernbert", "roformer"}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_only_a_family_that_turns_has_a_rotation(name: str, folders: Path) -> None:
-    config, _ = families.read(_config(name, folders))
+    config, _ = families.read(_config(name, folders), SIZES["max_position_embeddings"] if name.startswith("xlnet") else None)
     turned = any("rope" in spec["name"] for kind in config.kinds for spec in (*kind.attention.encodings, *config.tokens.encodings))
     assert turned == (name.split()[0] in ROTATIONS)
 
@@ -202,6 +204,10 @@ REFUSED = {
     "a convolution": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size is 0, got 3"),
     "a norm of distances": ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is none or layer_norm, got 'batch_norm'"),
     "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets is .* even and below max_relative_positions, got 7 and 20"),
+    "attention one way": ("xlnet", {"attn_type": "uni"}, "attn_type is 'bi', got 'uni'"),
+    "two directions of data": ("xlnet", {"bi_data": True}, "bi_data is False, got True"),
+    "distances that are cut off": ("xlnet", {"clamp_len": 8}, "clamp_len is -1, got 8"),
+    "no range": ("xlnet", {}, "config.json has no max_position_embeddings, got none; give max_positions"),
     "layer types": ("modernbert", {"layer_types": ["chunked_attention"] * 5}, "layer_types are full_attention or sliding_attention, got 'chunked_attention'"),
     "too few layer types": ("modernbert", {"layer_types": ["full_attention"]}, "layer_types has an entry for each of 5 layers"),
     "one rotation for all": ("modernbert", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters is a mapping for full_attention and"),
@@ -213,7 +219,7 @@ REFUSED = {
 def test_what_cannot_be_exported_is_refused_by_name(case: str, folders: Path) -> None:
     name, changes, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        families.read(_config(name, folders, **changes))
+        families.read(_config(name, folders, **changes), 64 if name == "xlnet" and case != "no range" else None)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "distilbert"])
@@ -284,6 +290,7 @@ FAULTS: Dict[str, Any] = {
     "projections of distances": ("deberta-v2 other", {}, _swapped("pos_key_proj", "pos_query_proj")),
     "distances in another order": ("deberta", {}, _halves("rel_embeddings")),
     "another last bucket": ("deberta-v2 other", {"max_relative_positions": 24}, _nothing),
+    "one trained vector for the other": ("xlnet", {}, _swapped("r_w_bias", "r_r_bias")),
     "gate for up": ("modernbert", {}, _halves("Wi")),
     "a window one narrower": ("modernbert", {"local_attention": 6}, _nothing),
     "theta of one layer type": ("modernbert other", {"rope_parameters": {"full_attention": {"rope_theta": 300.0}, "sliding_attention": {"rope_theta": 20.0}}}, _nothing),
@@ -300,4 +307,4 @@ def test_a_checkpoint_read_wrongly_would_be_seen(fault: str, tmp_path: Path) -> 
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file({key: value.clone() for key, value in weights.items()}, folder / "model.safetensors")
-    assert not _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
+    assert not _close(eager_session(read(name, folder)).prefill(_tokens()), _theirs(peer, _tokens()))

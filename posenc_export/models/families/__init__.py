@@ -11,7 +11,7 @@ from posenc_export.models.families.settings import Settings
 # model_type of config.json: the file.
 FILES = {
     **{name: name for name in ("llama", "mistral", "qwen2", "smollm3", "phi3")},
-    **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta")},
+    **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
 }

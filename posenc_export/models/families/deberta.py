@@ -2,8 +2,9 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
+from posenc_export.models.families.encoder_rules import Biases, NoBias
 from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
-from posenc_export.models.families.rules import Biases, Grouped, NoBias, Same, Table, Whole
+from posenc_export.models.families.rules import Grouped, Same, Table, Whole
 from posenc_export.models.families.settings import Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."

@@ -5,8 +5,9 @@ from typing import Any, Mapping
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.deberta import POSITIONS, distances
+from posenc_export.models.families.encoder_rules import NormalisedRows
 from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
-from posenc_export.models.families.rules import Joined, NormalisedRows, Same, Table, Whole
+from posenc_export.models.families.rules import Joined, Same, Table, Whole
 from posenc_export.models.families.settings import Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."

@@ -50,6 +50,7 @@ class Settings:
                 if self._left.setdefault(key, value) != value:
                     raise ValueError(f"{self.family}: {other} and {key} are one thing, got {value!r} and {self._left[key]!r}; remove one")
         self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        self._left.setdefault("max_position_embeddings", None)  # a missing one is 0 below; a 0 that is given is refused
         trained = self.whole("max_position_embeddings", 0)
         if not trained and max_positions is None:
             raise ValueError(f"{self.family}: the range is given where config.json has no max_position_embeddings, got none; give max_positions")
