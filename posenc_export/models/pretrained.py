@@ -61,10 +61,12 @@ def _sources(model: Any, config: StackConfig, table: Table, bare: str) -> Dict[s
     Args:
         bare: what names in the table start with that those of this checkpoint do not.
     """
-    found = {}
-    for name, parameter in model.named_parameters():
+    found, once = {}, {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
         layer = LAYER.match(name)
+        if name not in once and not layer:  # what layers share has a name in each: one may be read alone
+            continue
         keys = [LAYER.sub("layers.{layer}.", key) for key in (name, module)]
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
