@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import transformers
 
-from tests.models import earlier
+from tests.models import earlier, latent
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48,
@@ -99,6 +99,9 @@ CONFIGS |= {
     "ministral3": "Ministral3Config", "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig", "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
 }  # fmt: skip
 
+MODELS |= latent.MODELS
+CONFIGS |= latent.CONFIGS
+
 # Of which transformers counts columns where it reads a position: it knows nothing of padding and of a start beyond 0 there.
 BY_COLUMN = ("llama4_text with temperatures",)
 
@@ -106,7 +109,7 @@ BY_COLUMN = ("llama4_text with temperatures",)
 def made(name: str) -> Any:
     """Transformers' model, every parameter random, float32, in eval mode."""
     torch.manual_seed(0)
-    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**earlier.SIZES.get(name.split()[0], SIZES), **MODELS[name]})
+    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**{**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES), **MODELS[name]})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -114,6 +117,9 @@ def made(name: str) -> Any:
         for key, parameter in model.named_parameters():
             if "norm" in key or ".ln_" in key:
                 parameter += 1.0
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients
+                buffer.copy_(torch.randn(buffer.shape) * 0.3)
     return model
 
 

@@ -11,7 +11,7 @@ from posenc_export.models.families.settings import Settings
 # model_type of config.json: the file.
 FILES = {
     **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
-    **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")},
+    **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3")},
     **{name: name for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")},
     **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
@@ -21,6 +21,10 @@ FILES = {
 
 def _nothing(description: StackConfig, config: Mapping[str, Any]) -> Table:
     return {}
+
+
+def _none(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Family:
         base: what the names of a whole model start with, and those of its base model do not.
         unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
         further: from the description and config.json, lines that depend on them; they go before those of `weights`.
+        left_out: from the same, what goes to `unused` besides.
     """
 
     describe: Callable[[Settings], StackConfig]
@@ -40,6 +45,7 @@ class Family:
     base: str = "model."
     unused: Tuple[str, ...] = ()
     further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
+    left_out: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _none
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
@@ -60,4 +66,5 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
     settings = Settings(config, max_positions)
     description = family.describe(settings)
     settings.finish()
-    return description, replace(family, weights={**family.weights, **family.further(description, config)})
+    weights, unused = {**family.weights, **family.further(description, config)}, (*family.unused, *family.left_out(description, config))
+    return description, replace(family, weights=weights, unused=unused)

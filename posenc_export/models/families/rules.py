@@ -243,3 +243,39 @@ class EveryOther:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0][..., self.first :: 2].contiguous()
+
+
+@dataclass(frozen=True)
+class TurningFirst:
+    """Queries of which the last entries of a head turn: ours are the first (DeepSeek).
+
+    Args:
+        module: in the checkpoint.
+    """
+
+    module: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {f"{self.module}.{kind}": shape}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return tensors[0].unflatten(0, (config.heads, config.head_size)).roll(config.projection["rotary"], 1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class KeysThenValues:
+    """Keys and values of each head in turn: ours are the keys of all heads before their values (DeepSeek).
+
+    Args:
+        module: in the checkpoint.
+    """
+
+    module: str
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {f"{self.module}.{kind}": shape}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        heads = tensors[0].unflatten(0, (config.heads, -1))
+        own = config.head_size - config.projection["rotary"]
+        return torch.cat((heads[:, :own].flatten(0, 1), heads[:, own:].flatten(0, 1)))

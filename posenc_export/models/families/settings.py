@@ -10,12 +10,12 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
-    """_attn_implementation _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob
+    """_attn_implementation _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob aux_loss_alpha
     attn_implementation attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
-    decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
+    decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
     init_config init_device init_std initializer_range is_llama_config keys_to_ignore_at_inference label2id layerdrop output_attentions
     output_hidden_states output_past output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
-    router_aux_loss_coef router_jitter_noise summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    router_aux_loss_coef router_jitter_noise seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     task_specific_params tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
 )
 # Other spellings of keys that families share.

@@ -10,7 +10,7 @@ from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.head_norms import Each, Heads, NoHeadNorm, Projection
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
-from posenc_export.models.parts.projections import Grouped
+from posenc_export.models.parts.projections import Grouped, Latent
 from posenc_export.models.parts.residuals import After, Parallel, ParallelNorms, Post, Pre, Sandwich
 from posenc_export.models.parts.sight import Both, Causal, Chunk, Near, Window
 from posenc_export.registry import Spec
@@ -18,7 +18,7 @@ from posenc_export.registry import Spec
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "norm": {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm},
     "head_norm": {"none": NoHeadNorm, "head": Heads, "each": Each, "projection": Projection},
-    "projection": {"grouped": Grouped},
+    "projection": {"grouped": Grouped, "latent": Latent},
     "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near},
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts},
     "residual": {"pre": Pre, "post": Post, "after": After, "sandwich": Sandwich, "parallel": Parallel, "parallel_norms": ParallelNorms},

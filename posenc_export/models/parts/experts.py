@@ -1,6 +1,6 @@
 """Experts in place of one perceptron: a router gives each token to a few of many (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
 
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -46,6 +46,81 @@ class Sigmoid(torch.nn.Module):
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """As OfAll.exact."""
         return (1 + np.tanh(logits[chosen] / 2)) / 2
+
+
+class SigmoidOfChosen(torch.nn.Module):
+    """The share of the sigmoid of a logit in those of the experts chosen (DeepSeek-V3 with norm_topk_prob)."""
+
+    def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
+        """As OfAll.forward."""
+        found = torch.sigmoid(top)
+        return found / (found.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
+
+    def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """As OfAll.exact."""
+        found = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
+        return np.array([one / sum(found) for one in found])
+
+
+class Highest(torch.nn.Module):
+    """The experts with the highest logits.
+
+    Args:
+        experts, chosen: how many there are, N, and how many are chosen, k.
+    """
+
+    def __init__(self, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+    def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
+        """logits [B,S,N] to those of the chosen experts [B,S,k], and which they are [B,S,k]."""
+        top, chosen = torch.topk(logits, self.chosen, dim=-1)
+        return top, chosen
+
+    def exact(self, logits: np.ndarray) -> np.ndarray:
+        """logits [N] of a token, float64, to the chosen ones [k]."""
+        return np.argsort(-logits, kind="stable")[: self.chosen]
+
+
+class OfGroups(torch.nn.Module):
+    """The experts e with the highest sigmoid(logit_e) + correction_e in those groups that have the highest sums of their two best (DeepSeek-AI 2024,
+    DeepSeek-V3, 2.1.2: `correction` keeps loads even and takes no part in weights).
+
+    Args:
+        experts, chosen: how many there are, N, and how many are chosen, k.
+        groups: of experts that stand side by side, as many in each.
+        kept: groups that experts are chosen from.
+
+    Raises:
+        ValueError: groups of different sizes or of one expert, kept groups that hold fewer than the chosen experts.
+    """
+
+    def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
+        super().__init__()
+        if groups < 1 or experts % groups or experts // groups < 2:
+            raise ValueError(f"choice groups: groups divide the experts and hold at least 2 each, got {groups} of {experts} experts")
+        if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
+            raise ValueError(f"choice groups: kept is 1 .. {groups} groups that hold {chosen} experts or more, got {kept} of {experts // groups} each")
+        self.chosen, self.groups, self.kept = chosen, groups, kept
+        self.correction = torch.nn.Parameter(torch.zeros(experts))
+
+    def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
+        """As Highest.forward."""
+        scores = torch.sigmoid(logits) + self.correction
+        grouped = scores.unflatten(-1, [self.groups, -1])
+        best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
+        kept = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
+        chosen = torch.topk(torch.where(kept > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
+        return logits.gather(-1, chosen), chosen
+
+    def exact(self, logits: np.ndarray) -> np.ndarray:
+        """As Highest.exact."""
+        scores = (1 + np.tanh(logits / 2)) / 2 + exact.numbers(self.correction)
+        members = np.split(np.arange(len(scores)), self.groups)
+        ranked = sorted(members, key=lambda group: -sum(sorted(scores[group])[-2:]))
+        allowed = [int(one) for group in ranked[: self.kept] for one in group]
+        return np.array(sorted(allowed, key=lambda one: -scores[one])[: self.chosen])
 
 
 class GatedUnit(torch.nn.Module):
@@ -96,13 +171,14 @@ class ClampedUnit(torch.nn.Module):
         return (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up)) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
 
 
-WEIGHTS = {"all": OfAll, "chosen": OfChosen, "sigmoid": Sigmoid}
+WEIGHTS = {"all": OfAll, "chosen": OfChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
+CHOICES = {"highest": Highest, "groups": OfGroups}
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
 ON = ("output", "input")
 
 
 class Experts(torch.nn.Module):
-    """sum over the k experts e with the highest router logits of weight_e down_e(unit(gate_e x, up_e x)), and a shared perceptron of x where there is one.
+    """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), and a shared perceptron of x where there is one.
 
     Every expert is computed for every token and those not chosen are weighted by 0: one product of all experts, which every target has, at the cost of
     all of them.
@@ -112,14 +188,16 @@ class Experts(torch.nn.Module):
         experts: how many there are, N.
         chosen: how many act on a token, k.
         hidden: inner width of each.
-        weights: "all", "chosen" or "sigmoid": what logits of chosen experts become.
+        weights: "all", "chosen", "sigmoid" or "sigmoid_of_chosen": what logits of chosen experts become.
         on: what the weight multiplies, the "output" of an expert or its "input".
         unit: {"name": "gated" or "clamped", ...}: of gate and up; gated with silu where None.
         bias: biases on router and experts.
         shared: inner width of a gated perceptron that acts on every token; 0 for none. It has the activation of the unit.
+        choice: {"name": "highest" or "groups", ...}: which experts act; those with the highest logits where None.
+        factor: on weights.
 
     Raises:
-        ValueError: more chosen than there are, sizes below 1, an unknown name.
+        ValueError: more chosen than there are, sizes below 1, a factor that is not above 0, an unknown name.
     """
 
     gates: Tensor
@@ -140,14 +218,19 @@ class Experts(torch.nn.Module):
         unit: Optional[Mapping[str, Any]] = None,
         bias: bool = False,
         shared: int = 0,
+        choice: Optional[Mapping[str, Any]] = None,
+        factor: float = 1.0,
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
             raise ValueError(f"mlp experts: chosen is 1 .. experts, hidden at least 1, shared at least 0, got {chosen} of {experts}, {hidden} and {shared}")
         if weights not in WEIGHTS or on not in ON:
             raise ValueError(f"mlp experts: weights is one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}")
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"mlp experts: factor is a finite number above 0, got {factor}")
         unit = unit or {"name": "gated"}
-        self.chosen, self.on_input = chosen, on == "input"
+        self.factor, self.on_input = float(factor), on == "input"
+        self.choose = registry.build("choice", CHOICES, choice or {"name": "highest"}, experts, chosen)
         self.router = torch.nn.Linear(width, experts, bias=bias)
         self.weigh, self.unit = WEIGHTS[weights](), registry.build("unit", UNITS, unit)
         for name, inputs, outputs in (("gates", width, hidden), ("ups", width, hidden), ("downs", hidden, width)):
@@ -159,8 +242,11 @@ class Experts(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
         logits = self.router(x)
-        top, chosen = torch.topk(logits, self.chosen, dim=-1)
-        shares = torch.zeros_like(logits).scatter(-1, chosen, self.weigh(logits, top, chosen)).transpose(1, 2).unsqueeze(3)
+        top, chosen = self.choose(logits)
+        weights = self.weigh(logits, top, chosen)
+        if self.factor != 1.0:
+            weights = weights * self.factor
+        shares = torch.zeros_like(logits).scatter(-1, chosen, weights).transpose(1, 2).unsqueeze(3)
         read = x.unsqueeze(1)
         if self.on_input:
             read = read * shares
@@ -173,8 +259,8 @@ class Experts(torch.nn.Module):
         """x [n,E], float64, one token and one expert at a time."""
         logits, y = exact.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
-            chosen = np.argsort(-logits[token], kind="stable")[: self.chosen]
-            for expert, weight in zip(chosen, self.weigh.exact(logits[token], chosen), strict=True):  # type: ignore[operator]
+            chosen = self.choose.exact(logits[token])
+            for expert, weight in zip(chosen, self.factor * self.weigh.exact(logits[token], chosen), strict=True):  # type: ignore[operator]
                 y[token] += self._exact_expert(int(expert), row * weight) if self.on_input else weight * self._exact_expert(int(expert), row)
         return y if self.shared is None else y + self.shared.exact(x)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.parts import exact
+from posenc_export.models.parts.norms import RMSNorm
 
 
 class Grouped(torch.nn.Module):
@@ -50,3 +51,71 @@ class Grouped(torch.nn.Module):
         if self.clip:
             projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
         return projected[:, :queries], projected[:, queries : queries + heads], projected[:, queries + heads :]
+
+
+class Latent(torch.nn.Module):
+    """Keys and values of all heads from one short vector of a token, queries from another (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2; Multi-head Latent Attention).
+
+    A key is the part that turns, one for all heads, and behind it the head's own part. Whole keys and values are kept, not what they are made of.
+
+    Args:
+        width: model width E.
+        heads, kv_heads, head_size: H, K = H, D of queries and keys.
+        rotary: entries of a head that turn, r: its first ones.
+        value_size: D of values.
+        rank: size of what keys and values are made of.
+        query_rank: size of what queries are made of; 0 where they are made of hidden states.
+        bias: on what is made of hidden states, but for queries without a rank, and on the way back.
+        epsilon: of both norms.
+
+    Raises:
+        ValueError: fewer key heads than heads, sizes below 1, no part of a head beside the one that turns.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        rotary: int,
+        value_size: int,
+        rank: int,
+        query_rank: int = 0,
+        bias: bool = False,
+        epsilon: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if kv_heads != heads:
+            raise ValueError(f"projection latent: kv_heads are heads, got {kv_heads} and {heads}; keys are made for each head")
+        if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
+            rule = f"rotary is 1 .. {head_size - 1}, value_size and rank at least 1, query_rank at least 0"
+            raise ValueError(f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}")
+        self.heads, self.rotary, self.rank, self.value_size, own = heads, rotary, rank, value_size, head_size - rotary
+        self.parts = [heads * own, heads * value_size]
+        self.query_down: torch.nn.Module = torch.nn.Linear(width, query_rank, bias=bias) if query_rank else torch.nn.Identity()
+        self.query_norm: torch.nn.Module = RMSNorm(query_rank, epsilon) if query_rank else torch.nn.Identity()
+        self.query_up = torch.nn.Linear(query_rank or width, heads * head_size, bias=False)
+        self.down, self.norm = torch.nn.Linear(width, rank + rotary, bias=bias), RMSNorm(rank, epsilon)
+        self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
+        self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""
+        q = self.query_up(self.query_norm(self.query_down(x)))
+        latent, turning = self.down(x).split([self.rank, self.rotary], dim=-1)
+        own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
+        k = torch.cat((turning.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
+        return q, k, v
+
+    def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
+        read = x
+        if isinstance(self.query_down, torch.nn.Linear):
+            read = self.query_norm.exact(exact.linear(self.query_down, x))  # type: ignore[operator]
+        compressed = exact.linear(self.down, x)
+        made = exact.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
+        own, size = self.parts[0] // self.heads, self.value_size
+        keys = [np.concatenate((compressed[:, self.rank :], made[:, head * own : (head + 1) * own]), axis=1) for head in range(self.heads)]
+        values = [made[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size] for head in range(self.heads)]
+        return exact.linear(self.query_up, read).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)

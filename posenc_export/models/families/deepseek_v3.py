@@ -1,0 +1,96 @@
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): keys and values from one short vector, experts chosen from the best groups."""
+
+import math
+from typing import Any, Mapping, Optional, Tuple
+
+import msgspec
+
+from posenc_export.models.config import AttentionConfig, StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, decoder, layer, with_experts
+from posenc_export.models.families.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
+from posenc_export.models.families.settings import Settings
+
+EPSILON = 1e-6  # of the norms within attention, whatever rms_norm_eps is
+# What published configs name, transformers reads nothing of, and every model has.
+SAID = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+
+
+def _attention(config: Settings) -> AttentionConfig:
+    own, rotary, value = (config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    config.only("head_dim", rotary, rotary)
+    config.only("qk_head_dim", own + rotary, own + rotary)
+    config.only("num_key_value_heads", config.heads)
+    rotation = config.rotation(layout="interleaved" if config.flag("rope_interleave", True) else "half")
+    if rotation["name"] == "rope_proportional":
+        raise ValueError("deepseek_v3: rope_type turns all entries of qk_rope_head_dim, got proportional; nothing else of it can be exported yet")
+    config.needs("q_lora_rank")
+    projection = {
+        **{"name": "latent", "rotary": rotary, "value_size": value, "rank": config.whole("kv_lora_rank"), "query_rank": config.whole("q_lora_rank", 0)},
+        **{"bias": config.flag("attention_bias", False), "epsilon": EPSILON},
+    }
+    rotation, size = {**rotation, "rotary": rotary}, own + rotary
+    return AttentionConfig(
+        heads=config.heads, kv_heads=config.heads, head_size=size, encodings=(rotation,), projection=projection, scale=_scale(rotation, size)
+    )
+
+
+def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
+    """With mscale_all_dim, scores are longer by the square of YaRN's temperature."""
+    if not rotation.get("mscale_all_dim"):
+        return None
+    return size**-0.5 * (1 + 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))) ** 2
+
+
+def describe(config: Settings) -> StackConfig:
+    """Layers from first_k_dense_replace on have experts. Weights of layers behind the last, which predict further tokens, are left out."""
+    for key, value in SAID.items():
+        config.only(key, value, value)
+    config.take("num_nextn_predict_layers", None)
+    config.take("num_mtp_layers", None)
+    dense = layer(config, _attention(config))
+    inner, first = config.whole("moe_intermediate_size"), config.take("first_k_dense_replace")
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(f"deepseek_v3: first_k_dense_replace is a whole number of 0 or more, got {first!r}; correct config.json")
+    experts = with_experts(
+        msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
+        config.whole("n_routed_experts"),
+        config.whole("num_experts_per_tok"),
+        "sigmoid_of_chosen" if config.flag("norm_topk_prob", True) else "sigmoid",
+        choice={"name": "groups", "groups": config.whole("n_group"), "kept": config.whole("topk_group")},
+        factor=config.number("routed_scaling_factor"),
+        shared=inner * config.whole("n_shared_experts"),
+    )
+    order = ["dense" if index < first else "experts" for index in range(config.layers)]
+    return decoder(config, {name: {"dense": dense, "experts": experts}[name] for name in dict.fromkeys(order)}, order)
+
+
+def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """Where queries come from, with a rank and without."""
+    ranked = description.kinds[0].attention.projection["query_rank"]
+    return {PROJECTION + "query_up": TurningFirst(READ + ("q_b_proj" if ranked else "q_proj"))}
+
+
+def _behind(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Layers that predict further tokens stand behind those of the model."""
+    inside = "|".join(str(index) for index in range(len(description.order)))
+    return (rf"^model\.layers\.(?!(?:{inside})\.)",) if config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) else ()
+
+
+PROJECTION, READ, FEED = OURS + "attention.projection.", LAYER + "self_attn.", LAYER + "mlp."
+LATENT: Table = {
+    PROJECTION + "query_down": Same(READ + "q_a_proj"),
+    PROJECTION + "query_norm": Same(READ + "q_a_layernorm"),
+    PROJECTION + "down": Same(READ + "kv_a_proj_with_mqa"),
+    PROJECTION + "norm": Same(READ + "kv_a_layernorm"),
+    PROJECTION + "up": KeysThenValues(READ + "kv_b_proj"),
+}
+EXPERTS: Table = {
+    OURS + "mlp.router": Same(FEED + "gate"),
+    OURS + "mlp.choose.correction": Whole(FEED + "gate.e_score_correction_bias"),
+    OURS + "mlp.gates": Linears(FEED + "experts.{row}.gate_proj.weight"),
+    OURS + "mlp.ups": Linears(FEED + "experts.{row}.up_proj.weight"),
+    OURS + "mlp.downs": Linears(FEED + "experts.{row}.down_proj.weight"),
+    **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
+}
+FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further=_queries, left_out=_behind)

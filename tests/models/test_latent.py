@@ -1,0 +1,154 @@
+"""Keys and values from a latent vector, experts chosen from groups: their oracles, what is refused, and that their parts are felt."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posenc_export import export_model
+from posenc_export.models import families
+from posenc_export.models.parts import build
+from posenc_export.models.pretrained import from_pretrained
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from posenc_export.export.expected import eager_session  # noqa: E402
+from tests.models import latent  # noqa: E402
+from tests.models.checkpoints import saved  # noqa: E402
+from tests.models.test_families import _close, _theirs, _tokens  # noqa: E402
+from tests.models.test_recent_families import config_of  # noqa: E402
+
+NAMES = list(latent.MODELS)
+YARN = latent.MODELS["deepseek_v3"]["rope_parameters"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_are_one_node_on_ort_where_values_are_as_wide_as_keys(name: str, tmp_path: Path) -> None:
+    model = from_pretrained(saved(name, tmp_path / "checkpoint")[1])
+    manifest = export_model(model, "ort", tmp_path / "exported", verify=False)
+    attention = model.config.kinds[0].attention
+    wide = attention.projection["value_size"] == attention.head_size
+    assert manifest.operators.get("GroupQueryAttention", 0) == (len(model.config.order) if wide else 0)
+
+
+def test_an_export_is_certified_against_the_oracle(tmp_path: Path) -> None:
+    manifest = export_model(from_pretrained(saved("deepseek_v3", tmp_path / "checkpoint")[1]), "ort", tmp_path / "exported")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    peer, folder = saved("deepseek_v3", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    behind = {name.replace("layers.2.", "layers.3."): value.clone() for name, value in weights.items() if "layers.2." in name}
+    save_file({**weights, **behind, "model.layers.3.eh_proj.weight": torch.zeros(64, 128)}, folder / "model.safetensors")
+    assert _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
+
+
+# Of a family, what a config.json may say that is not understood, and what the refusal names.
+REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
+    "an unknown key": ("deepseek_v3", {"attention_sigmoid": True}, "got attention_sigmoid=True"),
+    "weights in eight bits": ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "got quantization_config"),
+    "shares of all experts": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'sigmoid', got 'softmax'"),
+    "another choice": ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'noaux_tc', got 'greedy'"),
+    "experts in every other layer": ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 1, got 2"),
+    "fewer key heads": ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads is 4, got 2"),
+    "another head size": ("deepseek_v3", {"head_dim": 16}, "head_dim is 8, got 16"),
+    "part of what turns": ("deepseek_v3", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}, "whole heads turn"),
+    "a spectrum of a whole head": ("deepseek_v3", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "got proportional"),
+    "no rank of queries named": ("deepseek_v3", {"q_lora_rank": ...}, "config.json has q_lora_rank, got none"),
+    "no groups": ("deepseek_v3", {"n_group": None}, "n_group is a whole number above 0, got None"),
+    "a negative layer": ("deepseek_v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is a whole number of 0 or more, got -1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, changes, named = REFUSED[case]
+    with pytest.raises(ValueError) as refusal:
+        families.read(config_of(name, tmp_path, changes))
+    assert str(refusal.value).startswith(f"{name}: ") and named in str(refusal.value)
+
+
+# A model read as if its config said something else.
+FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "no square of the temperature": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale_all_dim": 0.0, "mscale": 0.0}}),
+    "another temperature": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale_all_dim": 1.0}}),
+    "halves as pairs": ("deepseek_v3", {"rope_interleave": False}),
+    "neighbours as pairs": ("deepseek_v3 without a rank of queries", {"rope_interleave": True}),
+    "one group": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
+    "one group more": ("deepseek_v3", {"topk_group": 3}),
+    "one expert less": ("deepseek_v3", {"num_experts_per_tok": 2}),
+    "weights that are not shares": ("deepseek_v3", {"norm_topk_prob": False}),
+    "another factor": ("deepseek_v3", {"routed_scaling_factor": 2.0}),
+    "another epsilon": ("deepseek_v3", {"rms_norm_eps": 1e-6}),
+}
+
+
+@pytest.mark.parametrize("case", FELT)
+def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
+    name, changes = FELT[case]
+    peer, folder = saved(name, tmp_path)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
+
+
+def test_the_names_of_published_configs_say_the_same(tmp_path: Path) -> None:
+    older = {
+        "rope_parameters": ..., "rope_theta": 10000, "rope_scaling": {"type": "yarn", **{key: YARN[key] for key in YARN if not key.startswith("rope")}},
+        "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "ep_size": 1, "aux_loss_alpha": 0.001, "seq_aux": True,
+        "head_dim": ..., "qk_head_dim": ..., "rope_interleave": ..., "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    }  # fmt: skip
+    assert families.read(config_of("deepseek_v3", tmp_path, older))[0] == families.read(config_of("deepseek_v3", tmp_path, {}))[0]
+
+
+@pytest.mark.parametrize("parts", [{}, {"query_rank": 7, "bias": True}], ids=["plain", "with a rank of queries"])
+def test_a_latent_projection_gives_what_its_oracle_gives(parts: Dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    made = build("projection", {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5, **parts}, 16, 3, 3, 10)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(1, 7, 16)
+    with torch.no_grad():
+        given = made(x)
+    for ours, wanted in zip(given, made.exact(x[0].double().numpy()), strict=True):
+        assert np.allclose(ours[0].numpy(), wanted.reshape(7, -1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["sigmoid", "sigmoid_of_chosen"])
+@pytest.mark.parametrize("groups", [(1, 1, 5), (3, 2, 4), (6, 2, 3)], ids=str)
+def test_experts_of_groups_give_what_their_oracle_gives(groups: Tuple[int, int, int], weights: str) -> None:
+    torch.manual_seed(0)
+    count, kept, chosen = groups
+    choice = {"name": "groups", "groups": count, "kept": kept}
+    made = build("mlp", {"name": "experts", "experts": 12, "chosen": chosen, "hidden": 8, "weights": weights, "choice": choice, "factor": 2.5}, 16)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        given = made(x).numpy()
+    for row in range(2):
+        assert np.allclose(given[row], made.exact(x[row].double().numpy()), rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "context", "named"),
+    [
+        ("projection", {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5}, (16, 4, 2, 10), "kv_heads are heads, got 2 and 4"),
+        ("projection", {"name": "latent", "rotary": 10, "value_size": 6, "rank": 5}, (16, 4, 4, 10), "rotary is 1 .. 9"),
+        ("mlp", {"choice": {"name": "groups", "groups": 3, "kept": 1}}, (16,), "groups divide the experts and hold at least 2 each, got 3 of 8"),
+        ("mlp", {"choice": {"name": "groups", "groups": 8, "kept": 8}}, (16,), "hold at least 2 each, got 8 of 8"),
+        ("mlp", {"choice": {"name": "groups", "groups": 4, "kept": 1}}, (16,), "kept is 1 .. 4 groups that hold 3 experts or more, got 1 of 2 each"),
+        ("mlp", {"choice": {"name": "best"}}, (16,), "name is one of highest, groups, got 'best'"),
+        ("mlp", {"factor": 0.0}, (16,), "factor is a finite number above 0, got 0.0"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(kind: str, spec: Dict[str, Any], context: Tuple[int, ...], named: str) -> None:
+    experts = {"name": "experts", "experts": 8, "chosen": 3, "hidden": 4} if kind == "mlp" else {}
+    with pytest.raises(ValueError, match=re.escape(named)):
+        build(kind, {**experts, **spec}, *context)
