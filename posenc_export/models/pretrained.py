@@ -38,9 +38,10 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
         checkpoint.forget([name for name in checkpoint.names() if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))])
         with torch.device("meta"):  # shapes alone; encodings make their tables nevertheless
             model: Union[Stack, AttentionBlock] = Stack(config)
-        bare = "" if any(name.startswith(family.base) for name in checkpoint.names()) else family.base
-        sources = _sources(model, config, family.weights, bare)
-        _check(checkpoint, config, sources, bare)
+        bases = (*family.other_bases, family.base, "")
+        base = next(base for base in bases if any(name.startswith(base) for name in checkpoint.names()) or not base)
+        sources = _sources(model, config, family.weights, family.base, base)
+        _check(checkpoint, config, sources)
         if layer is not None:
             with torch.device("meta"):
                 model = AttentionBlock(_alone(config, layer))
@@ -55,11 +56,11 @@ def _alone(config: StackConfig, layer: int) -> BlockConfig:
     return BlockConfig(width=config.width, max_positions=config.max_positions, attention=config.kinds[layer].attention)
 
 
-def _sources(model: Any, config: StackConfig, table: Table, bare: str) -> Dict[str, Source]:
+def _sources(model: Any, config: StackConfig, table: Table, base: str, spelled: str) -> Dict[str, Source]:
     """Of each parameter of the model, where it comes from.
 
     Args:
-        bare: what names in the table start with that those of this checkpoint do not.
+        base, spelled: what names in the table start with, and those of this checkpoint in its place.
     """
     found, once = {}, {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -73,11 +74,12 @@ def _sources(model: Any, config: StackConfig, table: Table, bare: str) -> Dict[s
             raise ValueError(f"checkpoint: the table of the family says where each parameter stands, got none for {keys[1]}; add a line to it")
         attention = config.kinds[int(layer[1]) if layer else 0].attention
         shapes = rule.shapes(kind, tuple(parameter.shape), attention)
-        found[name] = (rule, attention, {given.format(layer=layer[1] if layer else "").removeprefix(bare): shape for given, shape in shapes.items()})
+        spellings = {given: spelled + given.removeprefix(base) if given.startswith(base) else given for given in shapes}
+        found[name] = (rule, attention, {spellings[given].format(layer=layer[1] if layer else ""): shape for given, shape in shapes.items()})
     return found
 
 
-def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Source], bare: str) -> None:
+def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Source]) -> None:
     """Refuse weights that do not fit the description; a tied head may be saved a second time, as it is."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
     table, head = next(iter(sources["tokens.embedding.weight"][2].items())), "lm_head.weight"

@@ -109,8 +109,13 @@ BY_COLUMN = ("llama4_text with temperatures",)
 def made(name: str) -> Any:
     """Transformers' model, every parameter random, float32, in eval mode."""
     torch.manual_seed(0)
-    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**{**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES), **MODELS[name]})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
+    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
+    return randomised(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def randomised(model: Any) -> Any:
+    """The same model with random parameters, in eval mode."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
@@ -120,7 +125,7 @@ def made(name: str) -> Any:
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients
                 buffer.copy_(torch.randn(buffer.shape) * 0.3)
-    return model
+    return model.eval()
 
 
 def saved(name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB") -> Tuple[Any, Path]:

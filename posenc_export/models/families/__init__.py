@@ -16,6 +16,8 @@ FILES = {
     **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
+    **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
+    **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
 }
 
 
@@ -35,17 +37,21 @@ class Family:
         describe: from the keys of config.json to the description of the model.
         weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
         base: what the names of a whole model start with, and those of its base model do not.
+        other_bases: what they start with in other versions, the longest first.
         unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
         further: from the description and config.json, lines that depend on them; they go before those of `weights`.
         left_out: from the same, what goes to `unused` besides.
+        keys: from config.json to what `describe` reads, where that is a part of it.
     """
 
     describe: Callable[[Settings], StackConfig]
     weights: Table
     base: str = "model."
+    other_bases: Tuple[str, ...] = ()
     unused: Tuple[str, ...] = ()
     further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
     left_out: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _none
+    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
@@ -63,7 +69,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
         known = ", ".join(FILES)
         raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
-    settings = Settings(config, max_positions)
+    settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)
     settings.finish()
     weights, unused = {**family.weights, **family.further(description, config)}, (*family.unused, *family.left_out(description, config))

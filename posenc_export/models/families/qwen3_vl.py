@@ -1,0 +1,21 @@
+"""Qwen3-VL, its text model (Qwen 2025, Qwen3-VL Technical Report): Qwen3's shape; time, height and width turn in turn over the whole spectrum."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import HEAD_NORMS, WEIGHTS, alike, attention, decoder, head_norm, layer
+from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.vision import BASES, UNUSED, rotation_of_axes, text_keys
+
+
+def describe(config: Settings) -> StackConfig:
+    """A config without head_dim is refused: transformers would take 128. What a vision tower adds behind the first layers (DeepStack) is none of the text model."""
+    for key in ("num_key_value_heads", "head_dim"):
+        config.needs(key)
+    bias = config.flag("attention_bias", False)
+    kind = head_norm(layer(config, attention(config, bias, bias)), "head")
+    theta, (_, height, width) = rotation_of_axes(config, kind.attention.head_size // 2, 500000.0, (24, 20, 20), interleaved=True)
+    rotation = {"name": "mrope_interleaved", "theta": theta, "height": height, "width": width}
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS}, unused=UNUSED, other_bases=BASES, keys=text_keys)
