@@ -117,7 +117,7 @@ class Part:
         return {f"{self.module}.{kind}": (self.parts * shape[0], *shape[1:])}
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].chunk(self.parts)[self.index]
+        return tensors[0].chunk(self.parts)[self.index].clone()  # a view would hold all parts, and torch.export.save takes none
 
 
 @dataclass(frozen=True)
@@ -170,4 +170,4 @@ class From:
         return {f"{self.module}.{kind}": (shape[0] + self.row, *shape[1:])}
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0][self.row :]
+        return tensors[0][self.row :].clone()  # as Part
