@@ -99,6 +99,8 @@ def _fill(model: Any, checkpoint: Checkpoint, sources: Dict[str, Source], within
             homes.setdefault(id(parameter), []).append((module, name))
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
-        made = torch.nn.Parameter(rule.form([checkpoint.tensor(given) for given in shapes], attention))
+        formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
+        whole = formed.untyped_storage().nbytes() == formed.nbytes  # a part of another tensor would hold all of it
+        made = torch.nn.Parameter(formed if whole else formed.clone())
         for module, short in homes[id(parameter)]:
             setattr(module, short, made)

@@ -13,11 +13,10 @@ from posenc_export import encodings, export_model, from_pretrained, load
 from posenc_export.encodings.base import Geometry
 from posenc_export.export import TARGETS, Sources
 from posenc_export.export.expected import eager_session
-from posenc_export.models import families
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.encoders import MODELS, PADDING, SIZES, read, saved  # noqa: E402
+from tests.models.encoders import MODELS, PADDING, read, saved  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("encoder families")  # one worker, so that each model is traced once
 SIGNATURES = {name: tuple(TARGETS[name].layout) for name in ("ort", "onnx", "torchscript", "pt2")}
@@ -164,64 +163,6 @@ def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
     assert _close(eager_session(read(name, folder)).prefill(_tokens()), _theirs(peer, _tokens()))
 
 
-def _config(name: str, folders: Path, **changes: Any) -> Dict[str, Any]:
-    """config.json of a model, with other values; without the keys whose value is Ellipsis."""
-    config = {**json.loads((_peer(name, folders)[2] / "config.json").read_text()), **changes}
-    return {key: value for key, value in config.items() if value is not ...}
-
-
-ROTATIONS = {"modernbert", "roformer"}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_only_a_family_that_turns_has_a_rotation(name: str, folders: Path) -> None:
-    config, _ = families.read(_config(name, folders), SIZES["max_position_embeddings"] if name.startswith("xlnet") else None)
-    turned = any("rope" in spec["name"] for kind in config.kinds for spec in (*kind.attention.encodings, *config.tokens.encodings))
-    assert turned == (name.split()[0] in ROTATIONS)
-
-
-REFUSED = {
-    "an unknown key": ("bert", {"new_key": 1}, "every key of config.json is understood, got new_key=1"),
-    "a rotation in a family that has none": ("bert", {"rope_theta": 10000.0}, "got rope_theta"),
-    "a decoder": ("bert", {"is_decoder": True}, "is_decoder is False, got True"),
-    "cross-attention": ("roberta", {"add_cross_attention": True}, "add_cross_attention is False, got True"),
-    "relative keys": ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'absolute', got 'relative_key'"),
-    "pruned heads": ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads is {}, got"),
-    "no epsilon": ("bert", {"layer_norm_eps": ...}, "config.json has layer_norm_eps, got none"),
-    "no number of segments": ("bert", {"type_vocab_size": -1}, "type_vocab_size is a whole number of 0 or more, got -1"),
-    "an activation": ("bert", {"hidden_act": "mish"}, "hidden_act is one of .*, got 'mish'"),
-    "no padding": ("roberta", {"pad_token_id": None}, "pad_token_id is a whole number of 0 or more, got None"),
-    "padding above the table": ("roberta", {"pad_token_id": 63}, "max_position_embeddings is above the 64 rows of padding, got 64"),
-    "buckets": ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 32, got 16"),
-    "values that turn": ("roformer", {"rotary_value": True}, "rotary_value is False, got True"),
-    "a narrow table": ("electra", {"embedding_size": 32}, "embedding_size is 48, got 32"),
-    "a narrow table by default": ("electra", {"embedding_size": ...}, "embedding_size is 48, got 128"),
-    "no distances": ("deberta", {"relative_attention": False}, "relative_attention is True, got False"),
-    "no distances by default": ("deberta-v2", {"relative_attention": ...}, "relative_attention is True, got False"),
-    "one term alone": ("deberta", {"pos_att_type": ["c2p"]}, "pos_att_type is c2p and p2c, got .'c2p'.; nothing else"),
-    "absolute positions beside distances": ("deberta", {"position_biased_input": True}, "position_biased_input is False, got True"),
-    "heads that are mixed": ("deberta", {"talking_head": True}, "talking_head is False, got True"),
-    "a convolution": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size is 0, got 3"),
-    "a norm of distances": ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is none or layer_norm, got 'batch_norm'"),
-    "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets is .* even and below max_relative_positions, got 7 and 20"),
-    "attention one way": ("xlnet", {"attn_type": "uni"}, "attn_type is 'bi', got 'uni'"),
-    "two directions of data": ("xlnet", {"bi_data": True}, "bi_data is False, got True"),
-    "distances that are cut off": ("xlnet", {"clamp_len": 8}, "clamp_len is -1, got 8"),
-    "no range": ("xlnet", {}, "config.json has no max_position_embeddings, got none; give max_positions"),
-    "layer types": ("modernbert", {"layer_types": ["chunked_attention"] * 5}, "layer_types are full_attention or sliding_attention, got 'chunked_attention'"),
-    "too few layer types": ("modernbert", {"layer_types": ["full_attention"]}, "layer_types has an entry for each of 5 layers"),
-    "one rotation for all": ("modernbert", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters is a mapping for full_attention and"),
-    "theta twice": ("modernbert", {"local_rope_theta": 1e4}, "got local_rope_theta"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_exported_is_refused_by_name(case: str, folders: Path) -> None:
-    name, changes, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        families.read(_config(name, folders, **changes), 64 if name == "xlnet" and case != "no range" else None)
-
-
 @pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "distilbert"])
 def test_a_range_beside_the_position_table_is_refused(name: str, folders: Path) -> None:
     with pytest.raises(ValueError, match="max_positions is the .* rows of its position table, got 20; leave it out"):
@@ -231,12 +172,6 @@ def test_a_range_beside_the_position_table_is_refused(name: str, folders: Path) 
 @pytest.mark.parametrize("name", ["roformer", "modernbert"])
 def test_a_rotation_goes_on_beyond_the_range_of_the_config(name: str, folders: Path) -> None:
     assert from_pretrained(_peer(name, folders)[2], max_positions=100).config.max_positions == 100
-
-
-def test_older_configs_of_modernbert_say_the_same(folders: Path) -> None:
-    old = _config("modernbert", folders, layer_types=..., rope_parameters=..., global_rope_theta=160000.0, local_rope_theta=10000.0, global_attn_every_n_layers=3)
-    assert families.read(old)[0] == families.read(_config("modernbert", folders))[0]
-    assert families.read(_config("modernbert", folders, layer_types=..., rope_parameters=...))[0] == families.read(old)[0]
 
 
 SPANS = [(256, 512), (128, 512), (64, 1024), (48, 100), (16, 20)]
