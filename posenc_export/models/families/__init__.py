@@ -10,17 +10,16 @@ from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
 FILES = {
-    name: name
-    for name in (
-        *("llama", "mistral", "qwen2", "smollm3", "phi3"),
-        *("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm"),
-        *("ministral3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text"),
-        *("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm"),
-    )
+    **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
+    **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")},
+    **{name: name for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")},
+    **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
+    **{name: "roberta" for name in ("xlm-roberta", "camembert")},
+    "deberta-v2": "deberta_v2",  # and v3
 }
 
 
-def _no_lines(description: StackConfig) -> Table:
+def _nothing(description: StackConfig, config: Mapping[str, Any]) -> Table:
     return {}
 
 
@@ -33,14 +32,14 @@ class Family:
         weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
         base: what the names of a whole model start with, and those of its base model do not.
         unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
-        further: lines of the table that depend on the description.
+        further: from the description and config.json, lines that depend on them; they go before those of `weights`.
     """
 
     describe: Callable[[Settings], StackConfig]
     weights: Table
     base: str = "model."
     unused: Tuple[str, ...] = ()
-    further: Callable[[StackConfig], Table] = _no_lines
+    further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
@@ -61,4 +60,4 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
     settings = Settings(config, max_positions)
     description = family.describe(settings)
     settings.finish()
-    return description, replace(family, weights={**family.weights, **family.further(description)})
+    return description, replace(family, weights={**family.weights, **family.further(description, config)})

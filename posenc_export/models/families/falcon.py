@@ -1,5 +1,7 @@
 """Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): attention and MLP side by side, few key heads; older ones with ALiBi."""
 
+from typing import Any, Mapping
+
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.gated import OURS, QKV, alike, decoder
@@ -19,7 +21,7 @@ WEIGHTS: Table = {
 }
 
 
-def norms(description: StackConfig) -> Table:
+def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """The norms of a layer, whose names say how many of them stand before its two halves."""
     apart = description.kinds[0].residual["name"] == "parallel_norms"
     first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")

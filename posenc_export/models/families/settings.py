@@ -21,11 +21,11 @@ IGNORED = frozenset(
 # Other spellings of keys that families share.
 SPELLINGS = {
     **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
-    **{name: "hidden_size" for name in ("n_embd", "n_embed", "d_model")},
+    **{name: "hidden_size" for name in ("n_embd", "n_embed", "d_model", "dim")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
+    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "d_inner")},
     "num_experts": "num_local_experts",
-    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
 }
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
 GIVEN = object()  # the default of a key that a config must have
@@ -46,17 +46,16 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
+        self.padding_id = values.get("pad_token_id", GIVEN)
         self._left = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
         for other, key in SPELLINGS.items():
             if other in self._left:
                 value = self._left.pop(other)
                 if self._left.setdefault(key, value) != value:
                     raise ValueError(f"{self.family}: {other} and {key} are one thing, got {value!r} and {self._left[key]!r}; remove one")
-        self.padding = values.get("pad_token_id")
         self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        length = "max_position_embeddings"
-        trained = self.whole(length) if self._left.get(length) is not None else 0
-        self._left.pop(length, None)
+        self._left.setdefault("max_position_embeddings", None)  # a missing one is 0 below; a 0 that is given is refused
+        trained = self.whole("max_position_embeddings", 0)
         if not trained and max_positions is None:
             raise ValueError(f"{self.family}: the range is given where config.json has no max_position_embeddings, got none; give max_positions")
         self.max_positions = trained if max_positions is None else max_positions
@@ -153,6 +152,17 @@ class Settings:
         if value not in ACTIVATIONS:
             raise ValueError(f"{self.family}: {key} is one of {', '.join(ACTIVATIONS)}, got {value!r}; nothing else of it can be exported yet")
         return ACTIVATIONS[value]
+
+    def padding(self, default: int) -> int:
+        """The id of padding, for families that count positions from it; `default` where the key is missing.
+
+        Raises:
+            ValueError: no whole number of 0 or more.
+        """
+        value = default if self.padding_id is GIVEN else self.padding_id
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{self.family}: pad_token_id is a whole number of 0 or more, got {value!r}; correct config.json")
+        return value
 
     def per_layer(self, key: str, default: Sequence[Any]) -> List[Any]:
         """A list with an entry for each layer; `default` where the key is missing or null.

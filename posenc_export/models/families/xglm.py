@@ -7,7 +7,7 @@ from posenc_export.models.families import Family
 from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, decoder
 from posenc_export.models.families.plain import attention, layer
 from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.settings import GIVEN, Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.embed_tokens"),
@@ -25,8 +25,8 @@ WEIGHTS: Table = {
 def describe(config: Settings) -> StackConfig:
     """transformers has zeros at the row of pad_token_id: tokens never read rows 0 and 1."""
     config.only("add_cross_attention", False, False)
-    if config.padding not in (None, 0, 1):
-        raise ValueError(f"xglm: pad_token_id is null, 0 or 1, got {config.padding!r}, the row of a position that is read; correct config.json")
+    if config.padding_id not in (GIVEN, None, 0, 1):
+        raise ValueError(f"xglm: pad_token_id is null, 0 or 1, got {config.padding_id!r}, the row of a position that is read; correct config.json")
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0
     hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")
