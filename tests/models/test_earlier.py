@@ -166,6 +166,11 @@ def test_another_range_than_that_of_trained_rows_is_refused(name: str) -> None:
         families.read(_config(name), 64)
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "phi"])
+def test_a_share_that_is_not_named_is_that_of_the_family(name: str) -> None:
+    assert _described(name, rope_parameters=None) == _described(name) == _described(name, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+
+
 def test_a_model_without_an_end_has_the_range_that_is_given() -> None:
     config = _config("bloom", seq_length=None)
     assert families.read(config, 300)[0] == _described("bloom", seq_length=300)
