@@ -142,7 +142,9 @@ def made(name: str, head: str = "AutoModel") -> Any:
         for key, parameter in model.named_parameters():
             if "embed_positions" in key:  # RoFormer's sines
                 continue
-            parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1) + (parameter.dim() == 1 and "norm" in key.lower() and "weight" in key))
+            parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
+            if "norm" in key.lower() and key.endswith("weight"):
+                parameter += 1.0
     return model
 
 

@@ -72,7 +72,7 @@ def test_an_encoder_keeps_nothing_and_ends_in_hidden_states(name: str, folders: 
     assert model.config.head is None and not any(attention.states() for attention in model.attentions())
 
 
-@pytest.mark.parametrize("name", ["mpnet", "modernbert other"])
+@pytest.mark.parametrize("name", ["mpnet", "modernbert other", "deberta-v2", "xlnet"])
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:
     manifest = export_model(_peer(name, folders)[1], "ort", folders / f"{name} certified")
     assert manifest.certificate is not None and manifest.certificate["passed"]
