@@ -11,6 +11,8 @@ VARIANTS = {
     "sinusoidal-fairseq": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "scale": 2.0},
     "sinusoidal-computed": {"name": "sinusoidal", "angles": "computed"},
     "sinusoidal-computed-halves": {"name": "sinusoidal", "angles": "computed", "layout": "halves", "divisor": "fairseq"},
+    "sinusoidal-offset": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2},
+    "sinusoidal-computed-offset": {"name": "sinusoidal", "angles": "computed", "offset": 2},
     "learned-offset": {"name": "learned", "offset": 2},
     "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
@@ -40,6 +42,7 @@ VARIANTS = {
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
+    "alibi-scaled": {"name": "alibi", "scale": 0.25},
 }
 
 

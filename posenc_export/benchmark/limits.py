@@ -7,7 +7,8 @@ ITEM_BYTES = {"float32": 4, "float16": 2}
 
 def cache_values(manifest: Manifest, context: int) -> int:
     """Number of values in the valid part of all key and value caches of one row."""
-    return sum(state.axes[1] * state.axes[3] * context for state in manifest.states if state.update != "replace" and len(state.axes) == 4)  # type: ignore[operator]
+    grown = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
+    return context * sum(int(state.axes[1]) * int(state.axes[3]) for state in grown)
 
 
 def step_bytes(manifest: Manifest, context: int) -> int:

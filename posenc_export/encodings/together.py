@@ -40,6 +40,7 @@ class Together(PositionEncoding):
         ValueError: two that act on scores by content, two that scale scores, different coordinates.
     """
 
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
     counts: List[int]
     by_content: List[bool]
 
@@ -62,21 +63,21 @@ class Together(PositionEncoding):
         first = 0
         for index, part in enumerate(self.parts):
             behind = first + self.counts[index]
-            x, carried = part.embed_next(x, positions, states[first:behind])
+            x, carried = part.embed_next(x, positions, states[first:behind])  # type: ignore[operator]
             present, first = present + carried, behind
         return x, present
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """As PositionEncoding.rotate."""
         for part in self.parts:
-            q, k = part.rotate(q, k, positions)
+            q, k = part.rotate(q, k, positions)  # type: ignore[operator]
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """The sum of the biases that there are."""
         total: Optional[Tensor] = None
         for part in self.parts:
-            one = part.bias(q_positions, k_positions)
+            one = part.bias(q_positions, k_positions)  # type: ignore[operator]
             if one is not None:
                 total = one if total is None else total + one
         return total
@@ -85,7 +86,7 @@ class Together(PositionEncoding):
         """Of the part that acts by content; the others carry nothing in a layer."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                states = part.observe(x, positions, write_index, states)
+                states = part.observe(x, positions, write_index, states)  # type: ignore[operator]
         return states
 
     def rescore(
@@ -95,7 +96,7 @@ class Together(PositionEncoding):
         y: Optional[Tensor] = None
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)
+                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)  # type: ignore[operator]
         return ops.attend(q, keys, values, mask, None, scale) if y is None else y
 
     def prepare(self) -> None:

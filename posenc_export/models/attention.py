@@ -1,6 +1,5 @@
 """Attention of one layer, written once for every encoding and target."""
 
-import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -44,6 +43,7 @@ class Attention(torch.nn.Module):
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
         norm = config.head_norm or {"name": "none"}
         self.q_norm, self.k_norm = (build("head_norm", norm, heads, config.head_size) for heads in (config.heads, config.kv_heads))
+        self.sinks: Optional[Tensor]
         self.register_parameter("sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None)
 
     @torch.jit.unused
@@ -81,8 +81,8 @@ class Attention(torch.nn.Module):
         q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
         oracle.observe(x)
+        sinks = np.full(self.heads, -np.inf) if self.sinks is None else exact.numbers(self.sinks)
         mixed = np.zeros((len(x), self.heads, v.shape[-1]))
-        sinks = np.full(self.heads, -math.inf) if self.sinks is None else exact.numbers(self.sinks)
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i, query in enumerate(positions):
@@ -91,8 +91,7 @@ class Attention(torch.nn.Module):
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
                 most = max(scores.max(), sinks[head])
                 shares = np.exp(scores - most)
-                whole = shares.sum() + math.exp(sinks[head] - most)
-                mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / whole
+                mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / (shares.sum() + np.exp(sinks[head] - most))
         return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
 
     def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:

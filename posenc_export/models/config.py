@@ -195,7 +195,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "max_positions")
         if not self.order or set(self.order) != set(self.layers):
-            raise ValueError(f"config: order names each kind of layers and no other, got {', '.join(sorted(set(self.order))) or 'none'} of {', '.join(sorted(self.layers))}")
+            found = ", ".join(sorted(set(self.order))) or "none"
+            raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers))}")
         if len({kind.attention.causal for kind in self.layers.values()}) > 1:
             raise ValueError("config: all layers are causal or none is, got both; describe the two as models of their own")
 

@@ -61,10 +61,12 @@ def _sources(model: Any, config: StackConfig, table: Table, bare: str) -> Dict[s
     Args:
         bare: what names in the table start with that those of this checkpoint do not.
     """
-    found = {}
-    for name, parameter in model.named_parameters():
+    found, once = {}, {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
         layer = LAYER.match(name)
+        if name not in once and not layer:  # what layers share has a name in each: one may be read alone
+            continue
         keys = [LAYER.sub("layers.{layer}.", key) for key in (name, module)]
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
@@ -97,6 +99,8 @@ def _fill(model: Any, checkpoint: Checkpoint, sources: Dict[str, Source], within
             homes.setdefault(id(parameter), []).append((module, name))
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
-        made = torch.nn.Parameter(rule.form([checkpoint.tensor(given) for given in shapes], attention))
+        formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
+        whole = formed.untyped_storage().nbytes() == formed.nbytes  # a part of another tensor would hold all of it
+        made = torch.nn.Parameter(formed if whole else formed.clone())
         for module, short in homes[id(parameter)]:
             setattr(module, short, made)

@@ -121,7 +121,8 @@ class Layer(torch.nn.Module):
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
         """One row x [n,E] to [n,E], float64."""
-        return np.asarray(self.residual.exact(x, lambda read: self.attention.exact(read, positions, places), self.mlp.exact))
+        attention: Any = self.attention
+        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places), self.mlp.exact))
 
 
 class Head(torch.nn.Module):
@@ -134,12 +135,12 @@ class Head(torch.nn.Module):
         table: weights W to share; own ones where None.
     """
 
-    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[torch.nn.Parameter]) -> None:
+    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
         super().__init__()
         self.scale, self.softcap = config.scale, config.softcap or 0.0
         self.linear = torch.nn.Linear(width, vocabulary, bias=config.bias)
         if table is not None:
-            self.linear.weight = table
+            self.linear.weight = table  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to logits [B,S,V]."""
@@ -248,7 +249,9 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
 
 def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> Tuple[torch.nn.ModuleList, List[int]]:
     """The masks of a model, and the one of each layer."""
-    made, of_layer, index = [], [], {}
+    made: List[Mask] = []
+    of_layer: List[int] = []
+    index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
         key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if acts(encoding, "bias") else 0)
         if key not in index:

@@ -95,7 +95,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state) or "block" (hidden_states to output).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state) or "block"
+            (hidden_states to output).
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.

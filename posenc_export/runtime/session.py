@@ -136,7 +136,7 @@ class Session:
                 stepper = self._prepare_step()
             if self._replaces:
                 self._reader.remember_step(self._now, stepper.checked(inputs))
-            output = stepper.take(inputs)
+            output = stepper.take(stepper, inputs)
             turn.settled = True
             return output.copy() if copy else output
         finally:

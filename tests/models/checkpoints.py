@@ -6,6 +6,8 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import transformers
 
+from tests.models import earlier
+
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48,
     "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -27,8 +29,9 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 5, "attention_bias": True},
     "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     "phi3 plain": {"tie_word_embeddings": True, "sliding_window": 512},
+    **earlier.MODELS,
 }
-CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config"}
+CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config", **earlier.CONFIGS}
 
 # Recent families.
 BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}, "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0}}
@@ -103,13 +106,13 @@ BY_COLUMN = ("llama4_text with temperatures",)
 def made(name: str) -> Any:
     """Transformers' model, every parameter random, float32, in eval mode."""
     torch.manual_seed(0)
-    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**SIZES, **MODELS[name]})
+    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**earlier.SIZES.get(name.split()[0], SIZES), **MODELS[name]})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
         for key, parameter in model.named_parameters():
-            if "norm" in key:
+            if "norm" in key or ".ln_" in key:
                 parameter += 1.0
     return model
 

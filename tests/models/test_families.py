@@ -115,7 +115,7 @@ def test_a_layer_alone_gives_what_the_attention_of_transformers_gives(layer: int
     with torch.no_grad():
         wanted = peer.model.layers[layer].self_attn(x, position_embeddings=peer.model.rotary_emb(x, positions), attention_mask=mask)[0].numpy()
     block = from_pretrained(folders / "smollm3", layer=layer)
-    assert block.config.encoding["name"] == ("nope" if layer == 3 else "rope")
+    assert [spec["name"] for spec in block.config.attention.encodings] == ([] if layer == 3 else ["rope"])
     assert _close(eager_session(block).prefill(x.numpy()), wanted)
 
 

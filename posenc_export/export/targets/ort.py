@@ -70,16 +70,15 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     semantic_mask = producer(node.inputs[3], "Mask")
     assert semantic_mask is not None and not number(semantic_mask, "after")  # a cache looks back
     if attention_mask is not None:
-        seqlens, total = lengths_of_mask(rewriter, attention_mask)
-        bias, seen, rotation = _sum(rewriter, [node.inputs[3], standard.content_of(node)]), {}, None
+        (seqlens, total), seen, rotation = lengths_of_mask(rewriter, attention_mask), None, None
     else:
         seqlens, total = lengths(rewriter)
-        seen, content = _seen(semantic_mask), standard.content_of(node)
-        if seen is None:
-            bias = _sum(rewriter, [node.inputs[3], content])
-        else:
-            bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], content]))
-        rotation = _rotation(q, append_key.inputs[1])
+        seen, rotation = _seen(semantic_mask), _rotation(q, append_key.inputs[1])
+    content = standard.content_of(node)
+    if seen is None:
+        bias = _sum(rewriter, [node.inputs[3], content])
+    else:
+        bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], content]))
     assert append_value.inputs[1] is not None
     sources = [q, append_key.inputs[1], append_value.inputs[1]]
     attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node), **(seen or {})}

@@ -52,7 +52,8 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     if before >= 0:
         rules.append(("GreaterOrEqual", keys, rewriter.emit("Sub", [queries, rewriter.constant(before)])))
     if chunk:  # whole numbers divide towards 0, which is downwards for all that are seen
-        rules.append(("Equal", *(rewriter.emit("Div", [value, rewriter.constant(chunk)]) for value in (keys, queries))))
+        of_keys, of_queries = (rewriter.emit("Div", [value, rewriter.constant(chunk)]) for value in (keys, queries))
+        rules.append(("Equal", of_keys, of_queries))
     found = [rewriter.emit(op, [left, right]) for op, left, right in rules]
     visible = rewriter.emit("Unsqueeze", [functools.reduce(lambda a, b: rewriter.emit("And", [a, b]), found), rewriter.constant([1])])
     if bias is None:  # 0 for every query: Attention does not broadcast a mask over queries

@@ -10,19 +10,22 @@ from posenc_export.models.hugging_face import Spec, rope_spec
 
 # Keys that say nothing about the computation of logits from tokens.
 IGNORED = frozenset(
-    """_name_or_path _attn_implementation architectures attn_implementation auto_map bos_token_id dtype embd_pdrop eos_token_id hidden_dropout
-    attention_dropout cache_implementation id2label initializer_range is_llama_config keys_to_ignore_at_inference label2id output_attentions
-    output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
-    router_jitter_noise torch_dtype transformers.js_config transformers_version use_cache""".split()
+    """_attn_implementation _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob
+    attn_implementation attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
+    decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
+    init_config init_device init_std initializer_range is_llama_config keys_to_ignore_at_inference label2id layerdrop output_attentions
+    output_hidden_states output_past output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
+    router_aux_loss_coef router_jitter_noise summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    task_specific_params tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
 )
 # Other spellings of keys that families share.
 SPELLINGS = {
     **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
-    **{name: "hidden_size" for name in ("n_embd", "d_model")},
+    **{name: "hidden_size" for name in ("n_embd", "n_embed", "d_model", "dim")},
     **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
     **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
+    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "d_inner")},
     "num_experts": "num_local_experts",
-    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff")},
 }
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
 GIVEN = object()  # the default of a key that a config must have
@@ -43,6 +46,7 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
+        self.padding_id = values.get("pad_token_id", GIVEN)
         self._left = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
         for other, key in SPELLINGS.items():
             if other in self._left:
@@ -50,6 +54,7 @@ class Settings:
                 if self._left.setdefault(key, value) != value:
                     raise ValueError(f"{self.family}: {other} and {key} are one thing, got {value!r} and {self._left[key]!r}; remove one")
         self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        self._left.setdefault("max_position_embeddings", None)  # a missing one is 0 below; a 0 that is given is refused
         trained = self.whole("max_position_embeddings", 0)
         if not trained and max_positions is None:
             raise ValueError(f"{self.family}: the range is given where config.json has no max_position_embeddings, got none; give max_positions")
@@ -96,6 +101,29 @@ class Settings:
         if key not in self._left:
             raise ValueError(f"{self.family}: config.json has {key}, got none; add it as the model was trained")
 
+    def spelled(self, key: str, usual: str) -> None:
+        """Read a key as another one, which transformers does not read in this family.
+
+        Raises:
+            ValueError: the other one beside it with another value, or alone.
+        """
+        if usual in self._left and self._left[usual] != self._left.get(key):
+            given, other = self._left.get(key), self._left[usual]
+            raise ValueError(f"{self.family}: {key} stands for {usual}, got {usual}={other!r} beside {key}={given!r}; remove {usual}")
+        if key in self._left:
+            self._left[usual] = self._left.pop(key)
+
+    def opened(self, key: str) -> None:
+        """Spread a nested configuration, so that its keys are taken as `key.name`.
+
+        Raises:
+            ValueError: no mapping.
+        """
+        nested = self.take(key, None)
+        if nested is not None and not isinstance(nested, dict):
+            raise ValueError(f"{self.family}: {key} is a mapping, got {nested!r}; correct config.json")
+        self._left.update({f"{key}.{name}": value for name, value in (nested or {}).items() if name not in IGNORED})
+
     def only(self, key: str, allowed: Any, default: Any = GIVEN) -> None:
         """Refuse any other value than this one."""
         value = self.take(key, default)
@@ -108,7 +136,7 @@ class Settings:
         if value not in (None, False):
             raise ValueError(f"{self.family}: {key} is false or null, got {value!r}; nothing else of it can be exported yet")
 
-    def number_or_none(self, key: str, default: Optional[float]) -> Optional[float]:
+    def number_or_none(self, key: str, default: Optional[float] = None) -> Optional[float]:
         """A finite number above 0; None where the key is null, `default` where it is missing."""
         if self._left.get(key, default) is None:
             return self.take(key, None)
@@ -125,6 +153,17 @@ class Settings:
             raise ValueError(f"{self.family}: {key} is one of {', '.join(ACTIVATIONS)}, got {value!r}; nothing else of it can be exported yet")
         return ACTIVATIONS[value]
 
+    def padding(self, default: int) -> int:
+        """The id of padding, for families that count positions from it; `default` where the key is missing.
+
+        Raises:
+            ValueError: no whole number of 0 or more.
+        """
+        value = default if self.padding_id is GIVEN else self.padding_id
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{self.family}: pad_token_id is a whole number of 0 or more, got {value!r}; correct config.json")
+        return value
+
     def per_layer(self, key: str, default: Sequence[Any]) -> List[Any]:
         """A list with an entry for each layer; `default` where the key is missing or null.
 
@@ -135,7 +174,8 @@ class Settings:
         if given is None:
             return list(default)
         if not isinstance(given, list) or len(given) != self.layers:
-            raise ValueError(f"{self.family}: {key} has an entry for each of {self.layers} layers, got {given!r}; correct config.json")
+            found = len(given) if isinstance(given, list) else repr(given)
+            raise ValueError(f"{self.family}: {key} has an entry for each of {self.layers} layers, got {found}; correct config.json")
         return given
 
     def window(self, key: str, default: Any = GIVEN) -> Optional[int]:
@@ -172,7 +212,7 @@ class Settings:
         other = next((name for name in types if name not in sights), None)
         if other is not None or (window is None and "sliding_attention" in types):
             rule = "full_attention, or sliding_attention beside a window"
-            raise ValueError(f"{self.family}: layer_types are {rule}, got {other or 'sliding_attention without one'!r}; nothing else of them can be exported yet")
+            raise ValueError(f"{self.family}: layer_types are {rule}, got {other or 'sliding_attention without one'}; nothing else of them can be exported yet")
         kinds = {}
         for name in dict.fromkeys(types):
             found = encodings[name] if isinstance(encodings, Mapping) else encodings
@@ -200,12 +240,14 @@ class Settings:
         if other is not None:
             raise ValueError(f"{self.family}: layer_types are full_attention, got {other!r}; nothing else of them can be exported yet")
 
-    def rotation_keys(self, theta: float = 10000.0) -> Dict[str, Any]:
-        """What hugging_face.rope_spec reads, with the family's own theta where the config names none. Sizes are not taken: they serve elsewhere too."""
+    def rotation_keys(self, theta: float = 10000.0, share: float = 1.0) -> Dict[str, Any]:
+        """What hugging_face.rope_spec reads, with the family's own theta and share of a head where the config names none.
+        Sizes are not taken: they serve elsewhere too."""
         keys = {key: self._left.pop(key) for key in ROTATION if key in self._left}
         nested = [part for part in (keys.get("rope_parameters"), keys.get("rope_scaling")) if isinstance(part, dict)]
-        if not any("rope_theta" in part for part in (keys, *nested)):
-            keys["rope_theta"] = theta
+        for key, default in (("rope_theta", theta), ("partial_rotary_factor", share)):
+            if not any(key in part for part in (keys, *nested)):
+                keys[key] = default
         sizes: Dict[str, Any] = {"hidden_size": self.width, "num_attention_heads": self.heads, "num_hidden_layers": self.layers}
         return {**keys, **sizes, "head_dim": self._left.get("head_dim"), "max_position_embeddings": self.trained_positions}
 
@@ -216,14 +258,12 @@ class Settings:
             partial: whether a part of each head may turn; where False, transformers has no such model of the family.
             theta: of the family, where the config names none.
             layout: of pairs, "half" or "interleaved".
-            share: of a head that turns, where the config names none.
+            share: of each head that turns, where the config names none.
 
         Raises:
             ValueError: as rope_spec; a rotation for each layer type, a part of a head.
         """
-        keys = self.rotation_keys(theta)
-        keys.setdefault("partial_rotary_factor", None if share == 1.0 else share)
-        spec = rope_spec(keys)
+        spec = rope_spec(self.rotation_keys(theta, share))
         if "name" not in spec:
             raise ValueError(f"{self.family}: all layers turn alike, got rope_parameters for {', '.join(spec)}; nothing else of them can be exported yet")
         if "rotary" in spec and not partial:

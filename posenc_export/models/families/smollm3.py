@@ -10,7 +10,8 @@ def describe(config: Settings) -> StackConfig:
     """no_rope_layers has a 1 where a layer turns; where it is missing, no_rope_layer_interval counts."""
     config.needs("num_key_value_heads")
     config.only("use_sliding_window", False, False)
-    config.take("sliding_window", None)
+    for key in ("sliding_window", "max_window_layers"):  # without meaning while use_sliding_window is false
+        config.take(key, None)
     config.full_attention()
     rotation, interval = config.rotation(theta=2000000.0), config.whole("no_rope_layer_interval", 4)
     turned = config.per_layer("no_rope_layers", [int((index + 1) % interval != 0) for index in range(config.layers)])
