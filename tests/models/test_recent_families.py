@@ -48,7 +48,7 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gemma3_text: two periods": ("gemma3_text", {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}, "are one thing, got 2 and 3"),
     "cohere: no scale": ("cohere", {"logit_scale": None}, "logit_scale is a number above 0, got None"),
     "cohere2: norms of queries": ("cohere2", {"use_qk_norm": True}, "use_qk_norm is False, got True"),
-    "cohere2: chunks": ("cohere2", {"layer_types": ["chunked_attention"] * 5}, "got 'chunked_attention'"),
+    "cohere2: chunks": ("cohere2", {"layer_types": ["chunked_attention"] * 5}, "got chunked_attention"),
     "ministral3: no temperature": ("ministral3", {"rope_parameters": YARN}, "with llama_4_scaling_beta, got"),
     "ministral3: rows of its own": ("ministral3", {"rope_parameters": ...}, "config.json has rope_parameters, got none"),
     "ministral3: layers by type": ("ministral3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types are full_attention"),
