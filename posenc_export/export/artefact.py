@@ -112,7 +112,7 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
-    listed = {path.name: files.entry(path) for path in sorted(folder.iterdir())}
+    listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
     return check(folder, source.model, expected, say) if verify else manifest
