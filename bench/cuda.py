@@ -21,8 +21,9 @@ import numpy as np
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
-from posenc_export.models.config import AttentionConfig, DecoderConfig
 from posenc_export.models.presets import seeded
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.models.short import block_config, decoder_config
 from posenc_export.runtime import load, verify
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
@@ -30,12 +31,12 @@ CONTEXTS = (128, 1024, 4096)
 STEPS = 64  # timed steps of a round, behind WARM ones
 WARM = 16
 ROUNDS = 5
+# The measured decoder: the shape of Llama at 124 million parameters.
+LLAMA: Dict[str, Any] = {
+    "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip
 CONTESTANTS = ("ort-cuda", "onnx float16", "onnx-static float16", "transformers eager", "transformers static cache", "transformers static cache, compiled")
-
-
-def decoder(encoding: str = "rope") -> DecoderConfig:
-    """The measured decoder: the shape of Llama at 124 million parameters."""
-    return DecoderConfig(50257, 12, 2048, AttentionConfig(768, 12, 8192, encoding={"name": encoding}))
 
 
 def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
@@ -47,8 +48,8 @@ def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
     rows = []
     for name in names:
         causal = "causal" in REGISTRY[name].works_in
-        block = AttentionConfig(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
-        sources = Sources(seeded(DecoderConfig(61, 2, 40, block, tied=name != "complex_order")))
+        block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
+        sources = Sources(seeded(decoder_config(61, 2, 40, block, tied=name != "complex_order")))
         for target in TARGETS:
             with tempfile.TemporaryDirectory() as temporary:
                 row: Dict[str, Any] = {"encoding": name, "target": target}
@@ -132,34 +133,13 @@ def prepare(folder: Path) -> Dict[str, float]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = decoder()
-    model = seeded(config)
-    sources = Sources(model)
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
+    llama.save_pretrained(folder / "float32")
+    sources = Sources(from_pretrained(folder / "float32"))
     for target in TARGETS:
         export(sources, target, folder / target, dtype="float16", verify=False)
-    block = config.attention
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocabulary, hidden_size=block.width, intermediate_size=config.hidden, num_hidden_layers=config.layers, num_attention_heads=block.heads,
-            num_key_value_heads=block.kv_heads, max_position_embeddings=block.max_positions, rms_norm_eps=config.epsilon, tie_word_embeddings=True,
-        )
-    ).eval()  # fmt: skip
-    names = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
-    weights: Dict[str, Any] = {}
-    for name, value in model.state_dict().items():
-        if name in names:
-            weights[names[name]] = value
-            continue
-        layer, part = name.split(".", 2)[1:]
-        stem = f"model.layers.{layer}."
-        if part == "attention.qkv.weight":
-            for letter, rows in zip("qkv", value.chunk(3), strict=True):
-                weights[f"{stem}self_attn.{letter}_proj.weight"] = rows
-            continue
-        renamed = {"attention.output.weight": "self_attn.o_proj", "attention_norm.weight": "input_layernorm", "mlp_norm.weight": "post_attention_layernorm"}
-        weights[f"{stem}{renamed[part]}.weight" if part in renamed else f"{stem}mlp.{part.split('.')[1]}_proj.weight"] = value
-    llama.load_state_dict(weights)
-    tokens = torch.arange(24)[None] * 37 % config.vocabulary
+    tokens = torch.arange(24)[None] * 37 % LLAMA["vocab_size"]
     with torch.inference_mode():
         theirs = llama(tokens).logits.numpy()
     llama.half().save_pretrained(folder / "llama")

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
-from posenc_export import AttentionConfig
+from posenc_export import block_config
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
@@ -31,7 +31,7 @@ BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in and
 
 def session(name: str, folder: Path) -> Session:
     """A block of 8 heads of 32 with the encoding, ready to run."""
-    config = AttentionConfig(WIDTH, HEADS, max(CONTEXTS) + 2 * STEPS, encoding={"name": name})
+    config = block_config(WIDTH, HEADS, max(CONTEXTS) + 2 * STEPS, encoding={"name": name})
     export(seeded(config), "ort", folder / name, verify=False)
     return load(folder / name, provider="cpu", threads=1).session()
 

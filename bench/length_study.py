@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from posenc_export.export import export
-from posenc_export.models.decoder import Decoder
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, read, small
+from posenc_export.models.stack import Stack
 from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
 
@@ -32,8 +32,8 @@ CHUNK = 256
 TRAINED: Dict[str, Dict[str, Any]] = {
     "nope": {"name": "nope"},
     "learned": {"name": "learned"},
-    "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(small({}).attention.width)},
-    **{name: dict(PRESETS[f"small-{name}"].attention.encoding) for name in ("rope", "alibi", "t5", "fire")},
+    "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(PRESETS["small-rope"].width)},
+    **{name: dict(PRESETS[f"small-{name}"].kinds[0].attention.encodings[0]) for name in ("rope", "alibi", "t5", "fire")},
 }
 # What the weights of rope are read with, past the length they were trained at.
 FACTOR = POSITIONS / TRAINED_LENGTH
@@ -48,14 +48,14 @@ SCALED: Dict[str, Dict[str, Any]] = {
 def train(name: str, folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     data, _ = corpus()
-    model = Decoder(small(TRAINED[name]))
+    model = Stack(small(TRAINED[name]))
     initialise(model)
     fit(model, data, lambda step: step / steps, BATCH, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}.safetensors")
 
 
-def bits(model: Decoder, held: np.ndarray) -> Dict[int, float]:
+def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
     """Bits per byte of the last TAIL bytes at each context, through the exported artefact."""
     with tempfile.TemporaryDirectory() as temporary:
         export(model, "ort", Path(temporary) / "artefact")
@@ -80,7 +80,7 @@ def evaluate(folder: Path) -> List[Dict[str, Any]]:
     held = corpus()[1].numpy()
     rows = []
     for label, weights, encoding in [*((n, n, e) for n, e in TRAINED.items()), *((n, "rope", e) for n, e in SCALED.items())]:
-        model = Decoder(small(encoding))
+        model = Stack(small(encoding))
         read(model, folder / f"{weights}.safetensors")
         found = bits(model.eval(), held)
         rows.append({"encoding": label, "trained": TRAINED_LENGTH, "bits": {str(context): round(value, 3) for context, value in found.items()}})

@@ -11,12 +11,11 @@ _HOME = {
     "from_pretrained": "posenc_export.models.pretrained",
     "Session": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
-    "AttentionConfig": "posenc_export.models.config",
-    "DecoderConfig": "posenc_export.models.config",
-    "EncoderConfig": "posenc_export.models.config",
-    "AttentionBlock": "posenc_export.models.attention",
-    "Decoder": "posenc_export.models.decoder",
-    "Encoder": "posenc_export.models.encoder",
+    "AttentionBlock": "posenc_export.models.block",
+    "Stack": "posenc_export.models.stack",
+    "block_config": "posenc_export.models.short",
+    "decoder_config": "posenc_export.models.short",
+    "encoder_config": "posenc_export.models.short",
     "load_preset": "posenc_export.models.presets",
 }
 

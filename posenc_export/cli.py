@@ -127,7 +127,7 @@ def _generate(options: argparse.Namespace) -> int:
     if options.tokens < 1:
         raise ValueError(f"generate: tokens is at least 1, got {options.tokens}; give --tokens N")
     session = load(options.folder, options.provider).session()
-    if session.manifest.config.get("vocabulary") != 256:
+    if session.manifest.vocabulary != 256:
         raise ValueError(f"generate: the artefact is a byte-level decoder (vocabulary 256), got kind {session.manifest.kind}; drive it through posenc_export.load")
     prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
     if not prompt:

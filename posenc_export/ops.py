@@ -106,34 +106,52 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return (k_positions[:, None, None] - q_positions[:, None, :, None]).to(torch.float32)
 
 
-def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tensor], causal: bool, like: Tensor) -> Tensor:
-    """Additive mask [B,1 or H,S,T] in like's dtype: bias where key j may be seen from query i, -inf elsewhere.
+def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tensor], like: Tensor, before: int = -1, after: int = 0, chunk: int = 0) -> Tensor:
+    """Additive mask [B,1 or H,S,T] in like's dtype: bias where the query at i may see the key at j, -inf elsewhere.
 
-    positions [B,S] and key_positions [B,T] int64. Key -1 is never seen; causal: only keys at or before the query are.
+    positions [B,S] and key_positions [B,T] int64. Key -1 is never seen. before, after: j is at most that far on either side of i, -1 for any distance;
+    after=0 is causal attention. chunk: i and j lie in the same chunk of that many positions; 0 for none.
     """
     if not torch.jit.is_scripting():
         if emitting():
             shape = [positions.size(0), 1 if bias is None else bias.size(1), positions.size(1), key_positions.size(1)]
-            return _node("Mask", [positions, key_positions, bias, like], {"causal": float(causal)}, like, shape)
-    visible = key_positions.unsqueeze(1).ge(0)
-    if causal:
-        visible = visible & key_positions.unsqueeze(1).le(positions.unsqueeze(2))
+            attributes = {"before": float(before), "after": float(after), "chunk": float(chunk)}
+            return _node("Mask", [positions, key_positions, bias, like], attributes, like, shape)
+    keys, queries = key_positions.unsqueeze(1), positions.unsqueeze(2)
+    visible = keys.ge(0)
+    if after >= 0:
+        visible = visible & keys.le(queries + after)
+    if before >= 0:
+        visible = visible & keys.ge(queries - before)
+    if chunk > 0:
+        visible = visible & torch.div(keys, chunk, rounding_mode="floor").eq(torch.div(queries, chunk, rounding_mode="floor"))
     scores = torch.zeros([1], dtype=torch.float32, device=like.device) if bias is None else bias
     return torch.where(visible.unsqueeze(1), scores, float("-inf")).to(like.dtype)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optional[Tensor], scale: float) -> Tensor:
-    """softmax(scale q k + mask + content) v: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optional[Tensor], scale: float, softcap: float = 0.0, sinks: Optional[Tensor] = None
+) -> Tensor:
+    """softmax(cap(scale q k) + mask + content) v: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
 
+    cap(s) = softcap tanh(s / softcap), or s where softcap is 0. sinks [H]: a score for each head that takes its share of the softmax and brings no value.
     A row that sees nothing gives 0.
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale}
-            return _node("Attend", [q, keys, values, mask, content], attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale, "softcap": softcap}
+            inputs: List[Optional[Tensor]] = [q, keys, values, mask, content, sinks]
+            return _node("Attend", inputs, attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
     dtype = q.dtype
     if content is not None:  # its scores may leave the range of float16
         q, keys, values, mask = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32), mask.to(torch.float32) + content
+    if sinks is not None:  # a key and a value of zeros, seen with that score
+        mask = torch.cat((sinks.to(mask.dtype).view(1, -1, 1, 1).expand(mask.size(0), -1, mask.size(2), 1), mask.expand(-1, q.size(2), -1, -1)), dim=3)
+        keys, values = torch.nn.functional.pad(keys, [0, 0, 1, 0]), torch.nn.functional.pad(values, [0, 0, 1, 0])
+    if softcap > 0:
+        scores = softcap * torch.tanh(products(q, keys) * (scale / softcap))
+        nothing = mask.amax(dim=-1, keepdim=True).eq(float("-inf"))
+        return mix(shares(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
     )

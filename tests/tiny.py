@@ -1,7 +1,8 @@
 """Tiny models for tests: every registered encoding, in the smallest shape that still has groups, an odd slope count and partial sizes."""
 
 from posenc_export.encodings import REGISTRY
-from posenc_export.models.config import AttentionConfig, DecoderConfig, EncoderConfig
+from posenc_export.models.config import BlockConfig, StackConfig
+from posenc_export.models.short import block_config, decoder_config, encoder_config
 
 VARIANTS = {
     **{name: {"name": name} for name in REGISTRY},
@@ -10,6 +11,8 @@ VARIANTS = {
     "sinusoidal-fairseq": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "scale": 2.0},
     "sinusoidal-computed": {"name": "sinusoidal", "angles": "computed"},
     "sinusoidal-computed-halves": {"name": "sinusoidal", "angles": "computed", "layout": "halves", "divisor": "fairseq"},
+    "sinusoidal-offset": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2},
+    "sinusoidal-computed-offset": {"name": "sinusoidal", "angles": "computed", "offset": 2},
     "learned-offset": {"name": "learned", "offset": 2},
     "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
@@ -35,9 +38,11 @@ VARIANTS = {
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
+    "logn-steps-from-0": {"name": "logn", "form": "steps", "period": 5, "first": 0},
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
+    "alibi-scaled": {"name": "alibi", "scale": 0.25},
 }
 
 
@@ -46,16 +51,16 @@ def works(variant: str, attention: str) -> bool:
     return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
 
 
-def block(variant: str, max_positions: int = 1100, **overrides: object) -> AttentionConfig:
+def block(variant: str, max_positions: int = 1100, **overrides: object) -> BlockConfig:
     sizes = {"width": 48, "heads": 6, "kv_heads": 3, "head_size": 16, "max_positions": max_positions}
     values = {**sizes, "encoding": VARIANTS[variant], "causal": works(variant, "causal"), **overrides}
-    return AttentionConfig(**values)  # type: ignore[arg-type]
+    return block_config(**values)  # type: ignore[arg-type]
 
 
-def decoder(variant: str, **overrides: object) -> DecoderConfig:
+def decoder(variant: str, **overrides: object) -> StackConfig:
     tied = VARIANTS[variant]["name"] != "complex_order"  # its token table is wider than the model
-    return DecoderConfig(vocabulary=61, layers=2, hidden=40, attention=block(variant, **overrides), tied=tied)
+    return decoder_config(vocabulary=61, layers=2, hidden=40, block=block(variant, **overrides), tied=tied)
 
 
-def encoder(variant: str) -> EncoderConfig:
-    return EncoderConfig(vocabulary=61, layers=2, hidden=40, attention=block(variant, causal=False, qkv_bias=True, output_bias=True), segments=3)
+def encoder(variant: str) -> StackConfig:
+    return encoder_config(vocabulary=61, layers=2, hidden=40, block=block(variant, causal=False, qkv_bias=True, output_bias=True), segments=3)

@@ -99,7 +99,7 @@ def _at_context(contestants: List[Contestant], racers: List[Worker], meter: Work
                 samples.take(lambda w=worker: w.ask("prefill", context=context), clock)  # type: ignore[misc]
     duration = seconds * DECODE_SHARE / rounds
     decodes = [Samples(rounds, cores) for _ in racers]
-    sizes = [step_bytes(c.manifest.config, c.manifest.dtype, context) for c in contestants]
+    sizes = [step_bytes(c.manifest, context) for c in contestants]
     reads = {size: Samples(rounds, cores) for size in sizes}
     for turn in range(rounds):
         for worker, samples in zip(racers, decodes, strict=True):

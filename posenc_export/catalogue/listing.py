@@ -46,7 +46,7 @@ def presets() -> List[Dict[str, str]]:
     """One row per trained model."""
     rows = []
     for name, config in PRESETS.items():
-        block = config.attention
-        sizes = {"layers": str(config.layers), "width": str(block.width), "positions": str(block.max_positions)}
-        rows.append({"name": name, "encoding": str(block.encoding["name"]), **sizes})
+        names = dict.fromkeys(spec["name"] for kind in config.layers.values() for spec in (*config.tokens.encodings, *kind.attention.encodings))
+        sizes = {"layers": str(len(config.order)), "width": str(config.width), "positions": str(config.max_positions)}
+        rows.append({"name": name, "encoding": ", ".join(names), **sizes})
     return rows

@@ -39,7 +39,7 @@ def page(name: str, parity: Sequence[Dict[str, Any]]) -> str:
 
 def _command(name: str) -> str:
     if encodings.build({"name": name}, SMALL).token_width(SMALL.width) != SMALL.width:  # it reads token ids, which a block does not
-        return f'Decoder(DecoderConfig(..., attention=AttentionConfig(..., encoding={{"name": "{name}"}}), tied=False))'
+        return f'Stack(decoder_config(..., block=block_config(..., encoding={{"name": "{name}"}}), tied=False))'
     attention = "" if "causal" in encodings.REGISTRY[name].works_in else " --attention bidirectional"
     return f"posenc export block --encoding {name}{attention} --target ort -o build/{name}"
 

@@ -14,8 +14,9 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, VerificationError, export
-from posenc_export.models.config import AnyConfig, AttentionConfig, DecoderConfig, EncoderConfig
+from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config, decoder_config, encoder_config
 
 # Which cells of a certificate (runtime/scenarios.py) belong to a column; a cell may belong to several.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
@@ -59,10 +60,10 @@ def forms_of(name: str) -> List[str]:
 
 def config_of(name: str, form: str) -> AnyConfig:
     """A small decoder or encoder around an encoding."""
-    block = AttentionConfig(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, encoding={"name": name}, causal=form == "decoder")
+    block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, encoding={"name": name}, causal=form == "decoder")
     if form == "encoder":
-        return EncoderConfig(61, 2, 40, block, segments=3)
-    return DecoderConfig(61, 2, 40, block, tied=name != "complex_order")
+        return encoder_config(61, 2, 40, block, segments=3)
+    return decoder_config(61, 2, 40, block, tied=name != "complex_order")
 
 
 def measured(name: str, form: str) -> List[Dict[str, Any]]:

@@ -89,18 +89,18 @@ def _model(options: argparse.Namespace) -> Any:
 
 def _seeded_block(given: Dict[str, Any]) -> Any:
     from posenc_export import encodings
-    from posenc_export.models.config import AttentionConfig
     from posenc_export.models.presets import seeded
+    from posenc_export.models.short import block_config
 
     _only(tuple(BLOCK), given, "a block without --weights has random ones")
     values: Dict[str, Any] = {**BLOCK, **given}
     seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
-    return seeded(AttentionConfig(encoding=spec, causal=attention == "causal", **values), seed)
+    return seeded(block_config(encoding=spec, causal=attention == "causal", **values), seed)
 
 
 def _own_block(given: Dict[str, Any]) -> Any:
-    from posenc_export.models.attention import AttentionBlock
-    from posenc_export.models.projections import read_file
+    from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.from_weights import read_file
 
     _only(OF_WEIGHTS, given, "sizes and numbers of a block follow from --weights")
     if "heads" not in given:

@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
-import math
-from typing import Any, Dict, Mapping, Type
+from typing import Any, Dict, Mapping, Sequence, Type
 
-from posenc_export.allocation import enough_memory
+import torch
+
+from posenc_export import registry
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.together import Together
 
 # The file and the class in it.
 CLASSES = {
@@ -53,8 +55,7 @@ CLASSES = {
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 
-LARGEST, WHOLE = 2.0**128, 1 << 62  # above them float32 is infinite, and sums of int64 may wrap around
-__all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "parameters", "parse"]
+__all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "build_all", "parameters", "parse"]
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
@@ -63,9 +64,7 @@ def parameters(name: str) -> Dict[str, inspect.Parameter]:
     Raises:
         ValueError: no encoding of that name.
     """
-    if name not in REGISTRY:
-        raise ValueError(f"encoding: name is one of {', '.join(REGISTRY)}, got {name!r}")
-    return dict(list(inspect.signature(REGISTRY[name].__init__).parameters.items())[2:])
+    return registry.parameters("encoding", REGISTRY, name)
 
 
 def parse(text: str) -> Dict[str, Any]:
@@ -81,7 +80,7 @@ def parse(text: str) -> Dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"encoding {name}: parameters read name=value, got {item!r}")
-        _known(name, key, known)
+        registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
     return spec
 
@@ -92,43 +91,23 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
     Raises:
         ValueError: unknown name or parameter, a number that is not finite, sizes beyond the memory, or a value the encoding refuses.
     """
-    if "name" not in spec:
-        raise ValueError(f"encoding: a name is given, got {dict(spec)}")
-    name, known = spec["name"], parameters(spec["name"])
-    given = {key: value for key, value in spec.items() if key != "name"}
-    for key, value in given.items():
-        _known(name, key, known)
-        _check_number(name, key, value, known[key])
-    with enough_memory(f"encoding {name}"):
-        return REGISTRY[name](geometry, **given)
+    made: PositionEncoding = registry.build("encoding", REGISTRY, spec, geometry)
+    return made
 
 
-def _known(name: str, key: str, known: Mapping[str, Any]) -> None:
-    if key not in known:
-        raise ValueError(f"encoding {name}: parameter is one of {', '.join(known) or '(it has none)'}, got {key!r}")
+def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> PositionEncoding:
+    """One encoding that acts as all of `specs` do, in their order; NoPE where there is none.
 
-
-def _kind(parameter: inspect.Parameter) -> Type[Any]:
-    """float, int or str; what text is read as where a parameter takes several."""
-    return next((k for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in (float, int, str)), str)
-
-
-def _check_number(name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Refuse, for all encodings alike, what no parameter can be: a number that is not finite or not of its kind."""
-    kind = _kind(parameter)
-    if kind is str or (value is None and parameter.default is None):
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
-        raise ValueError(f"encoding {name}: {key} is a whole number below 2^62, got {value!r}")
-    if not number or value != value or abs(value) == math.inf:  # math.isfinite raises for whole numbers of more than float64
-        raise ValueError(f"encoding {name}: {key} is a finite number, got {value!r}")
-    if abs(value) >= LARGEST:
-        raise ValueError(f"encoding {name}: {key} is below 2^128, where float32 ends, got {value!r}")
+    Raises:
+        ValueError: as `build` and Together.
+    """
+    with torch.device("cpu"):  # tables are numbers, wherever the weights will stand
+        parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
+    return parts[0] if len(parts) == 1 else Together(parts)
 
 
 def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any:
-    kind = _kind(parameter)
+    kind = registry.kind_of(parameter)
     try:
         return kind(value)
     except ValueError:

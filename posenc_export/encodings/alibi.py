@@ -11,7 +11,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 
 
 class ALiBi(PositionEncoding):
-    """scores - m_h |i - j|, m_h = 2^(-max_bias h / H), h = 1 .. H.
+    """scores - scale m_h |i - j|, m_h = 2^(-max_bias h / H), h = 1 .. H.
 
     A head count that is no power of two takes the slopes of the power n below it, then every other slope of 2n (the authors' code).
     Causal and symmetric attention differ in the block's mask only.
@@ -20,20 +20,22 @@ class ALiBi(PositionEncoding):
 
     Args:
         geometry: heads H, any count.
-        max_bias: exponent of the smallest slope; 8 in the paper, free in MPT (whose order of slopes differs for counts that are no power of two).
+        max_bias: exponent of the smallest slope; 8 in the paper, free in MPT.
+        scale: factor on all slopes; 1 in the paper, 1/sqrt(D) in Falcon, which divides scores behind the sum.
 
     Raises:
-        ValueError: max_bias not above 0.
+        ValueError: max_bias or scale not above 0.
     """
 
-    def __init__(self, geometry: Geometry, max_bias: float = 8.0) -> None:
+    def __init__(self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0) -> None:
         super().__init__()
-        if not max_bias > 0:
-            raise ValueError(f"alibi: max_bias is above 0, got {max_bias}")
-        self.max_bias, self.heads, self.causal = float(max_bias), geometry.heads, geometry.causal
+        for name, value in (("max_bias", max_bias), ("scale", scale)):
+            if not value > 0:
+                raise ValueError(f"alibi: {name} is above 0, got {value}")
+        self.max_bias, self.scale, self.heads, self.causal = float(max_bias), float(scale), geometry.heads, geometry.causal
         below = 2 ** int(math.log2(geometry.heads))
         exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: geometry.heads]
-        self.slopes = Table(2.0 ** (-self.max_bias * exponents))
+        self.slopes = Table(self.scale * 2.0 ** (-self.max_bias * exponents))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; where causal, right for keys up to the query."""
@@ -43,12 +45,12 @@ class ALiBi(PositionEncoding):
         return distances * self.slopes.rows.view(-1, 1, 1)
 
     def oracle(self) -> Oracle:
-        return ALiBiOracle(self.heads, self.max_bias)
+        return ALiBiOracle(self.heads, self.max_bias, self.scale)
 
 
 class ALiBiOracle(Oracle):
-    def __init__(self, heads: int, max_bias: float) -> None:
-        self.heads, self.max_bias = heads, max_bias
+    def __init__(self, heads: int, max_bias: float, scale: float) -> None:
+        self.heads, self.max_bias, self.scale = heads, max_bias, scale
 
     def slope(self, head: int) -> float:
         below = 1
@@ -59,4 +61,4 @@ class ALiBiOracle(Oracle):
         return math.exp2(-self.max_bias * (2 * (head - below) + 1) / (2 * below))
 
     def bias(self, head: int, query: int, key: int) -> float:
-        return -self.slope(head) * abs(query - key)
+        return -self.slope(head) * self.scale * abs(query - key)

@@ -1,4 +1,4 @@
-"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4)."""
+"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3)."""
 
 import math
 from typing import Tuple
@@ -14,7 +14,7 @@ FORMS = ("log", "steps")
 class LogN(PositionEncoding):
     """q_i max(1, log(i + 1) / log(trained)): attention stays as sharp over many keys as it was over `trained` of them.
 
-    In steps, as Llama 4 has it in its layers without rotation: q_i (1 + temperature log(1 + floor((i + 1) / period))).
+    In steps, as Llama 4 has it in its layers without rotation: q_i (1 + temperature log(1 + floor((i + first) / period))).
 
     Hook: rotate (queries only). State: none. Range: 0 .. max_positions - 1.
 
@@ -23,12 +23,13 @@ class LogN(PositionEncoding):
         trained: length in tokens that the model was trained on; of form "log".
         form: "log" or "steps".
         temperature, period: of form "steps": growth per logarithm, and tokens that share a value.
+        first: of form "steps": what position 0 counts as, 1 in Llama 4, 0 in Ministral 3.
 
     Raises:
-        ValueError: trained below 2, an unknown form, a temperature below 0 or not finite, a period below 1.
+        ValueError: trained below 2, an unknown form, a temperature below 0 or not finite, a period below 1, a first that is not 0 or 1, first=0 in form "log".
     """
 
-    def __init__(self, geometry: Geometry, trained: int = 512, form: str = "log", temperature: float = 0.1, period: int = 8192) -> None:
+    def __init__(self, geometry: Geometry, trained: int = 512, form: str = "log", temperature: float = 0.1, period: int = 8192, first: int = 1) -> None:
         super().__init__()
         if trained < 2:
             raise ValueError(f"logn: trained is at least 2 tokens, got {trained}; set trained=N")
@@ -36,8 +37,10 @@ class LogN(PositionEncoding):
             raise ValueError(f"logn: form is one of {', '.join(FORMS)}, got {form!r}")
         if not 0 <= temperature < math.inf or period < 1:
             raise ValueError(f"logn: temperature is 0 or more and period at least 1 token, got {temperature} and {period}")
-        self.trained, self.form, self.temperature, self.period = trained, form, float(temperature), period
-        counts = np.arange(1, geometry.max_positions + 1)
+        if first not in (0, 1) or (first == 0 and form == "log"):
+            raise ValueError(f"logn: first is 1, or 0 in form steps, got {first} in form {form}; the logarithm of 0 is not finite")
+        self.trained, self.form, self.temperature, self.period, self.first = trained, form, float(temperature), period, first
+        counts = np.arange(first, geometry.max_positions + first)
         grown = 1 + temperature * np.log1p(counts // period) if form == "steps" else np.maximum(1.0, np.log(counts) / math.log(trained))
         self.factors = Table(grown[:, None])
 
@@ -56,7 +59,7 @@ class LogNOracle(Oracle):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.form == "steps":
-            return x * (1 + e.temperature * math.log(1 + math.floor((position + 1) / e.period)))
+            return x * (1 + e.temperature * math.log(1 + math.floor((position + e.first) / e.period)))
         return x * max(1.0, math.log(position + 1, e.trained))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:

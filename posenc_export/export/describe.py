@@ -6,28 +6,18 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Carried
-from posenc_export.export.signatures import Model, attentions, has_cache, wrap
-from posenc_export.models.attention import AttentionBlock
-from posenc_export.models.config import AttentionConfig, to_json
-from posenc_export.models.decoder import Decoder
-from posenc_export.models.encoder import Encoder
+from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
+from posenc_export.models.config import kind_of, to_json
+from posenc_export.models.stack import Stack
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 TRACE = {B: 2, S: 5, P: 3, T: 8}  # no 0 or 1: torch.export would fix those sizes
 
 
-def attention_of(model: Model) -> AttentionConfig:
-    return model.config if isinstance(model, AttentionBlock) else model.config.attention
-
-
-def layers_of(model: Model) -> int:
-    return len(attentions(model))
-
-
 def dtype_of(model: Model) -> str:
     """numpy name of the dtype of weights, activations and caches."""
-    return str(attentions(model)[0].qkv.weight.dtype).removeprefix("torch.")
+    return str(model.attentions()[0].projection.output.weight.dtype).removeprefix("torch.")
 
 
 def describe(model: Model, target: str, signature: str, layout: str, update: str, **geometry: Any) -> Manifest:
@@ -38,41 +28,50 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         update: "append" or "in_place", of every cache.
         geometry: capacity_bucket, continuation_rows, contiguous.
     """
-    config, dtype, described = attention_of(model), dtype_of(model), to_json(model.config)
+    dtype = dtype_of(model)
     sources, output = _ends(model)
-    ids: Tuple[Axis, ...] = (1 + model.encoding.axes, B, S) if model.encoding.axes else (B, S)
+    ids: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
     where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
     states = [State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)] if signature == "positions" and has_cache(model) else []
-    states += [_state("past_embedding.", "present_embedding.", carried, slots, update, dtype) for carried in model.encoding.embed_states()]
-    for layer, attention in enumerate(attentions(model)):
+    states += [_state("past_embedding.", "present_embedding.", carried, slots, update, dtype) for carried in model.token_encoding.embed_states()]
+    for layer, attention in enumerate(model.attentions()):
         states += [_state(f"past_key_values.{layer}.", f"present.{layer}.", carried, slots, update, dtype) for carried in attention.states()]
     return Manifest(
-        kind=str(described["kind"]),
+        kind=kind_of(model.config),
         target=target,
         signature=signature,
         dtype=dtype,
         layout=layout,
-        config=described,
+        config=to_json(model.config),
         inputs=[*sources, where],
         outputs=[output],
         states=states,
-        max_positions=config.max_positions,
-        axes=model.encoding.axes,
-        chunk=min(encoding.chunk for encoding in (model.encoding, *(attention.encoding for attention in attentions(model)))),
+        max_positions=model.config.max_positions,
+        axes=model.axes,
+        chunk=min(encoding.chunk for encoding in (model.token_encoding, *(attention.encoding for attention in model.attentions()))),
+        step_weights=step_weights(model),
         source=dict(getattr(model, "source", {})),
         **geometry,
     )
 
 
+def step_weights(model: Model) -> int:
+    """Weights that a step reads: every matrix once, of the token table one row."""
+    total = sum(parameter.numel() for name, parameter in model.named_parameters() if ".encoding." not in name and not name.startswith("token_encoding."))
+    if isinstance(model, Stack) and not (model.config.head is not None and model.config.head.tied):
+        total -= model.tokens.embedding.weight.numel()
+    return total + (model.tokens.embedding.weight.size(1) if isinstance(model, Stack) else 0)
+
+
 def _ends(model: Model) -> Tuple[List[Value], Value]:
     """What is read beside positions, and what comes out."""
-    dtype, width = dtype_of(model), attention_of(model).width
-    ids = Value("input_ids", "int64", (B, S))
-    if isinstance(model, Decoder):
-        return [ids], Value("logits", dtype, (B, S, model.config.vocabulary))
-    if isinstance(model, Encoder):
-        return [ids, Value("token_type_ids", "int64", (B, S))], Value("last_hidden_state", dtype, (B, S, width))
+    dtype, width = dtype_of(model), model.config.width
+    if isinstance(model, Stack):
+        ids = [Value(name, "int64", (B, S)) for name in ("input_ids", *(["token_type_ids"] if has_segments(model) else []))]
+        if model.config.head is None:
+            return ids, Value("last_hidden_state", dtype, (B, S, width))
+        return ids, Value("logits", dtype, (B, S, model.config.tokens.vocabulary))
     return [Value("hidden_states", dtype, (B, S, width))], Value("output", dtype, (B, S, width))
 
 

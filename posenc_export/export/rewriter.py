@@ -40,6 +40,8 @@ class Rewriter:
     def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
         """The outputs of a new node."""
         given = dict(attributes or {})
+        last = max((index for index, value in enumerate(inputs) if value is not None), default=-1)
+        inputs = inputs[: last + 1]  # what is left out at the end is not named
         key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(given.items())), outputs)
         if key not in self._seen:
             assert self._at is not None

@@ -3,17 +3,16 @@
 Shapes: B batch, S new tokens, P past, T = P + S, E width.
 """
 
-from typing import Any, List, Tuple, Union
+from typing import List, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.models.attention import AttentionBlock
-from posenc_export.models.decoder import Decoder
-from posenc_export.models.encoder import Encoder
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.stack import Stack
 
-Model = Union[Decoder, Encoder, AttentionBlock]
+Model = Union[Stack, AttentionBlock]
 
 
 class PositionSignature(torch.nn.Module):
@@ -50,9 +49,9 @@ class GridSignature(torch.nn.Module):
 class CallSignature(torch.nn.Module):
     """Native, for models without a cache of keys: position_ids alone. Theirs are the keys of the call, or none."""
 
-    def __init__(self, model: Union[Decoder, AttentionBlock]) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.axes = model, model.encoding.axes
+        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], states in layer order to output, states."""
@@ -66,7 +65,7 @@ class CallSignature(torch.nn.Module):
 class MaskSignature(torch.nn.Module):
     """Hugging Face: attention_mask [B,T] (0 padding); positions count its ones, from 0."""
 
-    def __init__(self, model: Union[Decoder, AttentionBlock]) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model, self.first_cache, self.cached = model, model.embed_states, has_cache(model)
 
@@ -82,32 +81,32 @@ class MaskSignature(torch.nn.Module):
         return output, present
 
 
-class EncoderSignature(torch.nn.Module):
-    """Native, for encoders: token_type_ids beside the tokens, and position_ids. No states."""
+class SegmentSignature(torch.nn.Module):
+    """Native, for models with segments: token_type_ids beside the tokens, and position_ids. No states."""
 
-    def __init__(self, model: Encoder) -> None:
+    def __init__(self, model: Stack) -> None:
         super().__init__()
-        self.model, self.axes = model, model.encoding.axes
+        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S], no states to output, no states."""
         places, coordinates = position_ids, position_ids
         if self.axes > 0:
             places, coordinates = position_ids[0], position_ids[1:]
-        return self.model(x, token_type_ids, places, coordinates), states
+        return self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids)
 
 
-class EncoderMaskSignature(torch.nn.Module):
-    """Hugging Face, for encoders: input_ids, token_type_ids and attention_mask [B,S]; positions count its ones, from 0."""
+class SegmentMaskSignature(torch.nn.Module):
+    """Hugging Face, for models with segments: input_ids, token_type_ids and attention_mask [B,S]; positions count its ones, from 0."""
 
-    def __init__(self, model: Encoder) -> None:
+    def __init__(self, model: Stack) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64, no states to output, no states."""
         positions = counted_from(attention_mask)
-        return self.model(x, token_type_ids, positions, positions), states
+        return self.model(x, positions, positions, positions, torch.zeros_like(positions[:, 0]), states, token_type_ids)
 
 
 NAMES = ("positions", "mask")
@@ -118,14 +117,14 @@ def counted_from(attention_mask: Tensor) -> Tensor:
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
 
 
-def attentions(model: Model) -> List[Any]:
-    """The attention of each layer."""
-    return [model.attention] if isinstance(model, AttentionBlock) else [layer.attention for layer in model.layers]
-
-
 def has_cache(model: Model) -> bool:
     """Whether keys are kept from call to call."""
-    return any(carried.grows for attention in attentions(model) for carried in attention.states())
+    return any(carried.grows for attention in model.attentions() for carried in attention.states())
+
+
+def has_segments(model: Model) -> bool:
+    """Whether token types are read beside the tokens."""
+    return isinstance(model, Stack) and model.segments > 0
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
@@ -134,14 +133,14 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     Raises:
         ValueError: attention_mask for an encoding with coordinates of its own.
     """
-    for encoding in dict.fromkeys((model.encoding, *(attention.encoding for attention in attentions(model)))):
+    for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
-    if signature == "mask" and model.encoding.axes:
-        raise ValueError(f"export: signature mask counts positions, got an encoding of {model.encoding.axes} coordinates; choose signature positions")
-    if isinstance(model, Encoder):
-        return (EncoderSignature(model) if signature == "positions" else EncoderMaskSignature(model)).eval()
+    if signature == "mask" and model.axes:
+        raise ValueError(f"export: signature mask counts positions, got an encoding of {model.axes} coordinates; choose signature positions")
+    if isinstance(model, Stack) and model.segments:
+        return (SegmentSignature(model) if signature == "positions" else SegmentMaskSignature(model)).eval()
     if signature == "mask":
         return MaskSignature(model).eval()
     if not has_cache(model):
         return CallSignature(model).eval()
-    return (GridSignature(model) if model.encoding.axes else PositionSignature(model)).eval()
+    return (GridSignature(model) if model.axes else PositionSignature(model)).eval()

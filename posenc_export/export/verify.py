@@ -5,11 +5,11 @@ from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import numpy as np
 
-from posenc_export.export.describe import Model, attention_of, layers_of
+from posenc_export.export.describe import Model
 from posenc_export.export.expected import of_module
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
-from posenc_export.models.config import from_json, to_json
+from posenc_export.models.config import from_json, to_json, widest
 from posenc_export.models.presets import rebuild
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session, load
@@ -94,7 +94,7 @@ def certify(session: Session, model: Model, expected: Expected, progress: Progre
 
 def bound_of(model: Model, manifest: Manifest) -> float:
     """The error that rounding explains in an artefact of this model."""
-    return tolerance(manifest.dtype, layers_of(model), max(attention_of(model).width, getattr(model.config, "hidden", 0)))
+    return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
 
 
 def _oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:

@@ -1,162 +1,125 @@
-"""The attention block, written once for every encoding and target."""
+"""Attention of one layer, written once for every encoding and target."""
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import encodings, ops
+from posenc_export import ops
 from posenc_export.encodings.base import Carried, PositionEncoding
-from posenc_export.models import projections
+from posenc_export.encodings.together import acts
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.linear_attention import LinearAttention
-from posenc_export.models.projections import Array
+from posenc_export.models.parts import build, exact
 
 
 class Attention(torch.nn.Module):
-    """Grouped-query attention over a cache: project, rotate, append, attend, project.
+    """Grouped-query attention: project, rotate, append to a cache, attend, project. Without a cache where queries see both ways.
 
     Args:
-        config: sizes and biases.
+        width: model width E.
+        config: sizes and parts.
         encoding: acts on queries, keys and scores here; its bias comes with the mask.
+
+    Raises:
+        ValueError: an encoding that has no meaning in it, or that makes its own scores where something else is asked of them.
     """
 
-    def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
+    sinks: Optional[Tensor]
+
+    def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
+        self.by_content = acts(encoding, "rescore", "observe")
+        given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
+        if self.by_content and given:
+            names = ", ".join(spec["name"] for spec in config.encodings)
+            raise ValueError(f"attention: {names} makes scores of content and takes no {', '.join(given)}, got them together; leave one out")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.sizes = [config.heads * config.head_size, config.kv_heads * config.head_size, config.kv_heads * config.head_size]
-        self.scale = encoding.score_scale(config.head_size)
-        self.encoding = encoding
-        self.qkv = torch.nn.Linear(config.width, sum(self.sizes), bias=config.qkv_bias)
-        self.output = torch.nn.Linear(self.sizes[0], config.width, bias=config.output_bias)
+        self.given_scale = config.scale
+        self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
+        self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
+        self.sight = build("sees", config.sees)
+        self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
+        norm = config.head_norm or {"name": "none"}
+        self.q_norm, self.k_norm = (build("head_norm", norm, heads, config.head_size) for heads in (config.heads, config.kv_heads))
+        self.sinks: Optional[Tensor]
+        self.register_parameter("sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
         """What this attention carries from call to call, in the order `forward` takes."""
-        key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.head_size)
+        if not self.cached:
+            return []
+        key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.projection.value_size)
         return [Carried("key", key, grows=True), Carried("value", value, grows=True), *self.encoding.layer_states()]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index [B], states to x's shape, states."""
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k = self.encoding.rotate(ops.split_heads(q, self.heads), ops.split_heads(k, self.kv_heads), coordinates)
-        keys = ops.append(states[0], k, write_index)
-        values = ops.append(states[1], ops.split_heads(v, self.kv_heads), write_index)
-        carried = self.encoding.observe(x, positions, write_index, states[2:])
-        y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
-        return self.output(y), [keys, values] + carried
+        q, k, v = self.projection(x)
+        q, k, v = ops.split_heads(self.q_norm(q), self.heads), ops.split_heads(self.k_norm(k), self.kv_heads), ops.split_heads(v, self.kv_heads)
+        q, k = self.encoding.rotate(q, k, coordinates)
+        if self.cached:
+            keys, values = ops.append(states[0], k, write_index), ops.append(states[1], v, write_index)
+            carried = self.encoding.observe(x, positions, write_index, states[2:])
+            present = [keys, values] + carried
+        else:
+            keys, values, carried, present = k.transpose(1, 2), v.transpose(1, 2), states, states
+        if self.by_content:
+            y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
+        else:
+            y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
+        return self.projection.output(y), present
+
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
+        """One row x [n,E] at positions and coordinates to [n,E], in float64, one head and one query at a time."""
+        oracle = self.encoding.oracle()
+        q, k, v = self.projection.exact(x)
+        q, k = self.q_norm.exact(q), self.k_norm.exact(k)
+        q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
+        k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
+        oracle.observe(x)
+        sinks = np.full(self.heads, -np.inf) if self.sinks is None else exact.numbers(self.sinks)
+        mixed = np.zeros((len(x), self.heads, v.shape[-1]))
+        for head in range(self.heads):
+            group = head // (self.heads // self.kv_heads)
+            for i, query in enumerate(positions):
+                seen = [j for j, key in enumerate(positions) if self.sight.exact(query, key)]
+                at = [positions[j] for j in seen]
+                scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
+                most = max(scores.max(), sinks[head])
+                shares = np.exp(scores - most)
+                mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / (shares.sum() + np.exp(sinks[head] - most))
+        return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
+
+    def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:
+        """Scores [n] of one query, float64."""
+        if self.by_content:
+            return np.asarray(oracle.scores(head, q, keys, query, at))
+        products = keys @ q * (oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale)
+        capped = self.softcap * np.tanh(products / self.softcap) if self.softcap else products
+        return capped + np.array([oracle.bias(head, query, p) for p in at])
 
 
-class Bidirectional(Attention):
-    """Attention of every token of a call to every other: no cache.
+def check_works(encoding: PositionEncoding, causal: bool) -> None:
+    """Refuse an encoding in an attention where it has no meaning.
 
-    Args:
-        config, encoding: as Attention.
+    Raises:
+        ValueError: such an encoding.
     """
-
-    @torch.jit.unused
-    def states(self) -> List[Carried]:
-        """Nothing."""
-        return []
-
-    def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """Shapes as Attention.forward, T = S."""
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
-        q, k = self.encoding.rotate(ops.split_heads(q, self.heads), ops.split_heads(k, self.kv_heads), coordinates)
-        values = ops.split_heads(v, self.kv_heads).transpose(1, 2)
-        y = self.encoding.rescore(q, k.transpose(1, 2), values, mask, positions, key_positions, self.scale, states)
-        return self.output(y), states
+    kind = "causal" if causal else "bidirectional"
+    if kind not in encoding.works_in:
+        where = encoding.works_in[0] if encoding.works_in else "no"
+        raise ValueError(f"attention: {type(encoding).__name__} works in {where} attention, got {kind}; choose another encoding or attention")
 
 
-def attention(config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
+def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
     """The attention that a config describes.
 
     Raises:
         ValueError: an encoding that has no meaning in it.
     """
-    kind = "causal" if config.causal else "bidirectional"
-    if kind not in encoding.works_in:
-        raise ValueError(f"attention: {type(encoding).__name__} works in {encoding.works_in[0]} attention, got {kind}; choose another encoding or attention")
-    if config.mechanism == "linear":
-        return LinearAttention(config, encoding)
-    return Attention(config, encoding) if config.causal else Bidirectional(config, encoding)
-
-
-def one_or_each(config: AttentionConfig, encoding: PositionEncoding, layers: int) -> List[PositionEncoding]:
-    """The encoding of each layer: `encoding` in all of them, or in the first and others of its kind behind it (PositionEncoding.shared)."""
-    return [encoding if layer == 0 or encoding.shared else encodings.build(config.encoding, config.geometry) for layer in range(layers)]
-
-
-class AttentionBlock(torch.nn.Module):
-    """One attention with its encoding, from hidden states to hidden states: what an engineer drops into a model of their own.
-
-    Args:
-        config: the block's description.
-
-    Raises:
-        ValueError: an encoding that acts on token ids.
-    """
-
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__()
-        self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
-        self.config = config
-        self.encoding = encodings.build(config.encoding, config.geometry)
-        if self.encoding.token_width(config.width) != config.width:
-            raise ValueError(f"block: {config.encoding['name']} acts on token ids, got a bare block; use it in a decoder")
-        self.attention = attention(config, self.encoding)
-        self.causal, self.embed_states = config.causal, len(self.encoding.embed_states())
-
-    @classmethod
-    def from_weights(
-        cls,
-        heads: int,
-        max_positions: int,
-        o: Array,
-        q: Optional[Array] = None,
-        k: Optional[Array] = None,
-        v: Optional[Array] = None,
-        qkv: Optional[Array] = None,
-        kv_heads: Optional[int] = None,
-        encoding: Union[str, Mapping[str, Any]] = "rope",
-        layout: Optional[str] = None,
-        q_bias: Optional[Array] = None,
-        k_bias: Optional[Array] = None,
-        v_bias: Optional[Array] = None,
-        qkv_bias: Optional[Array] = None,
-        o_bias: Optional[Array] = None,
-        encoding_weights: Optional[Mapping[str, Array]] = None,
-        causal: bool = True,
-    ) -> "AttentionBlock":
-        """A block with weights of the caller's own, float32, in eval mode. Sizes follow from the weights.
-
-        Args:
-            heads, max_positions, causal: as AttentionConfig; kv_heads too, from the weights where None.
-            o: output projection [E,H*D], rows are outputs as in torch.nn.Linear; float32, float16 or bfloat16, of numpy or torch.
-            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, the three one behind the other [(H+2K)*D,E].
-            encoding: {"name": registry key, parameter: value}, or text as the command takes it.
-            layout: of the weights' rotary pairs, "half" or "interleaved": rows are moved to the layout of the encoding. That of the encoding where None.
-            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row; 0 for those of q, k, v that are left out beside another.
-            encoding_weights: numbers that the encoding was trained with, by the names of its parameters.
-
-        Raises:
-            ValueError: weights that are missing, of another shape or dtype, an encoding whose trained numbers are not given, a layout that it has not.
-        """
-        biases = {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
-        config, parameters = projections.packed({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
-        block = cls(config)
-        projections.fill(block, parameters, layout, encoding_weights or {})
-        return block.eval()
-
-    def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates [B,S] or [A,B,S], key_positions [B,T], write_index [B], states to output [B,S,E] and new states."""
-        x, carried = self.encoding.embed_next(x, coordinates, states[: self.embed_states])
-        mask = ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), self.causal, x)
-        y, present = self.attention(x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :])
-        return y, carried + present
+    check_works(encoding, config.causal)
+    return (LinearAttention if config.mechanism == "linear" else Attention)(width, config, encoding)

@@ -14,6 +14,8 @@ from torch import Tensor
 # Where weights stand, in the order transformers looks for them.
 WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Endings as TensorFlow named them, in the first files of BERT, RoFormer and others: ours.
+OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 Shape = Tuple[int, ...]
 
 
@@ -106,7 +108,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._homes: Dict[str, TensorFile] = {}
+        self._homes: Dict[str, Tuple[TensorFile, str]] = {}  # the file, and the name in it
         with ExitStack() as opened:
             for path, promised in _files(folder).items():
                 self._add(OPENERS[path.suffix](path, opened), promised)
@@ -114,12 +116,13 @@ class Checkpoint:
 
     def _add(self, file: TensorFile, promised: List[str]) -> None:
         names = file.names()
-        absent, again = sorted(set(promised) - set(names)), sorted(set(names) & set(self._homes))
+        added = {_current(name): (file, name) for name in names}
+        absent, again = sorted(set(promised) - set(names)), sorted(set(added) & set(self._homes))
         if absent:
             raise ValueError(f"checkpoint: {file.path.name} holds what the index says, got no {_some(absent)}; fetch it again")
         if again:
-            raise ValueError(f"checkpoint: a tensor stands in one file, got {_some(again)} in {self._homes[again[0]].path.name} and {file.path.name}; remove one")
-        self._homes.update(dict.fromkeys(names, file))
+            raise ValueError(f"checkpoint: a tensor stands in one file, got {_some(again)} in {self._homes[again[0]][0].path.name} and {file.path.name}; remove one")
+        self._homes.update(added)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -149,8 +152,9 @@ class Checkpoint:
         if extra:
             raise ValueError(f"checkpoint: every tensor is used, got {_some(extra)} beside them; the config describes another model than the weights")
         for name, shape in shapes.items():
-            if self._homes[name].shape(name) != shape:
-                raise ValueError(f"checkpoint: {name} has shape {list(shape)} by the config, got {list(self._homes[name].shape(name))}; one of them is of another model")
+            file, written = self._homes[name]
+            if file.shape(written) != shape:
+                raise ValueError(f"checkpoint: {name} has shape {list(shape)} by the config, got {list(file.shape(written))}; one of them is of another model")
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, float32.
@@ -158,7 +162,8 @@ class Checkpoint:
         Raises:
             ValueError: another dtype than float32, float16 and bfloat16.
         """
-        return self._homes[name].tensor(name)
+        file, written = self._homes[name]
+        return file.tensor(written)
 
 
 def read_config(folder: Path) -> Dict[str, Any]:
@@ -222,6 +227,12 @@ def _found(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(f"checkpoint: {path.name} is a file in {str(path.parent)!r}, got none; fetch it")
     return path
+
+
+def _current(name: str) -> str:
+    """The name without an old ending."""
+    old = next((ending for ending in OLD_ENDINGS if name.endswith(ending)), None)
+    return name if old is None else name.removesuffix(old) + OLD_ENDINGS[old]
 
 
 def _some(names: List[str]) -> str:

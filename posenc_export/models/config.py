@@ -1,16 +1,22 @@
-"""Plain descriptions of models: frozen, JSON both ways, unknown keys refused."""
+"""Plain descriptions of models: frozen, JSON both ways, unknown keys refused. Parts are named as in parts/__init__.py, encodings as in encodings/__init__.py.
 
-import dataclasses
-import json
-from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Sequence, Type, TypeVar, Union
+    {"kind": "decoder", "width": 128, "max_positions": 4096,
+     "tokens": {"vocabulary": 256},
+     "layers": {"layer": {"residual": {"name": "pre"}, "norms": [{"name": "rms"}, {"name": "rms"}],
+                          "attention": {"heads": 4, "kv_heads": 2, "head_size": 32, "encodings": [{"name": "rope"}]},
+                          "mlp": {"name": "gated", "hidden": 352}}},
+     "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
+"""
+
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, Union
+
+import msgspec
 
 from posenc_export.encodings.base import Geometry
 
-Config = TypeVar("Config", "AttentionConfig", "DecoderConfig", "EncoderConfig")
-
-
 LARGEST = 1 << 62  # sums of sizes stay within int64
+Named = Dict[str, Any]  # {"name": of a part or encoding, parameter: value}
+MECHANISMS = ("softmax", "linear")
 
 
 def _at_least_one(config: object, *names: str) -> None:
@@ -19,155 +25,229 @@ def _at_least_one(config: object, *names: str) -> None:
             raise ValueError(f"config: {name} is at least 1 and below 2^62, got {getattr(config, name)}")
 
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """One attention block.
+def _finite_above_zero(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"config: {name} is a finite number above 0, got {value}")
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The attention of a layer.
 
     Args:
-        width: model width E.
         heads: query heads H.
-        kv_heads: key and value heads K, a divisor of H; H where not given.
-        head_size: head size D; E/H where not given.
-        max_positions: positions 0 .. max_positions - 1 are the range.
-        encoding: {"name": registry key, parameter: value}.
-        qkv_bias, output_bias: biases on the projections.
-        causal: keys after the query are hidden; where False, every call is a whole sequence and there is no cache.
-        mechanism: "softmax", or "linear" (models/linear_attention.py).
+        kv_heads: key and value heads K, a divisor of H.
+        head_size: head size D.
+        encodings: what acts on queries, keys and scores, in this order.
+        sees: what a query sees of the keys: "causal", "window", "chunk" with a cache; "both", "near" without, where every call is a whole sequence.
+        projection: from hidden states to queries, keys, values and back.
+        head_norm: of projected queries and keys.
+        scale: factor on q k; the encodings', which is 1/sqrt(D) for most, where None.
+        softcap: scores are softcap tanh(s / softcap), before biases and masks.
+        sinks: a trained score for each head that takes its share of the softmax and brings no value.
+        mechanism: "softmax", or "linear" (parts/linear_attention.py).
 
     Raises:
-        ValueError: an unknown mechanism, a size below 1, heads not divisible by kv_heads, width not divisible by heads where head_size is not given.
+        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0.
     """
 
-    width: int
     heads: int
-    max_positions: int
-    kv_heads: int = 0
-    head_size: int = 0
-    encoding: Mapping[str, Any] = field(default_factory=lambda: {"name": "rope"})
-    qkv_bias: bool = False
-    output_bias: bool = False
-    causal: bool = True
+    kv_heads: int
+    head_size: int
+    encodings: Tuple[Named, ...] = ()
+    sees: Named = msgspec.field(default_factory=lambda: {"name": "causal"})
+    projection: Named = msgspec.field(default_factory=lambda: {"name": "grouped"})
+    head_norm: Optional[Named] = None
+    scale: Optional[float] = None
+    softcap: Optional[float] = None
+    sinks: bool = False
     mechanism: str = "softmax"
 
     def __post_init__(self) -> None:
-        if self.mechanism not in ("softmax", "linear"):
-            raise ValueError(f"config: mechanism is one of softmax, linear, got {self.mechanism!r}")
-        _at_least_one(self, "width", "heads", "max_positions")
-        if not self.kv_heads:
-            object.__setattr__(self, "kv_heads", self.heads)
-        if not self.head_size:
-            if self.width % self.heads:
-                raise ValueError(f"config: width is divisible by heads, got {self.width} and {self.heads}; or give head_size")
-            object.__setattr__(self, "head_size", self.width // self.heads)
-        _at_least_one(self, "kv_heads", "head_size")
+        _at_least_one(self, "heads", "kv_heads", "head_size")
+        _finite_above_zero(self, "scale", "softcap")
         if self.heads % self.kv_heads:
             raise ValueError(f"config: heads are divisible by kv_heads, got {self.heads} and {self.kv_heads}")
+        if self.mechanism not in MECHANISMS:
+            raise ValueError(f"config: mechanism is one of {', '.join(MECHANISMS)}, got {self.mechanism!r}")
 
     @property
-    def geometry(self) -> Geometry:
-        return Geometry(self.width, self.heads, self.head_size, self.max_positions, self.causal, self.kv_heads)
+    def causal(self) -> bool:
+        """Whether a query sees nothing behind it, so that keys can be kept from call to call."""
+        return self.sees.get("name") not in ("both", "near")
+
+    def geometry(self, width: int, max_positions: int) -> Geometry:
+        """What encodings may know of a model of that width and range."""
+        return Geometry(width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads)
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """A stack of pre-norm blocks between a token embedding and a head.
+class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One attention with its encodings, from hidden states to hidden states.
 
     Args:
-        vocabulary: number of token ids.
-        layers: number of blocks L.
-        hidden: inner width of the MLP.
-        attention: the block, the same in every layer.
-        norm: "rms" or "layer".
-        epsilon: added to the variance.
-        mlp: "swiglu" or "gelu".
-        mlp_bias: biases in the MLP.
-        tied: the head reads the embedding's weights.
-        layer_encodings: what acts on queries, keys and scores in the layers, in turn and over again, as Llama 4 leaves every fourth layer without rotation;
-            attention.encoding then acts on token embeddings only. Empty: attention.encoding everywhere.
+        width: model width E.
+        max_positions: positions 0 .. max_positions - 1 are the range.
+        attention: of the block.
+        encodings: what acts on hidden states before it.
 
     Raises:
-        ValueError: a size below 1, an unknown norm or mlp.
+        ValueError: a size below 1.
+    """
+
+    width: int
+    max_positions: int
+    attention: AttentionConfig
+    encodings: Tuple[Named, ...] = ()
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "width", "max_positions")
+
+
+class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """From token ids to hidden states: table, factor, encodings, segments, norm, in this order.
+
+    Args:
+        vocabulary: number of token ids V.
+        scale: factor on rows of the table.
+        encodings: what acts on embedded tokens.
+        segments: number of token types; 0 for none.
+        norm: over what comes out.
+
+    Raises:
+        ValueError: a vocabulary below 1, a number of segments below 0, a scale that is not a finite number above 0.
     """
 
     vocabulary: int
-    layers: int
-    hidden: int
+    scale: float = 1.0
+    encodings: Tuple[Named, ...] = ()
+    segments: int = 0
+    norm: Optional[Named] = None
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "vocabulary")
+        _finite_above_zero(self, "scale")
+        if not 0 <= self.segments < LARGEST:
+            raise ValueError(f"config: segments is at least 0 and below 2^62, got {self.segments}")
+
+
+class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A kind of layer.
+
+    Args:
+        residual: where norms and sums stand.
+        norms: as many as that needs, in the order in which they are met.
+        attention, mlp: its two halves.
+    """
+
+    residual: Named
+    norms: Tuple[Named, ...]
     attention: AttentionConfig
-    norm: str = "rms"
-    epsilon: float = 1e-5
-    mlp: str = "swiglu"
-    mlp_bias: bool = False
+    mlp: Named
+
+
+class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """From hidden states to logits.
+
+    Args:
+        tied: the weights are those of the token table.
+        bias: one number for each token id.
+        scale: factor on logits.
+        softcap: logits are softcap tanh(l / softcap), after the factor.
+
+    Raises:
+        ValueError: a scale or softcap that is not a finite number above 0.
+    """
+
     tied: bool = True
-    layer_encodings: Sequence[Mapping[str, Any]] = ()
+    bias: bool = False
+    scale: float = 1.0
+    softcap: Optional[float] = None
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "vocabulary", "layers", "hidden")
-        for name, choices in (("norm", ("rms", "layer")), ("mlp", ("swiglu", "gelu"))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"config: {name} is one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        object.__setattr__(self, "layer_encodings", tuple(self.layer_encodings))
+        _finite_above_zero(self, "scale", "softcap")
 
 
-@dataclass(frozen=True)
-class EncoderConfig:
-    """A stack of post-norm bidirectional blocks over tokens, positions and segments, with biases and LayerNorm as BERT has them.
+class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Layers between tokens and a head: a decoder; without a head, an encoder.
 
     Args:
-        vocabulary: number of token ids.
-        layers: number of blocks L.
-        hidden: inner width of the MLP.
-        attention: the block, the same in every layer, causal=False.
-        segments: number of token types.
-        epsilon: added to the variance.
+        width: model width E.
+        max_positions: positions 0 .. max_positions - 1 are the range.
+        tokens: what stands before the layers.
+        layers: kinds of layers by name.
+        order: the name of the kind of each layer.
+        norm: behind the last layer; None for none.
+        head: to logits; where None, hidden states come out.
 
     Raises:
-        ValueError: a size below 1, a causal or linear attention.
+        ValueError: a size below 1, no layer, a name in `order` that `layers` has not or the other way round, causal layers beside others.
     """
 
-    vocabulary: int
-    layers: int
-    hidden: int
-    attention: AttentionConfig
-    segments: int = 2
-    epsilon: float = 1e-12
+    width: int
+    max_positions: int
+    tokens: TokensConfig
+    layers: Dict[str, LayerConfig]
+    order: Tuple[str, ...]
+    norm: Optional[Named] = None
+    head: Optional[HeadConfig] = None
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "vocabulary", "layers", "hidden", "segments")
-        if self.attention.causal or self.attention.mechanism != "softmax":
-            raise ValueError("config: an encoder's attention is softmax and sees both ways, got another; give causal=False")
+        _at_least_one(self, "width", "max_positions")
+        if not self.order or set(self.order) != set(self.layers):
+            found = ", ".join(sorted(set(self.order))) or "none"
+            raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers))}")
+        if len({kind.attention.causal for kind in self.layers.values()}) > 1:
+            raise ValueError("config: all layers are causal or none is, got both; describe the two as models of their own")
+
+    @property
+    def kinds(self) -> Tuple[LayerConfig, ...]:
+        """The kind of each layer."""
+        return tuple(self.layers[name] for name in self.order)
 
 
-AnyConfig = Union[AttentionConfig, DecoderConfig, EncoderConfig]
-KINDS: Dict[str, Type[Any]] = {"block": AttentionConfig, "decoder": DecoderConfig, "encoder": EncoderConfig}
+AnyConfig = Union[BlockConfig, StackConfig]
+KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
+
+
+def kind_of(config: AnyConfig) -> str:
+    """ "block", "decoder" or "encoder"."""
+    if isinstance(config, BlockConfig):
+        return "block"
+    return "encoder" if config.head is None else "decoder"
 
 
 def to_json(config: AnyConfig) -> Dict[str, Any]:
-    """Plain JSON values, "kind" first: "block", "decoder" or "encoder"."""
-    plain: Dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return {"kind": next(kind for kind, cls in KINDS.items() if type(config) is cls), **plain}
+    """Plain JSON values, "kind" first; what stands at its default is named too."""
+    return {"kind": kind_of(config), **msgspec.json.decode(msgspec.json.encode(config))}
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """The config that `to_json` wrote.
 
     Raises:
-        ValueError: unknown kind, unknown or missing keys, values a config refuses.
+        ValueError: unknown kind, unknown or missing keys, values that a config refuses.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"config: kind is one of {', '.join(KINDS)}, got {kind!r}")
-    if isinstance(rest.get("attention"), Mapping):
-        rest["attention"] = _fill(AttentionConfig, rest["attention"])
-    return _fill(KINDS[kind], rest)
+    try:
+        config: AnyConfig = msgspec.convert(rest, KINDS[kind])
+    except msgspec.ValidationError as error:
+        said = str(error)
+        raise ValueError(said if said.startswith("config: ") else f"config: a {kind} is described as in posenc_export.models.config, got another: {said}") from None
+    if kind_of(config) != kind:
+        raise ValueError(f"config: a decoder has a head and an encoder none, got kind {kind} with head={rest.get('head')!r}")
+    return config
 
 
-def _fill(cls: Type[Config], values: Mapping[str, Any]) -> Config:
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ValueError(f"config: keys are {', '.join(fields)}, got {', '.join(unknown)}")
-    missing = [n for n, f in fields.items() if n not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    if missing:
-        raise ValueError(f"config: {', '.join(missing)} must be given, got {', '.join(sorted(values)) or 'nothing'}")
-    return cls(**values)
+def attentions(config: AnyConfig) -> Tuple[AttentionConfig, ...]:
+    """The attention of each layer."""
+    return (config.attention,) if isinstance(config, BlockConfig) else tuple(kind.attention for kind in config.kinds)
+
+
+def widest(config: AnyConfig) -> int:
+    """The longest sum that a model forms over activations: its width, or that of an MLP."""
+    hidden = [] if isinstance(config, BlockConfig) else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]
+    return max(config.width, *hidden) if hidden else config.width

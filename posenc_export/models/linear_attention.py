@@ -1,13 +1,16 @@
 """Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al. 2021, RoFormer, eq. 19)."""
 
-from typing import List, Tuple
+from typing import Any, List, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Carried, PositionEncoding
+from posenc_export.encodings.together import acts
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.parts import build, exact
 
 
 class LinearAttention(torch.nn.Module):
@@ -17,24 +20,26 @@ class LinearAttention(torch.nn.Module):
     A call of S tokens is quadratic in S, which the chunk bounds.
 
     Args:
-        config: sizes and biases; as many kv heads as heads, causal.
+        width: model width E.
+        config: sizes and projection; as many kv heads as heads, causal.
         encoding: its `rotate` acts; one that acts on scores has nothing to act on.
 
     Raises:
-        ValueError: grouped kv heads, a bidirectional block, an encoding with a bias or content scores.
+        ValueError: grouped kv heads, another sight than causal, an encoding with a bias or content scores, what is meant for scores.
     """
 
-    def __init__(self, config: AttentionConfig, encoding: PositionEncoding) -> None:
+    def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        if config.heads != config.kv_heads or not config.causal:
-            raise ValueError(f"linear attention: causal, kv_heads equal to heads, got causal={config.causal}, {config.kv_heads} and {config.heads}; change the config")
-        overridden = [hook for hook in ("bias", "rescore", "observe") if getattr(type(encoding), hook) is not getattr(PositionEncoding, hook)]
-        if overridden:
-            raise ValueError(f"linear attention: it has no scores, got {config.encoding['name']}, which acts on them; choose an encoding of hook embed or rotate")
+        if config.heads != config.kv_heads or config.sees["name"] != "causal":
+            raise ValueError(f"linear attention: causal, kv_heads equal to heads, got {config.sees['name']}, {config.kv_heads} and {config.heads}; change the config")
+        if acts(encoding, "bias", "rescore", "observe"):
+            names = ", ".join(spec["name"] for spec in config.encodings)
+            raise ValueError(f"linear attention: it has no scores, got {names}, which acts on them; choose an encoding of hook embed or rotate")
+        given = [name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)]
+        if given or config.projection["name"] != "grouped":
+            raise ValueError(f"linear attention: projected heads as they are, got {', '.join(given) or config.projection['name']}; leave it out")
         self.heads, self.head_size, self.encoding = config.heads, config.head_size, encoding
-        self.inner = config.heads * config.head_size
-        self.qkv = torch.nn.Linear(config.width, 3 * self.inner, bias=config.qkv_bias)
-        self.output = torch.nn.Linear(self.inner, config.width, bias=config.output_bias)
+        self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
@@ -46,7 +51,7 @@ class LinearAttention(torch.nn.Module):
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward; key_positions, mask and write_index are of a cache, and not read."""
-        q, k, v = self.qkv(x).split(self.inner, dim=-1)
+        q, k, v = self.projection(x)
         q, k = (torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1 for part in (q, k))
         valid = positions.ge(0).unsqueeze(2).unsqueeze(3)
         k, values = torch.where(valid, k, 0.0), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
@@ -58,4 +63,19 @@ class LinearAttention(torch.nn.Module):
         divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True) + q @ states[1].unsqueeze(3)
         y = (shares @ values + turned_q @ states[0]) / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
         present = [states[0] + turned_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
-        return self.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
+        return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
+
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
+        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form."""
+        oracle = self.encoding.oracle()
+        q, k, v = self.projection.exact(x)
+        q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
+        turned_q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
+        turned_k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
+        mixed = np.zeros_like(q)
+        for head in range(self.heads):
+            for i in range(len(q)):
+                shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in range(i + 1)])
+                divisor = sum(float(q[i, head] @ k[j, head]) for j in range(i + 1))
+                mixed[i, head] = shares @ v[: i + 1, head] / divisor
+        return exact.linear(self.projection.output, mixed.reshape(len(x), -1))

@@ -7,25 +7,25 @@ import torch
 from safetensors.torch import load_file
 
 from posenc_export.allocation import enough_memory
-from posenc_export.models.attention import AttentionBlock
-from posenc_export.models.config import AnyConfig, AttentionConfig, DecoderConfig, EncoderConfig
-from posenc_export.models.decoder import Decoder
-from posenc_export.models.encoder import Encoder
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
+from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.stack import Stack
 
-Model = Union[AttentionBlock, Decoder, Encoder]
-MODELS: Dict[Type[Any], Type[Any]] = {AttentionConfig: AttentionBlock, DecoderConfig: Decoder, EncoderConfig: Encoder}
+Model = Union[AttentionBlock, Stack]
+MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
 FOLDER = Path(__file__).parent / "weights"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
-def small(encoding: Mapping[str, Any]) -> DecoderConfig:
+def small(encoding: Mapping[str, Any]) -> StackConfig:
     """The decoder of 0.33 million parameters that the study of length extrapolation trains with each encoding (bench/length_study.py)."""
-    return DecoderConfig(256, 4, 216, AttentionConfig(80, 5, 2048, head_size=16, encoding=encoding))
+    return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 
 
-PRESETS: Dict[str, DecoderConfig] = {
-    "tiny-rope": DecoderConfig(256, 5, 352, AttentionConfig(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})),
-    "tiny-alibi": DecoderConfig(256, 5, 352, AttentionConfig(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"})),
+PRESETS: Dict[str, StackConfig] = {
+    "tiny-rope": decoder_config(256, 5, 352, block_config(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})),
+    "tiny-alibi": decoder_config(256, 5, 352, block_config(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"})),
     "small-rope": small({"name": "rope"}),
     "small-alibi": small({"name": "alibi"}),
     "small-t5": small({"name": "t5"}),
@@ -33,7 +33,7 @@ PRESETS: Dict[str, DecoderConfig] = {
 }
 
 
-def load_preset(name: str) -> Decoder:
+def load_preset(name: str) -> Stack:
     """A trained decoder, float32, in eval mode.
 
     Raises:
@@ -41,13 +41,13 @@ def load_preset(name: str) -> Decoder:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: name is one of {', '.join(PRESETS)}, got {name!r}")
-    model = Decoder(PRESETS[name])
+    model = Stack(PRESETS[name])
     read(model, FOLDER / f"{name}.safetensors")
     model.source = {"preset": name}
     return model.eval()
 
 
-def read(model: Decoder, path: Path) -> None:
+def read(model: Stack, path: Path) -> None:
     """Weights as models.train saves them, each once, into `model`.
 
     Raises:

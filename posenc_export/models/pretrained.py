@@ -1,77 +1,104 @@
 """Checkpoints of known families as models that can be exported."""
 
-import dataclasses
 import re
 from pathlib import Path
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
 from posenc_export.allocation import enough_memory
 from posenc_export.models import families
-from posenc_export.models.attention import AttentionBlock
+from posenc_export.models.block import AttentionBlock
 from posenc_export.models.checkpoint import Checkpoint, Shape, read_config
-from posenc_export.models.config import AttentionConfig, DecoderConfig
-from posenc_export.models.decoder import Decoder
+from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.rules import Rule, Table
+from posenc_export.models.stack import Stack
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
-OLD_BUFFER = ".rotary_emb.inv_freq"  # saved by transformers before 4.32, read by none after
-Source = Tuple[Rule, Dict[str, Shape]]  # of one parameter: its rule, and what the checkpoint holds for it
+OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, read by none after
+Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]  # of one parameter: its rule, the attention of its layer, what the checkpoint holds for it
 
 
-def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_positions: Optional[int] = None) -> Union[Decoder, AttentionBlock]:
+def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_positions: Optional[int] = None) -> Union[Stack, AttentionBlock]:
     """A model with the weights of a checkpoint, float32, in eval mode.
 
     Args:
         path: a folder with config.json and model.safetensors (or pytorch_model.bin, or either in shards), as transformers saves it.
-        layer: its attention alone, with its encoding, as a block from normed hidden states to what is added to them; the whole decoder where None.
+        layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported, weights that are missing, too many, of another shape or dtype, no such layer.
     """
     folder = Path(path)
-    config, table = families.read(read_config(folder), max_positions)
-    if layer is not None and not 0 <= layer < config.layers:
-        raise ValueError(f"checkpoint: layer is 0 .. {config.layers - 1}, got {layer}; give another layer")
-    sources = _sources(config, table)
+    config, family = families.read(read_config(folder), max_positions)
+    if layer is not None and not 0 <= layer < len(config.order):
+        raise ValueError(f"checkpoint: layer is 0 .. {len(config.order) - 1}, got {layer}; give another layer")
     with Checkpoint(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
-        checkpoint.forget([name for name in checkpoint.names() if name.endswith(OLD_BUFFER)])
-        _check(checkpoint, config, sources)
-        model: Union[Decoder, AttentionBlock] = Decoder(config) if layer is None else AttentionBlock(_alone(config, layer))
-        for name, parameter in model.named_parameters():
-            rule, shapes = sources[name if layer is None else f"layers.{layer}.{name}"]
-            parameter.copy_(rule.form([checkpoint.tensor(given) for given in shapes]))
+        checkpoint.forget([name for name in checkpoint.names() if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))])
+        with torch.device("meta"):  # shapes alone; encodings make their tables nevertheless
+            model: Union[Stack, AttentionBlock] = Stack(config)
+        bare = "" if any(name.startswith(family.base) for name in checkpoint.names()) else family.base
+        sources = _sources(model, config, family.weights, bare)
+        _check(checkpoint, config, sources, bare)
+        if layer is not None:
+            with torch.device("meta"):
+                model = AttentionBlock(_alone(config, layer))
+        _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
+    for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
+        encoding.prepare()
     return model.eval()
 
 
-def _alone(config: DecoderConfig, layer: int) -> AttentionConfig:
-    """The attention of one layer, with the encoding that acts in it."""
-    in_turn = config.layer_encodings or (config.attention.encoding,)
-    return dataclasses.replace(config.attention, encoding=in_turn[layer % len(in_turn)])
+def _alone(config: StackConfig, layer: int) -> BlockConfig:
+    """The attention of one layer, with the encodings that act in it."""
+    return BlockConfig(width=config.width, max_positions=config.max_positions, attention=config.kinds[layer].attention)
 
 
-def _sources(config: DecoderConfig, table: Table) -> Dict[str, Source]:
-    """Of each parameter of the decoder, which is built for that without weights and without encodings: those of families have no parameters."""
-    nowhere = dataclasses.replace(config.attention, encoding={"name": "nope"})
-    with torch.device("meta"), enough_memory("checkpoint"):
-        bare = Decoder(dataclasses.replace(config, attention=nowhere, layer_encodings=()))
-    found = {}
-    for name, parameter in bare.named_parameters():
+def _sources(model: Any, config: StackConfig, table: Table, bare: str) -> Dict[str, Source]:
+    """Of each parameter of the model, where it comes from.
+
+    Args:
+        bare: what names in the table start with that those of this checkpoint do not.
+    """
+    found, once = {}, {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
-        layer = LAYER.match(module)
-        rule = table[LAYER.sub("layers.{layer}.", module)]
-        shapes = rule.shapes(kind, tuple(parameter.shape), config.attention)
-        found[name] = (rule, {given.format(layer=layer[1] if layer else ""): shape for given, shape in shapes.items()})
+        layer = LAYER.match(name)
+        if name not in once and not layer:  # what layers share has a name in each: one may be read alone
+            continue
+        keys = [LAYER.sub("layers.{layer}.", key) for key in (name, module)]
+        rule = next((table[key] for key in keys if key in table), None)
+        if rule is None:
+            raise ValueError(f"checkpoint: the table of the family says where each parameter stands, got none for {keys[1]}; add a line to it")
+        attention = config.kinds[int(layer[1]) if layer else 0].attention
+        shapes = rule.shapes(kind, tuple(parameter.shape), attention)
+        found[name] = (rule, attention, {given.format(layer=layer[1] if layer else "").removeprefix(bare): shape for given, shape in shapes.items()})
     return found
 
 
-def _check(checkpoint: Checkpoint, config: DecoderConfig, sources: Dict[str, Source]) -> None:
+def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Source], bare: str) -> None:
     """Refuse weights that do not fit the description; a tied head may be saved a second time, as it is."""
-    needed = {name: shape for _, shapes in sources.values() for name, shape in shapes.items()}
-    table, head = next(iter(sources["embedding.weight"][1].items())), "lm_head.weight"
-    twice = config.tied and head in checkpoint.names()
+    needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
+    table, head = next(iter(sources["tokens.embedding.weight"][2].items())), "lm_head.weight"
+    twice = config.head is not None and config.head.tied and head in checkpoint.names()
     checkpoint.check({**needed, **({head: table[1]} if twice else {})})
     if twice and not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
         raise ValueError(f"checkpoint: with tie_word_embeddings {head} is {table[0]}, got two that differ; set tie_word_embeddings to false")
+
+
+def _fill(model: Any, checkpoint: Checkpoint, sources: Dict[str, Source], within: str) -> None:
+    """Put each parameter in its place, one at a time; what is shared is made once.
+
+    Args:
+        within: what the names of sources have in front of those of the model.
+    """
+    homes: Dict[int, List[Tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            homes.setdefault(id(parameter), []).append((module, name))
+    for name, parameter in list(model.named_parameters()):
+        rule, attention, shapes = sources[within + name]
+        made = torch.nn.Parameter(rule.form([checkpoint.tensor(given) for given in shapes], attention))
+        for module, short in homes[id(parameter)]:
+            setattr(module, short, made)

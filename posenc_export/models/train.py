@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc_export.models.decoder import Decoder
 from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH, load_preset
+from posenc_export.models.stack import Stack
 
 EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
 
@@ -34,13 +34,13 @@ def corpus() -> Tuple[Tensor, Tensor]:
     return train, held
 
 
-def empty_states(model: Decoder, rows: int) -> List[Tensor]:
+def empty_states(model: Stack, rows: int) -> List[Tensor]:
     """What the model carries, before the first token."""
-    carried = [*model.encoding.embed_states(), *(state for layer in model.layers for state in layer.attention.states())]  # type: ignore[union-attr,operator]
+    carried = [*model.token_encoding.embed_states(), *(state for attention in model.attentions() for state in attention.states())]
     return [torch.zeros((rows, state.sizes[0], 0, state.sizes[1]) if state.grows else (rows, *state.sizes)) for state in carried]
 
 
-def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
+def loss_of(model: Stack, tokens: Tensor) -> Tensor:
     """Mean cross entropy in nats of tokens [B,S+1] int64, each row a full pass."""
     x, target = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(x.size(1)).expand(x.size(0), -1)
@@ -49,20 +49,20 @@ def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bits_per_byte(model: Decoder, held: Tensor, limit: int = 400) -> float:
+def bits_per_byte(model: Stack, held: Tensor, limit: int = 400) -> float:
     """Held-out bits per byte over the first `limit` windows of the trained length."""
     rows = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].view(-1, TRAINED_LENGTH + 1)[:limit].long()
     return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
 
 
-def initialise(model: Decoder) -> None:
+def initialise(model: Stack) -> None:
     """Projections start normal with 0.02, as GPT-2; what belongs to the encoding starts as it says itself."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "encoding." not in name:
             torch.nn.init.normal_(parameter, std=0.02)
 
 
-def fit(model: Decoder, data: Tensor, share: Callable[[int], float], batch: int, rate: float, say: Callable[[str], None]) -> int:
+def fit(model: Stack, data: Tensor, share: Callable[[int], float], batch: int, rate: float, say: Callable[[str], None]) -> int:
     """Train on random windows of the trained length until `share` of a step number, the part of the budget spent, reaches 1; the number of steps."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     step, shown = 0, 0.0
@@ -87,7 +87,7 @@ def by_the_clock(minutes: float) -> Callable[[int], float]:
     return lambda step: (time.monotonic() - start) / (60 * minutes)
 
 
-def save(model: Decoder, path: Path) -> None:
+def save(model: Stack, path: Path) -> None:
     """The weights as safetensors; what is shared is written once."""
     save_file({name: value.detach().clone() for name, value in model.named_parameters()}, path)
 
@@ -104,7 +104,7 @@ if __name__ == "__main__":
     torch.manual_seed(options.seed)
     train, held = corpus()
     print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
-    decoder = load_preset(options.name).train() if options.resume else Decoder(PRESETS[options.name])
+    decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
     steps = fit(decoder, train, by_the_clock(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))

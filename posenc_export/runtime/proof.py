@@ -94,7 +94,7 @@ def beside_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, np.ndarra
     if manifest.axes:
         return tokens, numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions), mask
     mask[0, : min(SEGMENT_PADDING, length - 1)] = 0
-    return tokens, numbers((2, length), "segments", int(manifest.config["segments"])), mask
+    return tokens, numbers((2, length), "segments", manifest.segments), mask
 
 
 def fill_inputs(manifest: Manifest) -> np.ndarray:
@@ -109,7 +109,7 @@ def fill_chunk(manifest: Manifest) -> int:
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     """Tokens, or hidden states of variance 1, that follow from a name alone, on every machine and in every version of numpy."""
-    vocabulary = int(manifest.config.get("vocabulary", 0))
+    vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
     width = int(manifest.inputs[0].axes[-1])

@@ -66,7 +66,7 @@ def take(
     size = manifest.chunk if chunk is None else chunk
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise ValueError(f"session: chunk is a whole number of at least 1 token, got {shown(chunk)}")
-    vocabulary = int(manifest.config.get("vocabulary", 0))
+    vocabulary = manifest.vocabulary
     if vocabulary:
         check_tokens(vocabulary, tokens)
     numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
@@ -145,7 +145,7 @@ def beside(grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manife
             raise ValueError("session: grid is for encodings with coordinates of their own, got one that counts positions; leave it out")
         found["grid"] = _numbers("grid", grid, (manifest.axes, *shape), manifest.max_positions, valid)
     if token_types is not None:
-        segments = int(manifest.config.get("segments", 0))
+        segments = manifest.segments
         if not segments:
             raise ValueError(f"session: token_types are for encoders with segments, got a {manifest.kind}; leave them out")
         found["token_type_ids"] = _numbers("token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid)

@@ -90,22 +90,22 @@ def _check_ends(manifest: Manifest) -> None:
     first, last = manifest.inputs[0], manifest.outputs[0]
     if config.get("kind") != manifest.kind:
         _refuse(f"config.kind is {manifest.kind} as kind", repr(config.get("kind"))[:60])
-    attention = config if manifest.kind == "block" else config.get("attention")
-    width = attention.get("width") if isinstance(attention, dict) else None
-    limit = attention.get("max_positions") if isinstance(attention, dict) else None
-    if limit != manifest.max_positions:
-        _refuse(f"max_positions is {manifest.max_positions} in config as well", repr(limit)[:60])
-    size = config.get("vocabulary") if manifest.kind == "decoder" else width
+    tokens = config.get("tokens") if manifest.kind != "block" else {"vocabulary": 1, "segments": 0}
+    if not isinstance(tokens, dict):
+        _refuse("config has the description of tokens", repr(tokens)[:60])
+    if config.get("max_positions") != manifest.max_positions:
+        _refuse(f"max_positions is {manifest.max_positions} in config as well", repr(config.get("max_positions"))[:60])
+    size = tokens.get("vocabulary") if manifest.kind == "decoder" else config.get("width")
     if type(size) is not int:
         _refuse("config has the sizes of the model as whole numbers", repr(size)[:60])
     wanted = Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, size))
     for name, found, described in (("inputs[0]", first, wanted), ("outputs[0]", last, Value(output, manifest.dtype, (B, S, size)))):
         if found != described:
             _refuse(f"{name} of kind {manifest.kind} is {_line(described)}", _line(found))
-    for key in ("vocabulary", "segments"):
-        number = config.get(key, 1)
-        if type(number) is not int or not 0 < number < 2**31:
-            _refuse(f"config.{key} is a whole number above 0", repr(number)[:60])
+    for key, least in (("vocabulary", 1), ("segments", 0)):
+        number = tokens.get(key)
+        if type(number) is not int or not least <= number < 2**31:
+            _refuse(f"config.tokens.{key} is a whole number of at least {least}", repr(number)[:60])
 
 
 def _line(value: Value) -> str:
@@ -115,7 +115,7 @@ def _line(value: Value) -> str:
 def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
     """The inputs beside the first that the runtime can make, by name, each in the forms it may have."""
     ids = (1 + manifest.axes, B, S) if manifest.axes else (B, S)
-    values = [Value("token_type_ids", "int64", (B, S))] if manifest.kind == "encoder" else []
+    values = [Value("token_type_ids", "int64", (B, S))] if manifest.segments else []
     values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
     values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
     if manifest.signature == "positions":
@@ -134,7 +134,7 @@ def _check_inputs(manifest: Manifest) -> None:
         if value not in feedable[value.name]:
             _refuse(f"inputs[{index}] is {' or '.join(map(_line, feedable[value.name]))}", _line(value))
     if GRAPHS[manifest.target] != "model.onnx":  # called by position
-        types = ["token_type_ids"] if manifest.kind == "encoder" else []
+        types = ["token_type_ids"] if manifest.segments else []
         wanted = [*types, "position_ids" if manifest.signature == "positions" else "attention_mask"]
         found = [value.name for value in manifest.inputs[1:]]
         if found != wanted:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 import msgspec
 from msgspec import Meta, Struct
 
-SCHEMA = 3
+SCHEMA = 4
 # Patterns end in \Z: a $ would let a line break pass.
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
@@ -95,7 +95,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids and token_type_ids to last_hidden_state) or "block" (hidden_states to output).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state) or "block"
+            (hidden_states to output).
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.
@@ -106,6 +107,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         contiguous: positions of a row must follow each other without gaps.
         axes: coordinates of a token beside its place; where above 0, position_ids is [1+axes,B,S], the place first.
         chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
+        step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
@@ -128,6 +130,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     contiguous: bool
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     chunk: AtLeastOne = 512
+    step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
@@ -140,6 +143,16 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     def input(self, name: str) -> Optional[Value]:
         return next((value for value in self.inputs if value.name == name), None)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; 0 for a block."""
+        return int(self.config.get("tokens", {}).get("vocabulary", 0))
+
+    @property
+    def segments(self) -> int:
+        """Number of token types; 0 for none."""
+        return int(self.config.get("tokens", {}).get("segments", 0))
 
     def replace(self, **changes: Any) -> "Manifest":
         """The same with other values of the fields that are named."""

@@ -47,7 +47,7 @@ class Session:
         self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
         self._reader = Reader(manifest, self._memory)
         self._input = manifest.inputs[0]
-        self._vocabulary = int(manifest.config.get("vocabulary", 0))
+        self._vocabulary = manifest.vocabulary
         self._in_place = any(state.update == "in_place" for state in manifest.states)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()
@@ -136,7 +136,7 @@ class Session:
                 stepper = self._prepare_step()
             if self._replaces:
                 self._reader.remember_step(self._now, stepper.checked(inputs))
-            output = stepper.take(inputs)
+            output = stepper.take(stepper, inputs)
             turn.settled = True
             return output.copy() if copy else output
         finally:

@@ -13,6 +13,7 @@ FEW = 64  # counters
 
 class Stepper:
     """Takes tokens from the state a session is in. `reached` is how many it took and the caches behind them; `room` is how many it may take.
+    `take(stepper, inputs)` takes one of each row: [B] int64 or [B,E] to [B,*], overwritten by the next step.
 
     Args:
         caches: where it starts.
@@ -51,8 +52,9 @@ class Stepper:
         taken, caches = self.reached
         self.reached = (taken - n, caches)
 
-    def _taker(self) -> Callable[[Any], np.ndarray]:
-        """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts."""
+    def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
+        """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts. Not with the stepper
+        itself: in a cycle, its caches would stay in memory until Python looks for garbage."""
         token, shape, dtype = self._token, self._token.shape, self._token.dtype
         run, fixed, output_of_fixed = self._step.run, self._step.fixed, self._step.output
         # An item of a memoryview is counted up in 0.1 us, where a numpy addition costs 8 us when its code is cold; of many items it is the faster one.
@@ -60,15 +62,15 @@ class Stepper:
         items = [(view, index) for view in few for index in range(len(view))]
         many = [counter for counter in self._counters if counter.size > FEW]
         unsigned, limit = (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
-        highest, stepper, checked = np.maximum.reduce, self, self.checked
+        highest = np.maximum.reduce
 
-        def take(inputs: Any) -> np.ndarray:
-            """[B] int64 or [B,E] to [B,*], overwritten by the next step. An exception before the store to `reached` leaves the token out, one behind it not."""
+        def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
+            """An exception before the store to `reached` leaves the token out, one behind it not."""
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
-                inputs = checked(inputs)
+                inputs = stepper.checked(inputs)
             token[...] = inputs
             if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
-                checked(inputs)
+                stepper.checked(inputs)
             taken, caches = stepper.reached
             if fixed is None:
                 output, caches = run(caches)

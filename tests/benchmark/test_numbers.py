@@ -1,18 +1,20 @@
 """Statistics, limits and the rule that tells a disturbed sample."""
 
 import pytest
+import torch
 
 from posenc_export.benchmark.disturbance import TICK, Reading, disturbed, watched
-from posenc_export.benchmark.limits import share_of_limit, step_bytes, step_weights
+from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.spread import quantile, spread
-from posenc_export.models.config import AttentionConfig, DecoderConfig, to_json
+from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config, decoder_config
 
-BLOCK = AttentionConfig(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
+BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
 MODELS = {
     "block": BLOCK,
-    "swiglu": DecoderConfig(50, 3, 24, BLOCK),
-    "gelu": DecoderConfig(50, 2, 24, BLOCK, norm="layer", mlp="gelu", mlp_bias=True),
+    "swiglu": decoder_config(50, 3, 24, BLOCK),
+    "gelu": decoder_config(50, 2, 24, BLOCK, norm="layer", mlp="gelu", mlp_bias=True),
 }
 QUIET = Reading(wall=0.1, cpu=0.2, others=0.0, waited=0.0, spin=1e-3)
 
@@ -35,16 +37,22 @@ def test_a_quantile_of_nothing_is_refused():
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_read_per_step_are_the_models_parameters(name):
     config = MODELS[name]
-    parameters = sum(p.numel() for key, p in seeded(config).named_parameters() if "encoding" not in key)
-    embedding_row = config.width if name == "block" else config.attention.width
-    assert step_weights(to_json(config)) == parameters + (0 if name == "block" else embedding_row)
+    model = seeded(config)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert eager(model)[1].step_weights == parameters + (0 if name == "block" else config.width)
+
+
+def test_a_table_that_the_head_does_not_share_is_read_by_one_row():
+    tied, free = (eager(seeded(decoder_config(50, 1, 24, BLOCK, tied=tied)))[1].step_weights for tied in (True, False))
+    assert tied == free
 
 
 def test_cache_bytes_follow_context_and_dtype():
-    plain = to_json(MODELS["swiglu"])
+    model = seeded(MODELS["swiglu"])
     token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size
-    assert step_bytes(plain, "float32", 11) - step_bytes(plain, "float32", 10) == 4 * token
-    assert step_bytes(plain, "float16", 11) - step_bytes(plain, "float16", 10) == 2 * token
+    for size, dtype in ((4, torch.float32), (2, torch.float16)):
+        manifest = eager(model.to(dtype))[1]
+        assert step_bytes(manifest, 11) - step_bytes(manifest, 10) == size * token
 
 
 def test_the_share_of_the_limit_is_bytes_over_time_over_bandwidth():

@@ -125,8 +125,8 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
     model: Any = seeded(block(variant, max_positions=64, causal=not works(variant, "bidirectional")))
     x = torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1))[:, order]
     places = torch.arange(9)[None]
-    coordinates = places.expand(model.encoding.axes, 1, -1) if model.encoding.axes else places
-    carried = [*model.encoding.embed_states(), *model.attention.states()]
+    coordinates = places.expand(model.axes, 1, -1) if model.axes else places
+    carried = [*model.token_encoding.embed_states(), *model.attention.states()]
     states = [torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried]
     with torch.no_grad():
         return model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)[0][0, -1]  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import onnx
 import pytest
@@ -17,6 +17,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder, encoder
+from tests.traces import sources
 
 PROGRAM = """
 from posenc_export.export import TARGETS, Sources, export
@@ -32,30 +33,31 @@ def _bytes(folder: Path) -> Dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.exhaustive)])
 def test_same_input_gives_the_same_bytes_in_another_folder_and_process(seed: str, tmp_path: Path) -> None:
     export(seeded(block("rope")), "torchscript", tmp_path / "warm", verify=False)
-    sources = Sources(seeded(block("alibi")))
+    made = Sources(seeded(block("alibi")))
     there = tmp_path / "some/other/place"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
     subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(str(there))], check=True, env=environment)
     for target in TARGETS:
-        export(sources, target, tmp_path / "here" / target, verify=target == "ort")
+        export(made, target, tmp_path / "here" / target, verify=target == "ort")
         assert _bytes(there / target) == _bytes(tmp_path / "here" / target)
 
 
-def test_targets_of_one_trace_are_those_of_a_trace_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", [("onnx", "onnx-static", "ort"), pytest.param(tuple(TARGETS), marks=pytest.mark.exhaustive)], ids=["of one dtype", "all"])
+def test_targets_of_one_trace_are_those_of_a_trace_each(targets: Tuple[str, ...], tmp_path: Path) -> None:
     model = seeded(block("fox"))
-    sources = Sources(model)
-    for target in TARGETS:
-        export(sources, target, tmp_path / "together" / target, verify=False)
+    together = Sources(model)
+    for target in targets:
+        export(together, target, tmp_path / "together" / target, verify=False)
         export(model, target, tmp_path / "alone" / target, verify=False)
         assert _bytes(tmp_path / "together" / target) == _bytes(tmp_path / "alone" / target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_artefact_holds_a_local_path(target: str, tmp_path: Path) -> None:
-    export(seeded(block("rope")), target, tmp_path / "artefact", verify=False)
+    export(sources(block("rope")), target, tmp_path / "artefact", verify=False)
     contents = list(_bytes(tmp_path / "artefact").values())
     if target == "torchscript":
         with zipfile.ZipFile(tmp_path / "artefact" / "model.pt") as archive:
@@ -65,18 +67,18 @@ def test_no_artefact_holds_a_local_path(target: str, tmp_path: Path) -> None:
 
 
 def test_rope_block_for_ort_is_two_projections_and_one_fused_node(tmp_path: Path) -> None:
-    manifest = export(seeded(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     assert manifest.operators == {"GroupQueryAttention": 1, "MatMul": 2}
 
 
 def test_no_artefact_stores_a_bias_matrix(tmp_path: Path) -> None:
-    export(seeded(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False)
+    export(sources(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False)
     assert (tmp_path / "artefact" / "model.onnx").stat().st_size < 100_000
 
 
 @pytest.mark.parametrize("name", ["model.onnx", manifests.FILE_NAME])
 def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
-    export(seeded(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     path = tmp_path / "artefact" / name
     content = path.read_bytes()
     path.write_bytes(content.replace(b"GroupQuery", b"GroupQuerx") if name == "model.onnx" else content.replace(b"1100", b"9100"))
@@ -90,13 +92,13 @@ def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> Non
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="new, empty or an artefact"):
-        export(seeded(block("rope")), "ort", tmp_path)
+        export(sources(block("rope")), "ort", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_near_miss_of_a_target_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean onnx-static"):
-        export(seeded(block("rope")), "onnx-statick", tmp_path / "artefact")
+        export(sources(block("rope")), "onnx-statick", tmp_path / "artefact")
 
 
 class Counting(PositionEncoding):
@@ -114,7 +116,7 @@ class Counting(PositionEncoding):
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "pt2"])
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
     model = seeded(block("nope"))
-    model.encoding = Counting()
+    model.token_encoding = Counting()
     with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of .*calls"):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
@@ -122,15 +124,15 @@ def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target
 
 def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ort-cuda takes dtype float16, got float32"):
-        export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
+        export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
     with pytest.raises(ValueError, match="ort-cuda takes signature positions, got mask"):
-        export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
+        export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("config", [encoder("learned"), decoder("rope"), block("alibi", causal=False)], ids=["encoder", "decoder", "bidirectional block"])
 def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:
-    export(seeded(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
+    export(sources(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
     graph = onnx.load(tmp_path / "artefact" / "model.onnx").graph
     names = {axis.dim_param for value in (*graph.input, graph.output[0]) for axis in value.type.tensor_type.shape.dim if axis.dim_param}
     assert names <= {"batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"}

@@ -1,6 +1,5 @@
 """Numbers that are large, or are none: an artefact stays exact, and no row of a batch disturbs another."""
 
-import functools
 from pathlib import Path
 from typing import Any, Iterable, List
 
@@ -17,15 +16,11 @@ from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder
+from tests.traces import sources
 
 TARGETS = ("onnx", "onnx-static", "ort", "torchscript")
 # complex_order acts on token ids: a bare block cannot hold it, and ids are always numbers.
 NUMBERS = [name for name in REGISTRY if name != "complex_order"]
-
-
-@functools.lru_cache(maxsize=2)
-def _sources(variant: str, max_positions: int = 1100) -> Sources:
-    return Sources(seeded(block(variant, max_positions)))
 
 
 # One of each way that scores are made: `make test` takes these, `make test-all` every encoding.
@@ -63,7 +58,7 @@ def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
 
 @pytest.mark.parametrize(("variant", "target"), _each(NUMBERS))
 def test_what_is_no_number_in_one_row_stays_in_that_row(variant: str, target: str, tmp_path: Path) -> None:
-    session = _session(_sources(variant), target, tmp_path)
+    session = _session(sources(block(variant)), target, tmp_path)
     x = _numbers(3, 10, 48)
     right = _calls(session, x)
     for value in (np.nan, np.inf, -np.inf):
@@ -77,7 +72,7 @@ def test_what_is_no_number_in_one_row_stays_in_that_row(variant: str, target: st
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "learned"]))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_row_that_sees_nothing_leaves_the_others_and_itself_finite_and_right(variant: str, target: str, dtype: str, tmp_path: Path) -> None:
-    model = _decoder_sources(variant)
+    model = sources(decoder(variant))
     session = _session(model, target, tmp_path, signature="mask", dtype=dtype)
     alone = _eager(model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant)))
     bound = tolerance(dtype, 2, 48)
@@ -91,11 +86,6 @@ def test_a_row_that_sees_nothing_leaves_the_others_and_itself_finite_and_right(v
             assert worst_error(outputs[1][row], expected[len(first[row]) : len(first[row]) + 2]) <= bound
             assert worst_error(stepped[row], expected[-1]) <= bound
         assert all(np.isfinite(output).all() for output in outputs)
-
-
-@functools.lru_cache(maxsize=2)
-def _decoder_sources(variant: str) -> Sources:
-    return Sources(seeded(decoder(variant)))
 
 
 SINGLE = [name for name in REGISTRY if "numerics" in encodings.parameters(name)]
@@ -119,7 +109,7 @@ GROWING = ("onnx", "torchscript")
 
 @pytest.mark.parametrize(("variant", "target"), _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], GROWING))
 def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, target: str, tmp_path: Path) -> None:
-    source = _sources(variant, 48)
+    source = sources(block(variant, 48))
     session, alone = _session(source, target, tmp_path), _eager(source.model)
     x, nothing = _numbers(2, 40, 48), np.zeros((0, 48), np.float32)
     expected = alone.prefill(x)
@@ -136,7 +126,7 @@ CLEAR = ["rope", "alibi", "sinusoidal", "transformer_xl", "deberta", "shaw", "sh
 
 @pytest.mark.parametrize(("variant", "target"), _each(CLEAR))
 def test_large_activations_in_half_precision_match_the_float32_module(variant: str, target: str, tmp_path: Path) -> None:
-    source = _sources(variant)
+    source = sources(block(variant))
     session = _session(source, target, tmp_path, dtype="float16")
     exact = _eager(seeded(block(variant)).half().float())
     for scale in (300.0, 1000.0):
@@ -147,14 +137,9 @@ def test_large_activations_in_half_precision_match_the_float32_module(variant: s
 
 @pytest.mark.parametrize(("variant", "target"), _each([name for name in NUMBERS if name not in CLEAR], ("onnx",)))
 def test_large_activations_in_half_precision_stay_finite(variant: str, target: str, tmp_path: Path) -> None:
-    session = _session(_sources(variant), target, tmp_path, dtype="float16")
+    session = _session(sources(block(variant)), target, tmp_path, dtype="float16")
     for scale in (300.0, 1000.0):
         assert all(np.isfinite(y).all() for y in _calls(session, _numbers(2, 10, 48, scale=scale, dtype="float16")))
-
-
-@functools.lru_cache(maxsize=1)
-def _forgetful(remember: float) -> Sources:
-    return Sources(seeded(block("fox", encoding={"name": "fox", "remember": remember})))
 
 
 @pytest.mark.parametrize(
@@ -166,8 +151,8 @@ def _forgetful(remember: float) -> Sources:
     ],
 )
 def test_forget_gates_of_any_size_match_the_oracle(remember: float, target: str, tmp_path: Path) -> None:
-    sources = _forgetful(remember)
-    session, x = _session(sources, target, tmp_path), _numbers(1, 90, 48)
-    expected = oracle.full_pass(sources.model, x[0], 0)
+    source = sources(block("fox", encoding={"name": "fox", "remember": remember}))
+    session, x = _session(source, target, tmp_path), _numbers(1, 90, 48)
+    expected = oracle.full_pass(source.model, x[0], 0)
     actual = np.concatenate([session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]) for n in range(60, 90))])
     assert worst_error(actual, expected) <= tolerance("float32", 1, 48)

@@ -3,13 +3,13 @@
 Shapes: L positions of the range, E model width, V numbers of an output.
 """
 
-import dataclasses
 import functools
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
@@ -49,7 +49,7 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "block": lambda variant, size: block(variant, max_positions=size),
     "linear": lambda variant, size: decoder(variant, max_positions=size, mechanism="linear", kv_heads=6),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
-    "encoder": lambda variant, size: dataclasses.replace(encoder(variant), attention=dataclasses.replace(encoder(variant).attention, max_positions=size)),
+    "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
 }
 
 
@@ -71,7 +71,7 @@ class Subject:
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
-        self.vocabulary = int(self.manifest.config.get("vocabulary", 0))
+        self.vocabulary = self.manifest.vocabulary
         # What stands beside tokens is one thing: where there are coordinates, all are of the first segment.
         self.segments = 0 if self.manifest.axes else int(self.manifest.config.get("segments", 0))
         random = np.random.default_rng(0)

@@ -14,7 +14,10 @@ from tests.fuzz.judge import DISPROVED, PROVED, Judge
 from tests.fuzz.mutations import REFUSED, Case
 from tests.tiny import block
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.xdist_group("mutations"),  # one worker, which exports for them once
+]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
     assert machine.total["calls"] > 100
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(" ".join(FOUND[name]["spec"][:2]))) for name in FOUND])
 def test_what_was_found_once_stays_mended(name: str) -> None:
     found = FOUND[name]
     replay(made(Spec(*found["spec"])), found["options"], found["calls"])

@@ -91,7 +91,7 @@ def test_an_object_in_a_file_of_torch_is_refused_and_not_made(llama: Path) -> No
 
 def test_a_tied_head_that_is_saved_as_it_is_passes_and_another_is_refused(llama: Path) -> None:
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE].clone()}))
-    assert from_pretrained(llama).config.tied
+    assert from_pretrained(llama).config.head.tied
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE] + 1}))
     assert "two that differ" in _refusal(llama)
 
@@ -155,14 +155,13 @@ def test_tensors_are_read_one_at_a_time(llama: Path) -> None:
 
 
 REFUSED: Dict[str, Any] = {
-    "an activation": ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'silu', got 'gelu'"),
+    "an activation": ("qwen2", {"hidden_act": "xielu"}, "got 'xielu'"),
     "an unknown key": ("qwen2", {"final_logit_softcapping": 30.0}, "got final_logit_softcapping=30.0"),
     "a quantised model": ("llama", {"quantization_config": {"bits": 4}}, "got quantization_config"),
-    "a window": ("mistral", {"sliding_window": 100}, "at least the 512 positions of the model, got 100; give max_positions=100"),
+    "a window of nothing": ("mistral", {"sliding_window": 0}, "null or a whole number above 0, got 0"),
     "a window by default": ("mistral", {"sliding_window": ...}, "has sliding_window, got none"),
-    "a window of phi3": ("phi3", {"sliding_window": 511}, "got 511"),
-    "windows in some layers": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got 'sliding_attention'"),
-    "windows of qwen2": ("qwen2", {"use_sliding_window": True}, "use_sliding_window is False, got True"),
+    "windows that are not there": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got sliding_attention without one"),
+    "layers of another kind": ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "got linear_attention"),
     "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size is a whole number above 0, got '64'"),
     "a missing size": ("llama", {"intermediate_size": ...}, "has intermediate_size, got none"),
     "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "fit the memory of this machine"),
@@ -193,11 +192,10 @@ def test_another_family_is_refused_and_gets_no_rotation(family: Any, llama: Path
     assert f"model_type is one of llama, mistral, qwen2, smollm3, phi3, got {family!r}" in _refusal(llama)
 
 
-def test_a_shorter_range_lets_a_window_pass_that_is_not_felt_in_it(tmp_path: Path) -> None:
+def test_the_range_is_a_whole_number_of_the_callers_choice(tmp_path: Path) -> None:
     folder = saved("mistral", tmp_path)[1]
-    _config(folder, sliding_window=100)
-    assert from_pretrained(folder, max_positions=100).config.attention.max_positions == 100
-    assert "got 101" not in _refusal(folder, max_positions=101) and "max_positions is a whole number" in _refusal(folder, max_positions=1.5)
+    assert from_pretrained(folder, max_positions=100).config.max_positions == 100
+    assert "max_positions is a whole number" in _refusal(folder, max_positions=1.5)
 
 
 def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path
     written = from_pretrained(folder).config
     _config(folder, no_rope_layers=..., rope_parameters=..., tie_word_embeddings=..., layer_types=...)
     assert from_pretrained(folder).config == written
-    assert [spec["name"] for spec in written.layer_encodings] == ["rope", "rope", "rope", "nope", "rope"]
+    assert [len(kind.attention.encodings) for kind in written.kinds] == [1, 1, 1, 0, 1]
     assert "layer is 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(folder, layer=-1)
 
 

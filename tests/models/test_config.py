@@ -1,18 +1,20 @@
 """Configs: JSON both ways, refusals."""
 
-import dataclasses
 import json
 
 import pytest
+from msgspec.structs import replace
 
-from posenc_export.models.config import AttentionConfig, DecoderConfig, from_json, to_json
-from posenc_export.models.decoder import Decoder
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import from_json, to_json
+from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.stack import Stack
 from tests.tiny import VARIANTS, block, decoder
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_configs_survive_json(variant: str) -> None:
-    for config in (block(variant), decoder(variant), dataclasses.replace(decoder(variant), layer_encodings=[VARIANTS[variant], {"name": "nope"}])):
+    for config in (block(variant), decoder(variant)):
         assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
@@ -20,8 +22,12 @@ def test_configs_survive_json(variant: str) -> None:
     ("change", "message"),
     [
         ({"wdith": 3}, "wdith"),
-        ({"kv_heads": 4}, "divisible by kv_heads"),
-        ({"heads": 0}, "at least 1"),
+        ({"attention": {"heads": 6, "kv_heads": 4, "head_size": 16}}, "divisible by kv_heads"),
+        ({"attention": {"heads": 0, "kv_heads": 3, "head_size": 16}}, "at least 1"),
+        ({"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}}, "softcap is a finite number above 0"),
+        ({"attention": {"heads": 6, "kv_heads": 3}}, "head_size"),
+        ({"width": "48"}, "width"),
+        ({"width": 0}, "width is at least 1"),
         ({"kind": "transducer"}, "kind is one of block, decoder, encoder"),
     ],
 )
@@ -32,16 +38,84 @@ def test_bad_configs_are_refused(change: dict, message: str) -> None:
 
 def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
     with pytest.raises(ValueError, match="give head_size"):
-        AttentionConfig(width=10, heads=4, max_positions=8)
-    assert AttentionConfig(width=10, heads=4, head_size=8, max_positions=8).head_size == 8
+        block_config(width=10, heads=4, max_positions=8)
+    assert block_config(width=10, heads=4, head_size=8, max_positions=8).attention.head_size == 8
 
 
-@pytest.mark.parametrize(("of_model", "of_layer"), [("nope", "sinusoidal"), ("nope", "alibi"), ("rope", "rope"), ("t5", "rope"), ("nope", "mrope")])
-def test_layer_encodings_that_act_elsewhere_are_refused_by_name(of_model: str, of_layer: str) -> None:
-    with pytest.raises(ValueError, match="beside layer_encodings .* acts on"):
-        Decoder(dataclasses.replace(decoder(of_model), layer_encodings=[VARIANTS[of_layer]]))
+@pytest.mark.parametrize(("of_tokens", "of_layer"), [("nope", "sinusoidal"), ("alibi", "nope"), ("rope", "rope"), ("t5", "rope"), ("sinusoidal", "learned")])
+def test_encodings_at_a_place_where_they_do_not_act_are_refused_by_name(of_tokens: str, of_layer: str) -> None:
+    plain = decoder("nope")
+    kind = plain.layers["layer"]
+    changed = replace(kind, attention=replace(kind.attention, encodings=(VARIANTS[of_layer],)))
+    with pytest.raises(ValueError, match="encodings stand where they act, got .* (on tokens|in layers); give it"):
+        Stack(replace(plain, tokens=replace(plain.tokens, encodings=(VARIANTS[of_tokens],)), layers={"layer": changed}))
 
 
-def test_decoder_refuses_unknown_parts() -> None:
+def test_encodings_that_read_different_coordinates_are_refused() -> None:
+    with pytest.raises(ValueError, match="same coordinates, got encodings of 0 and 3 axes"):
+        Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]))
+    assert Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["nope"], VARIANTS["mrope"]])).axes == 3
+
+
+def test_layers_in_turn_share_the_tables_of_equal_encodings() -> None:
+    stack = Stack(decoder_config(61, 5, 40, block("learned"), layer_encodings=[VARIANTS["rope"], VARIANTS["nope"], VARIANTS["rope"]]))
+    assert len({id(attention.encoding) for attention in stack.attentions()}) == 2 and len(stack.masks) == 1
+
+
+BAD_PARTS = {
+    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: name is one of rms, layer, none, got 'batch'"),
+    "one norm too few": ({"norms": ({"name": "rms"},)}, "residual pre has 2 norms, got 1"),
+    "residual": ({"residual": {"name": "highway"}}, "residual: name is one of pre, post"),
+    "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation is one of silu"),
+    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: parameter is one of hidden, activation, bias, got 'depth'"),
+    "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: hidden must be given"),
+    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "hidden is a whole number"),
+    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "bias is true or false"),
+    "no name": ({"residual": {}}, "residual: a name is given"),
+}
+
+
+@pytest.mark.parametrize("part", BAD_PARTS)
+def test_unknown_parts_are_refused_by_name(part: str) -> None:
+    change, message = BAD_PARTS[part]
+    plain = decoder("nope")
+    with pytest.raises(ValueError, match=message):
+        Stack(replace(plain, layers={"layer": replace(plain.layers["layer"], **change)}))
+
+
+BAD_ATTENTION = {
+    "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size is at least 1"),
+    "sight": ({"sees": {"name": "dilated"}}, "sees: name is one of causal, window, chunk, both, near"),
+    "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "cope makes scores of content and takes no softcap"),
+    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "one of them acts by rescore, got Shaw and CoPE"),
+    "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "CoPE works in causal attention, got bidirectional"),
+    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: causal"),
+    "linear norm": ({"mechanism": "linear", "kv_heads": 6, "head_norm": {"name": "head", "norm": {"name": "rms"}}}, "got head_norm"),
+    "linear scores": ({"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)}, "it has no scores, got alibi"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ATTENTION)
+def test_attention_without_meaning_is_refused_by_name(case: str) -> None:
+    change, message = BAD_ATTENTION[case]
+    plain = block("nope")
+    with pytest.raises(ValueError, match=message):
+        AttentionBlock(replace(plain, attention=replace(plain.attention, **change)))
+
+
+def test_short_forms_refuse_unknown_parts() -> None:
     with pytest.raises(ValueError, match="norm is one of"):
-        DecoderConfig(8, 1, 8, block("nope"), norm="batch")
+        decoder_config(8, 1, 8, block("nope"), norm="batch")
+    with pytest.raises(ValueError, match="layers is at least 1"):
+        decoder_config(8, 0, 8, block("nope"))
+    with pytest.raises(ValueError, match="layer_encodings act in layers, got sinusoidal"):
+        decoder_config(8, 1, 8, block("nope"), layer_encodings=[VARIANTS["sinusoidal"]])
+
+
+def test_a_model_is_causal_or_not() -> None:
+    plain = decoder("nope")
+    near = replace(plain.layers["layer"], attention=replace(plain.layers["layer"].attention, sees={"name": "near", "reach": 3}))
+    with pytest.raises(ValueError, match="all layers are causal or none is"):
+        replace(plain, layers={**plain.layers, "near": near}, order=("layer", "near"))
+    with pytest.raises(ValueError, match="order names each kind of layers"):
+        replace(plain, order=("layer", "deep"))

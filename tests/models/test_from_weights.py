@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from posenc_export import AttentionBlock, export_model, load, verify
 from posenc_export.export.expected import eager_session
-from posenc_export.models.projections import read_file
+from posenc_export.models.from_weights import read_file
 
 WIDTH, HEADS, KV_HEADS, SIZE, THETA, LENGTH = 24, 4, 2, 8, 10000.0, 11
 NUMBERS = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def test_biases_turn_with_their_rows_and_one_that_is_left_out_is_zero(left_out: 
 def test_tensors_of_half_precision_are_taken_as_they_are(dtype: torch.dtype) -> None:
     rounded = {name: torch.from_numpy(value).to(dtype) for name, value in WEIGHTS.items()}
     block = AttentionBlock.from_weights(**rounded, heads=HEADS, max_positions=100)
-    assert torch.equal(block.attention.output.weight, rounded["o"].float()) and block.attention.qkv.weight.dtype == torch.float32
+    assert torch.equal(block.attention.projection.output.weight, rounded["o"].float()) and block.attention.projection.qkv.weight.dtype == torch.float32
 
 
 def test_an_artefact_of_such_a_block_is_certified_and_proves_itself(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_numbers_that_an_encoding_was_trained_with_are_given_too() -> None:
     with pytest.raises(ValueError, match=r"encoding.table.weight has shape \[32, 4\], got \[4, 32\]"):
         AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table.T})  # type: ignore[arg-type]
     block = AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table})  # type: ignore[arg-type]
-    assert np.array_equal(dict(block.encoding.named_parameters())["table.weight"].detach().numpy(), table)
+    assert np.array_equal(dict(block.attention.encoding.named_parameters())["table.weight"].detach().numpy(), table)
 
 
 WRONG: Dict[str, Any] = {

@@ -1,20 +1,20 @@
 """Projections moved between rotary layouts give the outputs they gave."""
 
-import dataclasses
 from typing import Optional
 
 import pytest
 import torch
 
-from posenc_export.models.attention import AttentionBlock
-from posenc_export.models.config import AttentionConfig
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import from_complex, to_half, to_interleaved
 from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config
 
 
-def _config(layout: str, rotary: Optional[int] = None) -> AttentionConfig:
+def _config(layout: str, rotary: Optional[int] = None, bias: bool = True) -> BlockConfig:
     spec = {"name": "rope", "layout": layout, **({"rotary": rotary} if rotary else {})}
-    return AttentionConfig(48, 6, 64, kv_heads=3, head_size=16, encoding=spec, qkv_bias=True)
+    return block_config(48, 6, 64, kv_heads=3, head_size=16, encoding=spec, qkv_bias=bias)
 
 
 def _output(block: AttentionBlock, x: torch.Tensor) -> torch.Tensor:
@@ -29,9 +29,9 @@ def test_interleaved_weights_moved_to_half_give_the_same_outputs(rotary: Optiona
     x = torch.randn(2, 9, 48)
     before = _output(interleaved, x)
     for name in ("weight", "bias"):
-        q, k, v = getattr(interleaved.attention.qkv, name).data.split([96, 48, 48])
-        getattr(half.attention.qkv, name).data = torch.cat((to_half(q, 6, rotary), to_half(k, 3, rotary), v))
-    half.attention.output.weight.data = interleaved.attention.output.weight.data
+        q, k, v = getattr(interleaved.attention.projection.qkv, name).data.split([96, 48, 48])
+        getattr(half.attention.projection.qkv, name).data = torch.cat((to_half(q, 6, rotary), to_half(k, 3, rotary), v))
+    half.attention.projection.output.weight.data = interleaved.attention.projection.output.weight.data
     assert not torch.allclose(_output(seeded(_config("half", rotary)), x), before, atol=1e-3)
     assert torch.allclose(_output(half, x), before, atol=1e-6)
 
@@ -57,9 +57,9 @@ def test_a_layer_whose_rotation_multiplies_complex_numbers_is_read() -> None:
     v = (x[0] @ layer["wv"].T).double().view(length, 3, 16).repeat_interleave(2, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / 4 + torch.full((length, length), -torch.inf).triu(1).double()
     expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1).float() @ layer["wo"].T
-    block = seeded(dataclasses.replace(_config("half"), qkv_bias=False))
+    block = seeded(_config("half", bias=False))
     converted = from_complex(layer, 6, 3)
-    block.attention.qkv.weight.data, block.attention.output.weight.data = converted["qkv"], converted["output"]
+    block.attention.projection.qkv.weight.data, block.attention.projection.output.weight.data = converted["qkv"], converted["output"]
     assert torch.allclose(_output(block, x)[0], expected, atol=1e-5)
 
 

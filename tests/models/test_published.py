@@ -1,5 +1,6 @@
 """Configurations as they are published, with all the keys that say nothing, become the descriptions that they should."""
 
+import json
 from typing import Any, Dict
 
 import pytest
@@ -54,26 +55,26 @@ PUBLISHED: Dict[str, Any] = {
 def test_a_published_configuration_is_described(name: str) -> None:
     config, wanted = PUBLISHED[name]
     made, _ = families.read(config)
-    block = made.attention
-    assert (block.heads, block.kv_heads, block.head_size, block.max_positions, block.encoding["name"], block.encoding["theta"], made.tied) == wanted
-    assert (made.layers, made.vocabulary, made.hidden) == (config["num_hidden_layers"], config["vocab_size"], config["intermediate_size"])
-    assert block.qkv_bias == (config["model_type"] == "qwen2") and not block.output_bias
+    kind = made.kinds[0]
+    (encoding,), a = kind.attention.encodings, kind.attention
+    assert made.head is not None
+    assert (a.heads, a.kv_heads, a.head_size, made.max_positions, encoding["name"], encoding["theta"], made.head.tied) == wanted
+    assert (len(made.order), made.tokens.vocabulary, kind.mlp["hidden"]) == (config["num_hidden_layers"], config["vocab_size"], config["intermediate_size"])
+    assert a.projection == {"name": "grouped", "bias": config["model_type"] == "qwen2", "output_bias": False}
 
 
 def test_smollm3_leaves_every_fourth_of_36_layers_without_rotation_and_is_tied_without_saying_so() -> None:
     made, _ = families.read(SMOLLM3)
-    assert [spec["name"] for spec in made.layer_encodings] == ["rope", "rope", "rope", "nope"] * 9 and made.tied
-    assert made.layer_encodings[0]["theta"] == 5000000.0
+    assert [[spec["name"] for spec in kind.attention.encodings] for kind in made.kinds] == [["rope"], ["rope"], ["rope"], []] * 9
+    assert made.head is not None and made.head.tied and made.kinds[0].attention.encodings[0]["theta"] == 5000000.0
 
 
 def test_phi_4_mini_turns_three_quarters_of_a_head_with_the_magnitude_of_its_length() -> None:
-    spec = families.read(PHI4_MINI, max_positions=4096)[0].attention.encoding
+    spec = families.read(PHI4_MINI, max_positions=4096)[0].kinds[0].attention.encodings[0]
     assert spec["rotary"] == 96 and spec["original_max_positions"] == 4096
     assert spec["attention_factor"] == pytest.approx((1 + 5 * 0.6931471805599453 / 8.317766166719343) ** 0.5)  # 131072 / 4096 = 2^5, ln 4096
 
 
 @pytest.mark.parametrize(("config", "window"), [(MISTRAL, 4096), (PHI3, 2047)])
-def test_a_published_window_is_refused_and_passes_in_a_range_that_does_not_feel_it(config: Dict[str, Any], window: int) -> None:
-    with pytest.raises(ValueError, match=f"sliding_window .* got {window}; give max_positions={window} or fewer"):
-        families.read(config)
-    assert families.read(config, max_positions=window)[0].attention.max_positions == window
+def test_a_published_window_is_seen_by_every_layer(config: Dict[str, Any], window: int) -> None:
+    assert {json.dumps(kind.attention.sees) for kind in families.read(config)[0].kinds} == {json.dumps({"name": "window", "size": window})}

@@ -10,6 +10,7 @@ from posenc_export.export import export, verify
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from tests.tiny import block, decoder
+from tests.traces import sources
 
 pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="no CUDA provider in this ONNX Runtime")
 
@@ -24,13 +25,13 @@ def test_decoder_matches_eager_at_every_cut_on_cuda(variant: str, target: str, t
 
 
 def test_float32_block_of_ort_is_refused_on_cuda_by_name(tmp_path: Path) -> None:
-    export(seeded(block("rope")), "ort", tmp_path / "artefact")
+    export(sources(block("rope")), "ort", tmp_path / "artefact")
     with pytest.raises(ValueError, match="target ort in float32 runs on provider cpu, got cuda; export target ort-cuda"):
         load(tmp_path / "artefact", provider="cuda")
 
 
 def test_auto_takes_cuda_where_the_artefact_runs_there(tmp_path: Path) -> None:
-    export(seeded(block("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact").session()
     assert session.provider == "cuda"
     assert np.isfinite(session.prefill(np.ones((1, 4, 48), np.float16))).all()

@@ -90,10 +90,11 @@ def order_of(session: Session, call: str) -> List[int]:
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
+EACH = [pytest.param(*case, marks=pytest.mark.xdist_group(f"sequences {case[0]}")) for case in CASES]  # one worker exports a kind
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(("kind", "target", "signature"), CASES)
+@pytest.mark.parametrize(("kind", "target", "signature"), EACH)
 def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: str, target: str, signature: str, call: str) -> None:
     base = begun(kind, target, signature)
     if call in ("admit", "retire") and base.manifest.layout == "columns":
@@ -105,7 +106,7 @@ def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: 
 
 
 @pytest.mark.parametrize("call", ["prefill", "step", "rewind"])
-@pytest.mark.parametrize(("kind", "target", "signature"), CASES)
+@pytest.mark.parametrize(("kind", "target", "signature"), EACH)
 def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: str, call: str) -> None:
     base = begun(kind, target, signature)
     for session, _ in broken_off(base, call, 8):
@@ -116,6 +117,7 @@ def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: 
 
 # A handler's exception that falls into the freeing of an object, or into hypothesis' callback at garbage collection, is dropped with this warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str) -> None:
     armed = [False]
@@ -147,6 +149,7 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str)
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begun("rope", target, "positions")

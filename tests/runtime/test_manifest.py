@@ -14,12 +14,13 @@ from onnx import TensorProto, helper
 
 from posenc_export.cli import main
 from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import load, onnx_files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.rules import check_graph
 from tests.tiny import block, decoder, encoder
+from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("manifest")  # one worker, which exports for them once
 Content = Dict[str, Any]
 
 
@@ -28,8 +29,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     """Artefacts, not to be changed."""
     folder = tmp_path_factory.mktemp("made")
     for target in ("onnx", "ort", "torchscript"):
-        export(seeded(block("rope")), target, folder / target, verify=False)
-    export(seeded(decoder("alibi")), "ort", folder / "decoder", verify=False)
+        export(sources(block("rope")), target, folder / target, verify=False)
+    export(sources(decoder("alibi")), "ort", folder / "decoder", verify=False)
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -188,10 +189,10 @@ def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path
 
 
 def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them(tmp_path: Path) -> None:
-    assert [state.reads_hidden for state in export(seeded(block("rope")), "ort", tmp_path / "fused", verify=False).states] == [False, False]
-    assert all(state.reads_hidden for state in export(seeded(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False).states)
-    assert all(state.reads_hidden for state in export(seeded(block("rope")), "onnx-static", tmp_path / "static", verify=False).states)
-    assert all(state.reads_hidden for state in export(seeded(block("cope")), "ort", tmp_path / "read", verify=False).states)
+    assert [state.reads_hidden for state in export(sources(block("rope")), "ort", tmp_path / "fused", verify=False).states] == [False, False]
+    assert all(state.reads_hidden for state in export(sources(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False).states)
+    assert all(state.reads_hidden for state in export(sources(block("rope")), "onnx-static", tmp_path / "static", verify=False).states)
+    assert all(state.reads_hidden for state in export(sources(block("cope")), "ort", tmp_path / "read", verify=False).states)
 
 
 TYPED = [(encoder("learned"), "positions"), (decoder("fox"), "positions"), (block("recurrent"), "positions"), (block("alibi"), "mask")]
@@ -200,7 +201,7 @@ TYPED = [(encoder("learned"), "positions"), (decoder("fox"), "positions"), (bloc
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
 @pytest.mark.parametrize(("config", "signature"), TYPED, ids=["encoder", "fox", "recurrent", "mask"])
 def test_every_output_is_typed_and_the_checker_infers_the_same(config: Any, signature: str, target: str, tmp_path: Path) -> None:
-    manifest = export(seeded(config), target, tmp_path / "artefact", signature=signature, verify=False)
+    manifest = export(sources(config), target, tmp_path / "artefact", signature=signature, verify=False)
     model = onnx.load(tmp_path / "artefact" / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert [value.name for value in model.graph.output] == [manifest.outputs[0].name, *(state.present for state in manifest.states)]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc_export.export import export
-from posenc_export.models.presets import seeded
+from posenc_export.export import Sources, export
 from posenc_export.runtime import files, load, proof, reference, verify
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder, encoder
+from tests.traces import sources
 
 WITHOUT_TORCH = """
 import json, sys
@@ -24,11 +24,11 @@ print(json.dumps(verify(sys.argv[1])))
 """
 
 
-def _own(config: Any) -> Any:
+def _own(config: Any) -> Sources:
     """A model of the user's own: nothing tells how to build its weights again."""
-    model = seeded(config, 3)
-    model.source = {}
-    return model
+    made = sources(config, 3)
+    made.model.source = {}
+    return made
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "ort-cuda"])
@@ -60,7 +60,7 @@ def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(tm
 
 def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -> None:
     export(_own(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    export(seeded(block("rope"), 4), "ort", tmp_path / "other", verify=False)
+    export(sources(block("rope"), 4), "ort", tmp_path / "other", verify=False)
     for name in ("model.onnx", "model.onnx.data"):
         (tmp_path / "artefact" / name).write_bytes((tmp_path / "other" / name).read_bytes())
     manifest = json.loads((tmp_path / "artefact" / manifests.FILE_NAME).read_text())

@@ -8,6 +8,7 @@ import pytest
 from posenc_export.runtime import Session
 from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
+pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
 TARGETS = ["onnx-static", "ort"]
 COLUMNS = ["onnx", "torchscript", "pt2"]
 

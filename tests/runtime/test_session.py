@@ -1,5 +1,7 @@
 """The session: refusals, capacity, sampling, independence; parity of every cut is in tests/export."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any, Dict
 
@@ -7,11 +9,12 @@ import numpy as np
 import pytest
 
 from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.sampling import choose
 from tests.tiny import block, decoder
+from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 
 
@@ -19,9 +22,9 @@ TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     top = tmp_path_factory.mktemp("artefacts")
     for target in TARGETS:
-        export(seeded(decoder("rope")), target, top / target, verify=False)
-    export(seeded(block("alibi")), "ort", top / "block", verify=False)
-    export(seeded(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
+        export(sources(decoder("rope")), target, top / target, verify=False)
+    export(sources(block("alibi")), "ort", top / "block", verify=False)
+    export(sources(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
     return {path.name: path for path in top.iterdir()}
 
 
@@ -89,6 +92,20 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Di
     steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
     assert static._now.caches.capacity == 512
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
+
+
+def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
+    session.prefill(TOKENS)
+    gc.disable()  # what only garbage collection finds may stay for thousands of calls
+    try:
+        for leave in (lambda: session.prefill(TOKENS), session.reset):
+            session.step(TOKENS[:, 0])
+            stepper = weakref.ref(session._now.stepper)
+            assert stepper() is not None
+            leave()
+            assert stepper() is None
+    finally:
+        gc.enable()
 
 
 def test_generate_is_the_same_for_the_same_seed_and_another_for_another(session: Session) -> None:

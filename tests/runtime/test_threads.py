@@ -12,6 +12,7 @@ from posenc_export.runtime import Session
 from posenc_export.runtime.exclusive import Turn
 from tests.runtime.sequences import model, texts
 
+pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 
 

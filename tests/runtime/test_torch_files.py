@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import files, load, pt2_archive
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.torch_files import DAMAGED
 from tests.tiny import block
+from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("torch files")  # one worker, which exports for them once
 Entries = Dict[str, bytes]
 PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
 
@@ -29,7 +30,7 @@ PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
 def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     folder = tmp_path_factory.mktemp("made")
     for target in ("pt2", "torchscript"):
-        export(seeded(block("rope")), target, folder / target, verify=False)
+        export(sources(block("rope")), target, folder / target, verify=False)
     return {path.name: path for path in folder.iterdir()}
 
 

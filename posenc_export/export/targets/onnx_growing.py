@@ -20,7 +20,7 @@ def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attention-23 with past and present: it appends and attends in one node, in float32, where nothing else reads keys and values."""
     appended = standard.appended_here(node)
-    if appended is None or rewriter.dtype != "float32":
+    if appended is None or rewriter.dtype != "float32" or standard.sinks_of(node) is not None:
         return standard.attend(rewriter, node)
     append_key, append_value = appended
     past_key, new_key, past_value, new_value = *append_key.inputs[:2], *append_value.inputs[:2]
@@ -30,7 +30,7 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         "Attention",
         [rewriter.packed(q), rewriter.packed(new_key), rewriter.packed(new_value), standard.whole_mask(rewriter, node), past_key, past_value],
         3,
-        attributes={"q_num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), "scale": float(node.attributes["scale"].value)},
+        attributes={"q_num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node)},
     )
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)

@@ -68,19 +68,20 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     _check_head_size(append_key)
     q, attention_mask = node.inputs[0], by_columns(rewriter)
     semantic_mask = producer(node.inputs[3], "Mask")
-    assert semantic_mask is not None
+    assert semantic_mask is not None and not number(semantic_mask, "after")  # a cache looks back
     if attention_mask is not None:
-        seqlens, total = lengths_of_mask(rewriter, attention_mask)
-        bias, causal, rotation = _sum(rewriter, [node.inputs[3], *node.inputs[4:]]), 1, None
+        (seqlens, total), seen, rotation = lengths_of_mask(rewriter, attention_mask), None, None
     else:
         seqlens, total = lengths(rewriter)
-        bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], *node.inputs[4:]]))
-        causal, rotation = number(semantic_mask, "causal"), _rotation(q, append_key.inputs[1])
+        seen, rotation = _seen(semantic_mask), _rotation(q, append_key.inputs[1])
+    content = standard.content_of(node)
+    if seen is None:
+        bias = _sum(rewriter, [node.inputs[3], content])
+    else:
+        bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], content]))
     assert append_value.inputs[1] is not None
     sources = [q, append_key.inputs[1], append_value.inputs[1]]
-    attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), "scale": float(node.attributes["scale"].value)}
-    if not causal:
-        attributes["causal"] = 0
+    attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node), **(seen or {})}
     tables: List[Optional[ir.Value]] = [None, None]
     if rotation is None:
         sources = [_rotated(rewriter, value) for value in sources]
@@ -90,7 +91,7 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         sources = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
     y, present_key, present_value = rewriter.emit_all(
         "GroupQueryAttention",
-        [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias],
+        [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias, standard.sinks_of(node)],
         3,
         DOMAIN,
         attributes,
@@ -102,8 +103,15 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def _fits(rewriter: Rewriter, node: ir.Node, append_key: ir.Node, append_value: ir.Node) -> bool:
     """Whether the node takes it: keys as wide as values, and in float16 no scores from content, which may leave the range of its bias."""
-    content = node.inputs[4] if len(node.inputs) > 4 else None
-    return size(append_key.inputs[0], 3) == size(append_value.inputs[0], 3) and (content is None or rewriter.dtype == "float32")
+    return size(append_key.inputs[0], 3) == size(append_value.inputs[0], 3) and (standard.content_of(node) is None or rewriter.dtype == "float32")
+
+
+def _seen(mask: ir.Node) -> Optional[Dict[str, int]]:
+    """Attributes of the node by which compact rows see what the mask says, a window being a query and the keys before it; None where only the mask can say it."""
+    before = number(mask, "before")
+    if number(mask, "chunk"):
+        return None
+    return {} if before < 0 else {"local_window_size": before + 1}
 
 
 def _at_tokens(rewriter: Rewriter, y: ir.Value, positions: Optional[ir.Value]) -> ir.Value:

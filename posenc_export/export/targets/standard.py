@@ -1,6 +1,7 @@
 """What the targets share: rotation, mask and attention by parts, as standard operators."""
 
-from typing import Optional, Tuple
+import functools
+from typing import Dict, Optional, Tuple
 
 import numpy as np
 import onnx_ir as ir
@@ -42,15 +43,22 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Additive [B,1 or H,S,T] in the dtype of activations: bias or 0 where visible, -inf elsewhere."""
     positions, key_positions, bias, _ = node.inputs
+    before, after, chunk = (number(node, name) for name in ("before", "after", "chunk"))
     keys = rewriter.emit("Unsqueeze", [key_positions, rewriter.constant([1])])
-    visible = rewriter.emit("GreaterOrEqual", [keys, rewriter.constant(0)])
-    if number(node, "causal"):
-        queries = rewriter.emit("Unsqueeze", [positions, rewriter.constant([2])])
-        visible = rewriter.emit("And", [visible, rewriter.emit("LessOrEqual", [keys, queries])])
-    visible = rewriter.emit("Unsqueeze", [visible, rewriter.constant([1])])
+    queries = rewriter.emit("Unsqueeze", [positions, rewriter.constant([2])])
+    rules = [("GreaterOrEqual", keys, rewriter.constant(0))]
+    if after >= 0:
+        rules.append(("LessOrEqual", keys, rewriter.emit("Add", [queries, rewriter.constant(after)]) if after else queries))
+    if before >= 0:
+        rules.append(("GreaterOrEqual", keys, rewriter.emit("Sub", [queries, rewriter.constant(before)])))
+    if chunk:  # whole numbers divide towards 0, which is downwards for all that are seen
+        of_keys, of_queries = (rewriter.emit("Div", [value, rewriter.constant(chunk)]) for value in (keys, queries))
+        rules.append(("Equal", of_keys, of_queries))
+    found = [rewriter.emit(op, [left, right]) for op, left, right in rules]
+    visible = rewriter.emit("Unsqueeze", [functools.reduce(lambda a, b: rewriter.emit("And", [a, b]), found), rewriter.constant([1])])
     if bias is None:  # 0 for every query: Attention does not broadcast a mask over queries
         zero = rewriter.constant(0, "float32")
-        scores = zero if number(node, "causal") else _for_every_query(rewriter, positions, zero)
+        scores = zero if len(found) > 1 else _for_every_query(rewriter, positions, zero)
     else:
         scores = bias
     return in_dtype(rewriter, rewriter.emit("Where", [visible, scores, rewriter.constant(NEVER, "float32")]))
@@ -85,19 +93,51 @@ def appended_here(node: ir.Node) -> Optional[Tuple[ir.Node, ir.Node]]:
     return found[0], found[1]  # type: ignore[return-value]
 
 
+def content_of(node: ir.Node) -> Optional[ir.Value]:
+    """The content scores of an Attend, if it has any."""
+    return node.inputs[4] if len(node.inputs) > 4 else None
+
+
+def sinks_of(node: ir.Node) -> Optional[ir.Value]:
+    """The sinks of an Attend [H], if it has any."""
+    return node.inputs[5] if len(node.inputs) > 5 else None
+
+
 def whole_mask(rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
     """The mask of an Attend with its content scores, float32."""
-    mask, content = node.inputs[3:5] if len(node.inputs) > 4 else (node.inputs[3], None)
-    wide = in_float(rewriter, mask)
+    wide, content = in_float(rewriter, node.inputs[3]), content_of(node)
     return wide if content is None else rewriter.emit("Add", [wide, content])
+
+
+def scores_of(node: ir.Node) -> Dict[str, float]:
+    """Attributes of an attention node by which scores are scaled and capped."""
+    softcap = float(node.attributes["softcap"].value)
+    return {"scale": float(node.attributes["scale"].value), **({"softcap": softcap} if softcap else {})}
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attention over keys and values [B,K,T,D] that stand as they are, in float32: Attention keeps its products in the dtype of q, and float16 ends at 65504."""
     q, keys, values = (in_float(rewriter, value) for value in node.inputs[:3])
+    mask = whole_mask(rewriter, node)
+    if sinks_of(node) is not None:
+        keys, values, mask = _with_sinks(rewriter, node, keys, values, mask)
     by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
-    y = rewriter.emit("Attention", [by_head, keys, values, whole_mask(rewriter, node)], attributes={"scale": float(node.attributes["scale"].value)})
+    y = rewriter.emit("Attention", [by_head, keys, values, mask], attributes=scores_of(node))
     return in_dtype(rewriter, rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
+
+
+def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], values: Optional[ir.Value], mask: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value, ir.Value]:
+    """Keys, values and mask with a key and a value of zeros in front, which every query of head h sees with the score of its sink."""
+    front = [rewriter.constant([1, 0]), rewriter.constant(0, "float32"), rewriter.constant([2])]
+    keys, values = (rewriter.emit("Pad", [value, *front]) for value in (keys, values))
+    sinks = rewriter.emit("Unsqueeze", [in_float(rewriter, sinks_of(node)), rewriter.constant([0, 2, 3])])
+    shape = rewriter.emit("Shape", [mask])
+    heads = rewriter.constant([number(node, "heads")])
+    rows, queries, columns = (rewriter.emit("Gather", [shape, rewriter.constant([axis])]) for axis in (0, 2, 3))
+    for_sinks = rewriter.emit("Concat", [rows, heads, queries, rewriter.constant([1])], attributes={"axis": 0})
+    for_mask = rewriter.emit("Concat", [rows, heads, queries, columns], attributes={"axis": 0})
+    parts = [rewriter.emit("Expand", [sinks, for_sinks]), rewriter.emit("Expand", [mask, for_mask])]
+    return keys, values, rewriter.emit("Concat", parts, attributes={"axis": 3})
 
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:

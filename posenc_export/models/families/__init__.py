@@ -1,18 +1,49 @@
 """The registry of model families: one file each reads its config.json into a description and says where its weights stand."""
 
 import importlib
-from typing import Any, Mapping, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Mapping, Optional, Tuple
 
-from posenc_export.models.config import DecoderConfig
+from posenc_export.models.config import StackConfig
 from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
 # model_type of config.json: the file.
-FILES = ("llama", "mistral", "qwen2", "smollm3", "phi3")
+FILES = {
+    **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
+    **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")},
+    **{name: name for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")},
+    **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
+    **{name: "roberta" for name in ("xlm-roberta", "camembert")},
+    "deberta-v2": "deberta_v2",  # and v3
+}
 
 
-def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[DecoderConfig, Table]:
-    """The description of a config.json, and the table of its weights: our module by a rule over the checkpoint's.
+def _nothing(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of a family of checkpoints.
+
+    Args:
+        describe: from the keys of config.json to the description of the model.
+        weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
+        base: what the names of a whole model start with, and those of its base model do not.
+        unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
+        further: from the description and config.json, lines that depend on them; they go before those of `weights`.
+    """
+
+    describe: Callable[[Settings], StackConfig]
+    weights: Table
+    base: str = "model."
+    unused: Tuple[str, ...] = ()
+    further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
+
+
+def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
+    """The description of a config.json, and its family.
 
     Args:
         config: of a model, as transformers writes it.
@@ -22,11 +53,11 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tupl
         ValueError: an unknown model_type; a key that is missing, unknown, or has a value that cannot be exported.
     """
     name = config.get("model_type")
-    if name not in FILES:
+    if not isinstance(name, str) or name not in FILES:
         known = ", ".join(FILES)
-        raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a DecoderConfig, or give AttentionBlock.from_weights its attention")
-    family = importlib.import_module(f"{__name__}.{name}")
+        raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
+    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     settings = Settings(config, max_positions)
-    description: DecoderConfig = family.describe(settings)
+    description = family.describe(settings)
     settings.finish()
-    return description, family.WEIGHTS
+    return description, replace(family, weights={**family.weights, **family.further(description, config)})

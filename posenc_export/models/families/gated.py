@@ -1,61 +1,133 @@
-"""What Llama and the families after it have in common: pre-norm with RMSNorm, grouped heads, a gated MLP with SiLU (Touvron et al. 2023, LLaMA, 2.2)."""
+"""What Llama and the families after it have in common: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from posenc_export.models.config import AttentionConfig, DecoderConfig
+import msgspec
+
+from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families.rules import Joined, Same, Table
 from posenc_export.models.families.settings import Settings
 
 LAYER = "model.layers.{layer}."
+OURS = "layers.{layer}."
+QKV = OURS + "attention.projection.qkv"
 WEIGHTS: Table = {
-    "embedding": Same("model.embed_tokens"),
-    "layers.{layer}.attention_norm": Same(LAYER + "input_layernorm"),
-    "layers.{layer}.attention.qkv": Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    "layers.{layer}.attention.output": Same(LAYER + "self_attn.o_proj"),
-    "layers.{layer}.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    "layers.{layer}.mlp.gate": Same(LAYER + "mlp.gate_proj"),
-    "layers.{layer}.mlp.up": Same(LAYER + "mlp.up_proj"),
-    "layers.{layer}.mlp.down": Same(LAYER + "mlp.down_proj"),
+    "tokens.embedding": Same("model.embed_tokens"),
+    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
+    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    OURS + "attention.projection.output": Same(LAYER + "self_attn.o_proj"),
+    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.gate": Same(LAYER + "mlp.gate_proj"),
+    OURS + "mlp.up": Same(LAYER + "mlp.up_proj"),
+    OURS + "mlp.down": Same(LAYER + "mlp.down_proj"),
     "norm": Same("model.norm"),
-    "head": Same("lm_head"),
+    "head.linear": Same("lm_head"),
 }
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
 
 
-def gated(
+def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
+    """The attention that the sizes in a config describe; encodings and sight are given to layers.
+
+    Args:
+        bias, output_bias: of the projections.
+        parts: further fields of AttentionConfig.
+    """
+    return AttentionConfig(
+        heads=config.heads,
+        kv_heads=config.whole("num_key_value_heads", config.heads),
+        head_size=config.whole("head_dim", config.width // config.heads),
+        projection={"name": "grouped", "bias": bias, "output_bias": output_bias},
+        **parts,
+    )
+
+
+def layer(
     config: Settings,
-    encoding: Mapping[str, Any],
-    layer_encodings: Sequence[Mapping[str, Any]] = (),
-    qkv_bias: bool = False,
-    output_bias: bool = False,
+    attention: AttentionConfig,
+    activation: str = "hidden_act",
     mlp_bias: bool = False,
+    residual: str = "pre",
+    norms: int = 2,
+    norm: Optional[Dict[str, Any]] = None,
+) -> LayerConfig:
+    """A layer with a gated MLP.
+
+    Args:
+        activation: key of the config that names it.
+        norm: every norm of the layer; RMSNorm where None.
+    """
+    norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
+    mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
+    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
+
+
+def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Kinds and order of layers that are all alike."""
+    return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, ("layer",) * layers
+
+
+def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
+    """The same layer with other fields of its attention."""
+    return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
+
+
+def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
+    """The same layer with norms of queries and keys like its first one.
+
+    Args:
+        name: over what, "head" or "projection".
+    """
+    return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
+
+
+def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
+    """The same layer with experts like its MLP in place of it.
+
+    Args:
+        experts, chosen, weights, parts: as parts.experts.Experts.
+    """
+    unit = {"name": "gated", "activation": kind.mlp["activation"]}
+    mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
+    return msgspec.structs.replace(kind, mlp=mlp)
+
+
+def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
+    """The same layer seeing a window of keys, in families of which transformers gives all layers the same.
+
+    Raises:
+        ValueError: layer_types that say otherwise.
+    """
+    if window is None:
+        config.full_attention()
+        return kind
+    config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
+    return with_attention(kind, sees={"name": "window", "size": window})
+
+
+def decoder(
+    config: Settings,
+    layers: Dict[str, LayerConfig],
+    order: Sequence[str],
     tied: bool = False,
-) -> DecoderConfig:
-    """The description, with what differs between families given.
+    norm: Optional[Dict[str, Any]] = None,
+    head: Optional[HeadConfig] = None,
+    **tokens: Any,
+) -> StackConfig:
+    """The whole decoder.
 
     Args:
         tied: where config.json does not say whether the head reads the embedding.
-
-    Raises:
-        ValueError: another activation than silu, a missing or misshapen key.
+        norm: behind the last layer; that of the first kind of layers where None.
+        head: with factors or biases; tie_word_embeddings decides whether it is tied.
+        tokens: further fields of TokensConfig.
     """
-    config.only("hidden_act", "silu")
-    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    return DecoderConfig(
-        vocabulary=config.whole("vocab_size"),
-        layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("intermediate_size"),
-        attention=AttentionConfig(
-            width=width,
-            heads=heads,
-            max_positions=config.max_positions,
-            kv_heads=config.whole("num_key_value_heads", heads),
-            head_size=config.whole("head_dim", width // heads),
-            encoding=encoding,
-            qkv_bias=qkv_bias,
-            output_bias=output_bias,
-        ),
-        epsilon=config.number("rms_norm_eps"),
-        mlp_bias=mlp_bias,
-        tied=config.flag("tie_word_embeddings", tied),
-        layer_encodings=layer_encodings,
+    return StackConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        tokens=TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
+        layers=layers,
+        order=tuple(order),
+        norm=norm or next(iter(layers.values())).norms[0],
+        head=msgspec.structs.replace(head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)),
     )

@@ -1,14 +1,17 @@
 """Llama 1 to 3 (Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models) and what is saved in its shape."""
 
-from posenc_export.models.config import DecoderConfig
-from posenc_export.models.families.gated import WEIGHTS, gated
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import WEIGHTS, alike, attention, decoder, layer
 from posenc_export.models.families.settings import Settings
 
-__all__ = ["WEIGHTS", "describe"]
 
-
-def describe(config: Settings) -> DecoderConfig:
+def describe(config: Settings) -> StackConfig:
     """With attention_bias, all four projections have one."""
     config.only("rope_interleaved", False, False)  # SmolLM2 names it; transformers turns halves
-    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
-    return gated(config, config.rotation(), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    kind = layer(config, attention(config, bias, bias), mlp_bias=config.flag("mlp_bias", False))
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+FAMILY = Family(describe, WEIGHTS)

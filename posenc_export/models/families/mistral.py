@@ -1,15 +1,17 @@
-"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's shape; a window of keys, which must not be felt within the range."""
+"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's shape; older models see a window of keys."""
 
-from posenc_export.models.config import DecoderConfig
-from posenc_export.models.families.gated import WEIGHTS, gated
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
 from posenc_export.models.families.settings import Settings
 
-__all__ = ["WEIGHTS", "describe"]
 
-
-def describe(config: Settings) -> DecoderConfig:
+def describe(config: Settings) -> StackConfig:
     """No biases. A config without sliding_window is refused: transformers would take 4096."""
     config.needs("num_key_value_heads")
-    config.window("sliding_window")
-    config.full_attention()
-    return gated(config, config.rotation())
+    rotation, window = config.rotation(), config.window("sliding_window")
+    kind = layer(config, attention(config))
+    return decoder(config, *config.by_type(kind, [rotation], window, "full_attention" if window is None else "sliding_attention"))
+
+
+FAMILY = Family(describe, WEIGHTS)

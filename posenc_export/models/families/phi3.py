@@ -1,25 +1,29 @@
 """Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama's shape with packed projections, LongRoPE, partial rotation."""
 
-from posenc_export.models.config import DecoderConfig
-from posenc_export.models.families.gated import LAYER, gated
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, QKV, attention, decoder, layer
 from posenc_export.models.families.gated import WEIGHTS as SHARED
 from posenc_export.models.families.rules import Part, Same, Table
 from posenc_export.models.families.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,
-    "layers.{layer}.attention.qkv": Same(LAYER + "self_attn.qkv_proj"),
-    "layers.{layer}.mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2),
-    "layers.{layer}.mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2),
+    QKV: Same(LAYER + "self_attn.qkv_proj"),
+    OURS + "mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2),
+    OURS + "mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2),
 }
 
 
-def describe(config: Settings) -> DecoderConfig:
+def describe(config: Settings) -> StackConfig:
     """Phi-4-mini names biases that it has not, and two factors of 1."""
     for key, value in {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1}.items():
         config.only(key, value, value)
-    config.window("sliding_window", None)
-    encoding = config.rotation(partial=True)
-    if encoding["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
-        raise ValueError(f"phi3: rope_type is default or longrope, got {encoding['name'].removeprefix('rope_')}; correct config.json")
-    return gated(config, encoding)
+    window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
+    if rotation["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
+        raise ValueError(f"phi3: rope_type is default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")
+    kind = layer(config, attention(config))
+    return decoder(config, *config.by_type(kind, [rotation], window, "full_attention" if window is None else "sliding_attention"))
+
+
+FAMILY = Family(describe, WEIGHTS)

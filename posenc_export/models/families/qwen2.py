@@ -1,17 +1,20 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama's shape; queries, keys and values have biases, the output has none."""
 
-from posenc_export.models.config import DecoderConfig
-from posenc_export.models.families.gated import WEIGHTS, gated
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
 from posenc_export.models.families.settings import Settings
 
-__all__ = ["WEIGHTS", "describe"]
 
-
-def describe(config: Settings) -> DecoderConfig:
-    """sliding_window has no meaning while use_sliding_window is false."""
+def describe(config: Settings) -> StackConfig:
+    """With use_sliding_window, layers from max_window_layers on see a window."""
     config.needs("num_key_value_heads")
-    config.only("use_sliding_window", False, False)
     config.only("use_mrope", False, False)
-    config.take("sliding_window", None)
-    config.full_attention()
-    return gated(config, config.rotation(), qkv_bias=True)
+    rotation, window = config.rotation(), config.window("sliding_window", None)
+    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 28)
+    kind = layer(config, attention(config, bias=True))
+    types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
+    return decoder(config, *config.by_type(kind, [rotation], window if used else None, types))
+
+
+FAMILY = Family(describe, WEIGHTS)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.models.checkpoint import read_tensors
-from posenc_export.models.config import AttentionConfig
+from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import to_half, to_interleaved
+from posenc_export.models.short import block_config
 
 Array = Union[np.ndarray, Tensor]
 DTYPES = ("float32", "float16", "bfloat16")
@@ -31,8 +32,8 @@ def packed(
     kv_heads: Optional[int] = None,
     encoding: Union[str, Mapping[str, Any]] = "rope",
     causal: bool = True,
-) -> Tuple[AttentionConfig, Dict[str, Tensor]]:
-    """The description that weights have, and the parameters {"qkv.weight", "qkv.bias", "output.weight", "output.bias"} as far as there are any.
+) -> Tuple[BlockConfig, Dict[str, Tensor]]:
+    """The description that weights have, and parameters of its projection {"qkv.weight", "qkv.bias", "output.weight", "output.bias"} as far as there are any.
 
     Args:
         weights: by their names in AttentionBlock.from_weights, None where not given.
@@ -59,33 +60,32 @@ def packed(
     if "o_bias" in given:
         parameters["output.bias"] = given["o_bias"]
     spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
-    config = AttentionConfig(width, heads, max_positions, kv_heads, size, spec, bool(biases), "o_bias" in given, causal)
+    config = block_config(width, heads, max_positions, kv_heads, size, spec, bool(biases), "o_bias" in given, causal)
     return config, parameters
 
 
-def fill(block: torch.nn.Module, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:
+def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:
     """Put `parameters` of `packed` into the block of that description, in the pair layout of its encoding, and the encoding's own numbers.
 
     Raises:
         ValueError: as AttentionBlock.from_weights.
     """
-    attention, encoding = block.attention, block.encoding
-    wanted = dict(encoding.named_parameters())  # type: ignore[union-attr,operator]
+    projection, encoding = block.attention.projection, block.attention.encoding if block.config.attention.encodings else block.token_encoding
+    wanted = dict(encoding.named_parameters())
     if set(wanted) != set(trained):
         names = ", ".join(sorted(wanted)) or "none"
         raise ValueError(f"weights: trained numbers of {type(encoding).__name__} are {names}, got {', '.join(sorted(trained)) or 'none'}; give encoding_weights")
     if layout is not None:
-        _turn(attention, encoding, parameters, layout)
+        _turn(block.attention, encoding, parameters, layout)
     with torch.no_grad():
-        for name, parameter in attention.named_parameters():  # type: ignore[union-attr,operator]
-            if not name.startswith(ENCODING):
-                parameter.copy_(parameters[name])
+        for name, parameter in projection.named_parameters():
+            parameter.copy_(parameters[name])
         for name, parameter in wanted.items():
             value = _tensor(name, trained[name])
             if value.shape != parameter.shape:
                 raise ValueError(f"weights: {ENCODING}{name} has shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape")
             parameter.copy_(value)
-    encoding.prepare()  # type: ignore[union-attr,operator]
+    encoding.prepare()
 
 
 def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
@@ -137,5 +137,5 @@ def _turn(attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: 
         return
     move, rotary = to_interleaved if interleaved else to_half, getattr(encoding, "size", attention.head_size)
     for name in {"qkv.weight", "qkv.bias"} & set(parameters):
-        q, k, v = parameters[name].split(attention.sizes)
+        q, k, v = parameters[name].split(attention.projection.sizes)
         parameters[name] = torch.cat((move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary), v))

@@ -1,0 +1,174 @@
+"""Several encodings in one place, as one: a rotation beside a temperature (Llama 4, Ministral 3), trained rows beside a bias (MPNet)."""
+
+from typing import List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Carried, Oracle, PositionEncoding
+
+
+def acts(encoding: PositionEncoding, *hooks: str) -> bool:
+    """Whether an encoding does something at one of these hooks."""
+    found = encoding.parts if isinstance(encoding, Together) else [encoding]
+    return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in found for hook in hooks)
+
+
+def axes_of(parts: Sequence[PositionEncoding]) -> int:
+    """Coordinates that encodings read in `embed` and `rotate`, which are the same for all of them.
+
+    Raises:
+        ValueError: encodings that read different coordinates.
+    """
+    found = {part.axes for part in parts if acts(part, "embed", "embed_next", "rotate")}
+    if len(found) > 1:
+        raise ValueError(f"encodings: all read the same coordinates, got encodings of {' and '.join(map(str, sorted(found)))} axes; use encodings of one kind")
+    return max(found, default=0)
+
+
+class Together(PositionEncoding):
+    """Each hook is applied by one encoding after the other; biases are added.
+
+    Hook: those of its parts. State: theirs, in order. Range: the smallest of theirs.
+
+    Args:
+        parts: encodings, of which at most one acts on scores by content or changes the size of keys.
+
+    Raises:
+        ValueError: two that act on scores by content, two that scale scores, different coordinates.
+    """
+
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
+    counts: List[int]
+    by_content: List[bool]
+
+    def __init__(self, parts: Sequence[PositionEncoding]) -> None:
+        super().__init__()
+        for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
+            both = [type(part).__name__ for part in parts if acts(part, *hooks)]
+            if len(both) > 1:
+                raise ValueError(f"encodings: one of them acts by {hooks[0]}, got {' and '.join(both)}; leave one out")
+        self.parts = torch.nn.ModuleList(parts)
+        self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
+        self.shared = all(part.shared for part in parts)
+        self.works_in = tuple(kind for kind in ("causal", "bidirectional") if all(kind in part.works_in for part in parts))
+        self.counts = [len(part.embed_states()) for part in parts]
+        self.by_content = [acts(part, "rescore", "observe") for part in parts]
+
+    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """As PositionEncoding.embed_next, states part by part."""
+        present: List[Tensor] = []
+        first = 0
+        for index, part in enumerate(self.parts):
+            behind = first + self.counts[index]
+            x, carried = part.embed_next(x, positions, states[first:behind])  # type: ignore[operator]
+            present, first = present + carried, behind
+        return x, present
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """As PositionEncoding.rotate."""
+        for part in self.parts:
+            q, k = part.rotate(q, k, positions)  # type: ignore[operator]
+        return q, k
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """The sum of the biases that there are."""
+        total: Optional[Tensor] = None
+        for part in self.parts:
+            one = part.bias(q_positions, k_positions)  # type: ignore[operator]
+            if one is not None:
+                total = one if total is None else total + one
+        return total
+
+    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """Of the part that acts by content; the others carry nothing in a layer."""
+        for index, part in enumerate(self.parts):
+            if self.by_content[index]:
+                states = part.observe(x, positions, write_index, states)  # type: ignore[operator]
+        return states
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """Of the part that acts by content."""
+        y: Optional[Tensor] = None
+        for index, part in enumerate(self.parts):
+            if self.by_content[index]:
+                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)  # type: ignore[operator]
+        return ops.attend(q, keys, values, mask, None, scale) if y is None else y
+
+    def prepare(self) -> None:
+        """All of them."""
+        for part in self.parts:
+            part.prepare()  # type: ignore[operator]
+
+    def key_size(self, head_size: int) -> int:
+        for part in self.parts:
+            head_size = part.key_size(head_size)  # type: ignore[operator]
+        return head_size
+
+    def token_width(self, width: int) -> int:
+        return next((w for part in self.parts if (w := part.token_width(width)) != width), width)  # type: ignore[operator]
+
+    def initialise_tokens(self, table: Tensor) -> None:
+        """As the first part does."""
+        self.parts[0].initialise_tokens(table)  # type: ignore[operator]
+
+    def embed_states(self) -> List[Carried]:
+        return [state for part in self.parts for state in part.embed_states()]  # type: ignore[operator]
+
+    def layer_states(self) -> List[Carried]:
+        return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]
+
+    def score_scale(self, head_size: int) -> float:
+        """Of the part that scales scores, or the usual one."""
+        scaling = next((part for part in self.parts if acts(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
+        return float(scaling.score_scale(head_size))  # type: ignore[operator]
+
+    def oracle(self) -> Oracle:
+        return TogetherOracle([part.oracle() for part in self.parts])  # type: ignore[operator]
+
+
+class TogetherOracle(Oracle):
+    def __init__(self, parts: List[Oracle]) -> None:
+        self.parts = parts
+
+    def _of(self, hook: str) -> Oracle:
+        """The part that overrides a hook, or the first."""
+        return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
+
+    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        for part in self.parts:
+            x = part.embed_rows(x, positions)
+        return x
+
+    def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        for part in self.parts:
+            x = part.rotate_heads(x, position)
+        return x
+
+    def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        for part in self.parts:
+            x = part.rotate_key_heads(x, position)
+        return x
+
+    def observe(self, x: np.ndarray) -> None:
+        self._of("observe").observe(x)
+
+    def score_scale(self, head_size: int) -> float:
+        return self._of("score_scale").score_scale(head_size)
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        return sum(part.bias(head, query, key) for part in self.parts)
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        by_content = self._of("scores")
+        if type(by_content).scores is Oracle.scores:
+            return super().scores(head, q, keys, query, positions)
+        added = [sum(part.bias(head, query, p) for part in self.parts if part is not by_content) for p in positions]
+        return by_content.scores(head, q, keys, query, positions) + np.array(added)
+
+    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        return self._of("values").values(head, values, query, positions)

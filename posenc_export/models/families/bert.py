@@ -1,0 +1,14 @@
+"""BERT (Devlin et al. 2018): learned positions, segments, norms behind sums, attention both ways."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """To hidden states: heads of its tasks are left out, the pooler among them."""
+    return post_norm(config, [{"name": "learned"}], [], table_rows(config), segments(config))
+
+
+FAMILY = Family(describe, weights("bert."), base="bert.", unused=UNUSED, further=one_segment("bert."))

@@ -1,0 +1,42 @@
+"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm over embedded tokens."""
+
+import msgspec
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.plain import attention, layer, layer_norm
+from posenc_export.models.families.rules import Grouped, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "transformer.h.{layer}."
+# What Megatron was run with; transformers reads none of it.
+MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
+WEIGHTS: Table = {
+    "tokens.embedding": Same("transformer.word_embeddings"),
+    "tokens.norm": Same("transformer.word_embeddings_layernorm"),
+    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
+    QKV: Grouped(LAYER + "self_attention.query_key_value"),
+    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
+    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": Same("transformer.ln_f"),
+    "head.linear": Same("lm_head"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """The MLP is four times as wide as the model. The range is seq_length, or given: ALiBi has no end. slow_but_exact is about the order of sums."""
+    for key in (*MEGATRON, "slow_but_exact"):
+        config.take(key, None)
+    config.only("apply_residual_connection_post_layernorm", False, False)
+    hidden, norm = 4 * config.width, layer_norm(config, "layer_norm_epsilon")
+    if config.whole("intermediate_size", hidden) != hidden:
+        raise ValueError(f"bloom: n_inner is null or {hidden}, four times the width, got another; correct config.json")
+    kind = layer(attention(config, bias=True), norm, hidden, "gelu_tanh")
+    described = decoder(config, *alike(kind, config.layers, [{"name": "alibi"}]), tied=True)
+    return msgspec.structs.replace(described, tokens=msgspec.structs.replace(described.tokens, norm=norm))
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.")

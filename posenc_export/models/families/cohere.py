@@ -1,0 +1,27 @@
+"""Command R (Cohere 2024): attention and MLP side by side behind one LayerNorm without biases, neighbours turn as pairs, scaled logits."""
+
+from typing import Any, Dict
+
+from posenc_export.models.config import HeadConfig, StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.rules import Same
+from posenc_export.models.families.settings import Settings
+
+
+def layer_norm(config: Settings) -> Dict[str, Any]:
+    """LayerNorm without biases."""
+    return {"name": "layer", "epsilon": config.number("layer_norm_eps"), "bias": False}
+
+
+def describe(config: Settings) -> StackConfig:
+    """With use_qk_norm (Command R+), each head of queries and keys has a norm of its own."""
+    rotation, norm, bias = config.rotation(theta=500000.0, layout="interleaved"), layer_norm(config), config.flag("attention_bias", False)
+    kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=norm)
+    if config.flag("use_qk_norm", False):
+        kind = with_attention(kind, head_norm={"name": "each", "norm": {"name": "layer", "epsilon": norm["epsilon"]}})
+    return decoder(config, *alike(kind, config.layers, [rotation]), tied=True, head=HeadConfig(scale=config.number("logit_scale")))
+
+
+NORMS = {OURS + "attention.q_norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm": Same(LAYER + "self_attn.k_norm")}
+FAMILY = Family(describe, {**WEIGHTS, **NORMS})

@@ -1,0 +1,34 @@
+"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R; what sees a window turns, what sees all does not."""
+
+from posenc_export.models.config import HeadConfig, StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.cohere import layer_norm
+from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
+from posenc_export.models.families.settings import Settings
+
+# What published configs name, transformers reads nothing of, and every model has.
+SAID = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": False,
+    "use_qk_norm": False,
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """Every fourth layer sees all keys where neither layer_types nor sliding_window_pattern says otherwise."""
+    config.needs("sliding_window")
+    for key, value in SAID.items():
+        config.only(key, value, value)
+    rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")
+    kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=layer_norm(config))
+    types = config.pattern(4, "layer_switch")
+    layers = config.by_type(kind, {"sliding_attention": [rotation], "full_attention": []}, window, types)
+    return decoder(config, *layers, tied=True, head=HeadConfig(scale=config.number("logit_scale")))
+
+
+FAMILY = Family(describe, WEIGHTS)

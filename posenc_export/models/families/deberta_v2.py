@@ -1,0 +1,47 @@
+"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, whose projections may be those of content."""
+
+from typing import Any, Mapping
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.deberta import POSITIONS, distances
+from posenc_export.models.families.encoder_rules import NormalisedRows
+from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
+from posenc_export.models.families.rules import Joined, Same, Table, Whole
+from posenc_export.models.families.settings import Settings
+
+LAYER = "deberta.encoder.layer.{layer}.attention.self."
+WEIGHTS: Table = {
+    **weights("deberta."),
+    QKV: Joined(LAYER + "query_proj", LAYER + "key_proj", LAYER + "value_proj"),
+    ENCODING + ".table": Whole("deberta.encoder.rel_embeddings.weight"),
+    ENCODING + ".of_keys": Same(LAYER + "pos_key_proj"),
+    ENCODING + ".of_queries": Same(LAYER + "pos_query_proj"),
+}
+SHARED: Table = {ENCODING + ".of_keys": Same(LAYER + "key_proj"), ENCODING + ".of_queries": Same(LAYER + "query_proj")}
+
+
+def describe(config: Settings) -> StackConfig:
+    """Without position_buckets, every distance has a row. The convolution behind the first layer (v2-xlarge and xxlarge) is refused."""
+    config.only("conv_kernel_size", 0, 0)
+    config.only("attention_head_size", config.width // config.heads, config.width // config.heads)
+    config.flag("share_att_key", False)
+    norm = config.take("norm_rel_ebd", "none")
+    if norm not in ("none", "layer_norm"):
+        raise ValueError(f"deberta-v2: norm_rel_ebd is none or layer_norm, got {norm!r}; nothing else of it can be exported yet")
+    relative, buckets = distances(config), config.take("position_buckets", -1)
+    if isinstance(buckets, bool) or not isinstance(buckets, int) or (buckets > 0 and (buckets % 2 or buckets >= relative)):
+        raise ValueError(f"deberta-v2: position_buckets is -1, or even and below max_relative_positions, got {buckets!r} and {relative}; correct config.json")
+    by_bucket = {"version": "v2", "span": buckets, "max_relative": relative}
+    encoding = {"name": "deberta", **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
+    return post_norm(config, [], [encoding], config.max_positions, segments(config))
+
+
+def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """Where projections and rows of distances stand."""
+    norm = NormalisedRows("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm", config["layer_norm_eps"])
+    table: Table = {ENCODING + ".table": norm} if config.get("norm_rel_ebd") == "layer_norm" else {}
+    return {**one_segment("deberta.")(description, config), **table, **(SHARED if config.get("share_att_key") else {})}
+
+
+FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further=lines)

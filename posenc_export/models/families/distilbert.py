@@ -1,0 +1,28 @@
+"""DistilBERT (Sanh et al. 2019): BERT's shape without segments, and with names of its own."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoders import OURS, QKV, UNUSED, post_norm, table_rows, weights
+from posenc_export.models.families.rules import Joined, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "distilbert.transformer.layer.{layer}."
+WEIGHTS: Table = {
+    **weights("distilbert."),
+    QKV: Joined(LAYER + "attention.q_lin", LAYER + "attention.k_lin", LAYER + "attention.v_lin"),
+    OURS + "attention.projection.output": Same(LAYER + "attention.out_lin"),
+    OURS + "residual.attention_norm": Same(LAYER + "sa_layer_norm"),
+    OURS + "mlp.up": Same(LAYER + "ffn.lin1"),
+    OURS + "mlp.down": Same(LAYER + "ffn.lin2"),
+    OURS + "residual.mlp_norm": Same(LAYER + "output_layer_norm"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """Sinusoids, where they were chosen, stand in the position table like any other rows."""
+    config.flag("sinusoidal_pos_embds", False)
+    config.take("tie_weights_", None)
+    return post_norm(config, [{"name": "learned"}], [], table_rows(config), 0, activation="activation", epsilon=1e-12)
+
+
+FAMILY = Family(describe, WEIGHTS, base="distilbert.", unused=UNUSED)

@@ -1,0 +1,15 @@
+"""ELECTRA (Clark et al. 2020): BERT's shape. Small ones, whose token table is narrower than the model, are refused."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, segments, table_rows, weights
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """Discriminator and generator alike, without their heads."""
+    as_wide_as_model(config, default=128)
+    return post_norm(config, [{"name": "learned"}], [], table_rows(config), segments(config))
+
+
+FAMILY = Family(describe, weights("electra."), base="electra.", unused=UNUSED, further=one_segment("electra."))

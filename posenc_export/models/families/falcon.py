@@ -1,0 +1,53 @@
+"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): attention and MLP side by side, few key heads; older ones with ALiBi."""
+
+from typing import Any, Mapping
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.plain import attention, layer, layer_norm
+from posenc_export.models.families.rules import Grouped, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "transformer.h.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("transformer.word_embeddings"),
+    QKV: Grouped(LAYER + "self_attention.query_key_value"),
+    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
+    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": Same("transformer.ln_f"),
+    "head.linear": Same("lm_head"),
+}
+
+
+def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """The norms of a layer, whose names say how many of them stand before its two halves."""
+    apart = description.kinds[0].residual["name"] == "parallel_norms"
+    first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
+    return {OURS + "residual.attention_norm": Same(LAYER + first), OURS + "residual.mlp_norm": Same(LAYER + second)}
+
+
+def describe(config: Settings) -> StackConfig:
+    """ALiBi is added before scores are divided by sqrt(D). transformers rounds it to bfloat16, which is exact for powers of two as slopes and 256 positions."""
+    config.only("apply_residual_connection_post_layernorm", False, False)
+    config.take("ff_factor", None)  # beside ffn_hidden_size, which is read
+    new, many, apart = config.flag("new_decoder_architecture", False), not config.flag("multi_query", True), not config.flag("parallel_attn", True)
+    kv_heads, count = config.whole("num_kv_heads", config.heads), config.whole("num_ln_in_parallel_attn", 2 if new else 1)
+    for wrong, rule, got in (
+        (new and apart, "parallel_attn is true with new_decoder_architecture", "false"),
+        (not new and many and kv_heads != config.heads, f"num_kv_heads is {config.heads} without multi_query and new_decoder_architecture", kv_heads),
+        (not apart and count > 1 + new, f"num_ln_in_parallel_attn is {'1 or 2 with' if new else '1 without'} new_decoder_architecture", count),
+    ):
+        if wrong:
+            raise ValueError(f"falcon: {rule}, got {got}; correct config.json")
+    rotation = {"name": "alibi", "scale": (config.width // config.heads) ** -0.5} if config.flag("alibi", False) else config.rotation()
+    config.rotation_keys()  # without a meaning beside ALiBi
+    residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
+    bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)
+    heads = kv_heads if new or many else 1
+    kind = layer(attention(config, bias, heads), layer_norm(config, "layer_norm_epsilon"), hidden, config.activation("activation", "gelu"), bias, residual, met)
+    return decoder(config, *alike(kind, config.layers, [rotation]), tied=True)
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.", further=norms)

@@ -1,0 +1,33 @@
+"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times sqrt(E), norms with factors 1 + w, GELU gates."""
+
+import math
+
+import msgspec
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.rules import OnePlus
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """hidden_act "gelu" of the first checkpoints is GELU by tanh, as transformers reads it. Keys without which transformers would take its own sizes are needed."""
+    for key in ("num_key_value_heads", "head_dim"):
+        config.needs(key)
+    config.off("use_bidirectional_attention")
+    if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
+        raise ValueError("gemma: hidden_activation is null or gelu_pytorch_tanh, got another; hidden_act is what transformers reads, so remove it")
+    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    kind = layer(config, attention(config, bias, bias))
+    if kind.mlp["activation"] == "gelu":
+        kind = msgspec.structs.replace(kind, mlp={**kind.mlp, "activation": "gelu_tanh"})
+    return decoder(config, *alike(kind, config.layers, [rotation]), tied=True, scale=math.sqrt(config.width))
+
+
+NORMS = {
+    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
+    OURS + "residual.mlp_norm": OnePlus(LAYER + "post_attention_layernorm"),
+    "norm": OnePlus("model.norm"),
+}
+FAMILY = Family(describe, {**WEIGHTS, **NORMS})

@@ -1,0 +1,41 @@
+"""Gemma 2 (Gemma Team 2024, Improving Open Language Models at a Practical Size): norms on either side, capped scores and logits, every other layer a window."""
+
+import math
+
+from posenc_export.models.config import AttentionConfig, HeadConfig, StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, attention, decoder, layer
+from posenc_export.models.families.gated import WEIGHTS as SHARED
+from posenc_export.models.families.rules import OnePlus, Table
+from posenc_export.models.families.settings import Settings
+
+WEIGHTS: Table = {
+    **SHARED,
+    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
+    OURS + "residual.attention_output_norm": OnePlus(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_norm": OnePlus(LAYER + "pre_feedforward_layernorm"),
+    OURS + "residual.mlp_output_norm": OnePlus(LAYER + "post_feedforward_layernorm"),
+    "norm": OnePlus("model.norm"),
+}
+
+
+def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
+    """Attention with scores q k / sqrt(query_pre_attn_scalar); keys without which transformers would take its own sizes are needed."""
+    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
+        config.needs(key)
+    bias = config.flag("attention_bias", False)
+    return attention(config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts)
+
+
+def describe(config: Settings) -> StackConfig:
+    """Layers 0, 2, 4, .. see a window where layer_types does not say otherwise."""
+    config.off("use_bidirectional_attention")
+    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # hidden_activation is what counts
+    rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
+    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich", norms=4)
+    head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)), config.window("sliding_window")
+    types = ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
+    return decoder(config, *config.by_type(kind, [rotation], window, types), tied=True, head=head, scale=math.sqrt(config.width))
+
+
+FAMILY = Family(describe, WEIGHTS)

@@ -1,0 +1,20 @@
+"""GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama's shape; half of each head turns, neighbours as pairs; gate and up are packed."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.rules import Part
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """With attention_bias, queries, keys and values have one, the output has none."""
+    for key in ("num_key_value_heads", "head_dim"):
+        config.needs(key)
+    rotation = config.rotation(partial=True, layout="interleaved", share=0.5)
+    kind = layer(config, attention(config, bias=config.flag("attention_bias", True)))
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+PACKED = {OURS + "mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2), OURS + "mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2)}
+FAMILY = Family(describe, {**WEIGHTS, **PACKED})

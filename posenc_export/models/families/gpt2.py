@@ -1,0 +1,40 @@
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, trained rows for positions."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder, with_attention
+from posenc_export.models.families.plain import attention, layer, layer_norm, learned
+from posenc_export.models.families.rules import Same, Table, Transposed
+from posenc_export.models.families.settings import Settings
+
+LAYER = "transformer.h.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("transformer.wte"),
+    "token_encoding.table": Same("transformer.wpe"),
+    OURS + "residual.attention_norm": Same(LAYER + "ln_1"),
+    QKV: Transposed(LAYER + "attn.c_attn"),
+    OURS + "attention.projection.output": Transposed(LAYER + "attn.c_proj"),
+    OURS + "residual.mlp_norm": Same(LAYER + "ln_2"),
+    OURS + "mlp.up": Transposed(LAYER + "mlp.c_fc"),
+    OURS + "mlp.down": Transposed(LAYER + "mlp.c_proj"),
+    "norm": Same("transformer.ln_f"),
+    "head.linear": Same("lm_head"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1; reorder_and_upcast_attn is about float16 alone."""
+    config.only("add_cross_attention", False, False)
+    config.take("reorder_and_upcast_attn", None)
+    hidden, activation = config.whole("intermediate_size", 4 * config.width), config.activation("activation_function", "gelu_new")
+    kind = layer(attention(config, bias=True), layer_norm(config, "layer_norm_epsilon"), hidden, activation)
+    scaled, by_layer = config.flag("scale_attn_weights", True), config.flag("scale_attn_by_inverse_layer_idx", False)
+    scale = kind.attention.head_size**-0.5 if scaled else 1.0
+    kinds, order = alike(with_attention(kind, scale=None if scaled else scale), config.layers, [])
+    if by_layer:
+        kinds = {f"layer_{index}": with_attention(kind, scale=scale / (index + 1)) for index in range(config.layers)}
+        order = tuple(kinds)
+    return decoder(config, kinds, order, tied=True, encodings=(learned(config),))
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

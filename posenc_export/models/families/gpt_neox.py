@@ -1,0 +1,36 @@
+"""GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): attention and MLP side by side, a part of each head turns."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.plain import attention, layer, layer_norm
+from posenc_export.models.families.rules import Grouped, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "gpt_neox.layers.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("gpt_neox.embed_in"),
+    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
+    QKV: Grouped(LAYER + "attention.query_key_value"),
+    OURS + "attention.projection.output": Same(LAYER + "attention.dense"),
+    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": Same("gpt_neox.final_layer_norm"),
+    "head.linear": Same("embed_out"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """With use_parallel_residual, which is the default, both halves of a layer read what comes in, each through a norm of its own."""
+    config.take("is_decoder", None)
+    config.spelled("rotary_emb_base", "rope_theta")
+    config.spelled("rotary_pct", "partial_rotary_factor")
+    rotation = config.rotation(partial=True, share=0.25)
+    residual = "parallel_norms" if config.flag("use_parallel_residual", True) else "pre"
+    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu")
+    kind = layer(attention(config, config.flag("attention_bias", True)), layer_norm(config, "layer_norm_eps"), hidden, activation, residual=residual)
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+FAMILY = Family(describe, WEIGHTS, base="gpt_neox.", unused=(r"\.attention\.(masked_)?bias$",))

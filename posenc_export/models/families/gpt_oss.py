@@ -1,0 +1,39 @@
+"""gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, every other layer a window, experts with clamped gates."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_experts
+from posenc_export.models.families.rules import EveryOther, Same, Table, Whole
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """Layers 0, 2, 4, .. see a window where layer_types does not say otherwise. A config without a rotation is refused: transformers would take YaRN of its own."""
+    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
+        config.needs(key)
+    rotation, bias, window = config.rotation(theta=150000.0), config.flag("attention_bias", True), config.window("sliding_window")
+    if rotation["name"] != "rope_yarn":
+        raise ValueError(f"gpt_oss: rope_type is yarn, got {rotation['name'].removeprefix('rope_')}; give its rope_parameters")
+    config.only("initial_context_length", rotation["original_max_positions"], rotation["original_max_positions"])
+    chosen = config.whole("num_experts_per_tok")
+    config.only("experts_per_token", chosen, chosen)
+    unit = {"name": "clamped", "alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
+    kind = layer(config, attention(config, bias, bias, sinks=True))
+    if kind.mlp["activation"] != "silu":
+        raise ValueError(f"gpt_oss: hidden_act is silu, got {kind.mlp['activation']}; transformers reads nothing of it, so correct config.json")
+    kind = with_experts(kind, config.whole("num_local_experts"), chosen, "chosen", unit=unit, bias=True)
+    types = ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
+    return decoder(config, *config.by_type(kind, [rotation], window, types))
+
+
+EXPERTS: Table = {
+    OURS + "attention.sinks": Whole(LAYER + "self_attn.sinks"),
+    OURS + "mlp.router": Same(LAYER + "mlp.router"),
+    OURS + "mlp.gates": EveryOther(LAYER + "mlp.experts.gate_up_proj", 0),
+    OURS + "mlp.gates_bias": EveryOther(LAYER + "mlp.experts.gate_up_proj_bias", 0),
+    OURS + "mlp.ups": EveryOther(LAYER + "mlp.experts.gate_up_proj", 1),
+    OURS + "mlp.ups_bias": EveryOther(LAYER + "mlp.experts.gate_up_proj_bias", 1),
+    OURS + "mlp.downs": Whole(LAYER + "mlp.experts.down_proj"),
+    OURS + "mlp.downs_bias": Whole(LAYER + "mlp.experts.down_proj_bias"),
+}
+FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

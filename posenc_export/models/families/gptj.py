@@ -1,0 +1,33 @@
+"""GPT-J (Wang and Komatsuzaki 2021): attention and MLP side by side behind one norm, neighbouring entries of each head turn, a head with biases."""
+
+from posenc_export.models.config import HeadConfig, StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.plain import attention, layer, layer_norm
+from posenc_export.models.families.rules import Joined, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "transformer.h.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("transformer.wte"),
+    OURS + "residual.attention_norm": Same(LAYER + "ln_1"),
+    QKV: Joined(LAYER + "attn.q_proj", LAYER + "attn.k_proj", LAYER + "attn.v_proj"),
+    OURS + "attention.projection.output": Same(LAYER + "attn.out_proj"),
+    OURS + "mlp.up": Same(LAYER + "mlp.fc_in"),
+    OURS + "mlp.down": Same(LAYER + "mlp.fc_out"),
+    "norm": Same("transformer.ln_f"),
+    "head.linear": Same("lm_head"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """rotary_dim entries of each head turn. The published config names two switches that transformers does not have."""
+    config.only("rotary", True, True)
+    config.only("scale_attn_weights", True, True)
+    rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}
+    hidden, activation = config.whole("intermediate_size", 4 * config.width), config.activation("activation_function", "gelu_new")
+    kind = layer(attention(config, bias=False), layer_norm(config, "layer_norm_epsilon"), hidden, activation, residual="parallel", norms=1)
+    return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

@@ -1,0 +1,66 @@
+"""ModernBERT (Warner et al. 2024): norms in front, a gated MLP, rotation; most layers see keys near the query and turn by another theta."""
+
+from typing import Dict
+
+from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoders import OURS, QKV, UNUSED, attention, encoder_only
+from posenc_export.models.families.rules import Part, Same, Table
+from posenc_export.models.families.settings import Settings
+from posenc_export.models.hugging_face import rope_spec
+
+LAYER = "model.layers.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("model.embeddings.tok_embeddings"),
+    "tokens.norm": Same("model.embeddings.norm"),
+    OURS + "residual.attention_norm": Same(LAYER + "attn_norm"),
+    QKV: Same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": Same(LAYER + "attn.Wo"),
+    OURS + "residual.mlp_norm": Same(LAYER + "mlp_norm"),
+    OURS + "mlp.gate": Part(LAYER + "mlp.Wi", 0, 2),
+    OURS + "mlp.up": Part(LAYER + "mlp.Wi", 1, 2),
+    OURS + "mlp.down": Same(LAYER + "mlp.Wo"),
+    "norm": Same("model.final_norm"),
+}
+# By layer type: the key of older configs that names theta, and transformers' own number.
+THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
+
+
+def describe(config: Settings) -> StackConfig:
+    """The first layer reads the norm over tokens, and has none of its own for attention."""
+    encoder_only(config)
+    config.take("layer_norm_eps", None)  # named in published configs beside norm_eps, and not read
+    norm = {"name": "layer", "epsilon": config.number("norm_eps"), "bias": config.flag("norm_bias", False)}
+    bias, reach, every = config.flag("attention_bias", False), config.whole("local_attention") // 2, config.whole("global_attn_every_n_layers", 3)
+    mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation("hidden_activation"), "bias": config.flag("mlp_bias", False)}
+    sights: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
+    turned, kinds, order = rotations(config), {}, []
+    for index, name in enumerate(config.per_layer("layer_types", ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)])):
+        if name not in sights:
+            raise ValueError(f"modernbert: layer_types are {' or '.join(sights)}, got {name!r}; correct config.json")
+        order.append(name if index else "first")
+        first = {"name": "none"} if index == 0 else norm
+        kinds[order[-1]] = LayerConfig(
+            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [turned[name]], bias, sights[name]), mlp=mlp
+        )
+    tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
+    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm)
+
+
+def rotations(config: Settings) -> Dict[str, Named]:
+    """The rotation of each layer type.
+
+    Raises:
+        ValueError: one rotation for all, where each layer type has its own; as rope_spec.
+    """
+    config.only("rope_scaling", None, None)
+    given = config.take("rope_parameters", None)
+    if given is None:
+        given = {name: {"rope_type": "default", "rope_theta": config.take(key, theta)} for name, (key, theta) in THETAS.items()}
+    if not isinstance(given, dict) or not set(given) <= set(THETAS) or not all(isinstance(part, dict) for part in given.values()):
+        raise ValueError(f"modernbert: rope_parameters is a mapping for {' and '.join(THETAS)}, got {given!r}; correct config.json")
+    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads, "max_position_embeddings": config.trained_positions}
+    return {name: rope_spec({**sizes, "rope_parameters": {"rope_theta": theta, **given.get(name, {})}}) for name, (_, theta) in THETAS.items()}
+
+
+FAMILY = Family(describe, WEIGHTS, unused=(*UNUSED, r"^(head|decoder)\."))

@@ -1,0 +1,45 @@
+"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, queries, keys and values that may be clipped."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, alike, decoder
+from posenc_export.models.families.plain import attention, layer, layer_norm
+from posenc_export.models.families.rules import Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "transformer.blocks.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("transformer.wte"),
+    OURS + "residual.attention_norm": Same(LAYER + "norm_1"),
+    OURS + "attention.projection.qkv": Same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": Same(LAYER + "attn.out_proj"),
+    OURS + "residual.mlp_norm": Same(LAYER + "norm_2"),
+    OURS + "mlp.up": Same(LAYER + "ffn.up_proj"),
+    OURS + "mlp.down": Same(LAYER + "ffn.down_proj"),
+    "norm": Same("transformer.norm_f"),
+    "head.linear": Same("lm_head"),
+}
+# Switches of MosaicML's own code that transformers does not have: their values in what it computes.
+ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
+ONLY_IN_ATTENTION = {
+    **{"alibi": True, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "prefix_lm": False, "qk_ln": False},
+    "alibi_bias_max": 8,  # transformers 5 computes with 8 whatever it says, MosaicML's code with what it says
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """learned_pos_emb has no meaning beside ALiBi, embedding_fraction none but in training; norm_type says how LayerNorm is computed."""
+    config.opened("attn_config")
+    for key, value in {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}.items():
+        config.only(key, value, value)
+    for key in ("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"):
+        config.take(key, None)
+    if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
+        raise ValueError(f"mpt: norm_type is layernorm or low_precision_layernorm, got {kind_of_norm!r}; nothing else of it can be exported yet")
+    clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")
+    norm = {**layer_norm(config, "layer_norm_epsilon"), "bias": False}
+    kind = layer(attention(config, bias=False, clip=clip, scale=scale), norm, 4 * config.width, "gelu", bias=False)
+    return decoder(config, *alike(kind, config.layers, [{"name": "alibi"}]), tied=True)
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.")

@@ -1,0 +1,21 @@
+"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of what attention and MLP give, and RMSNorm over all heads of queries and keys."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, alike, attention, decoder, head_norm, layer
+from posenc_export.models.families.rules import Same
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """With attention_bias, all four projections have one."""
+    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    kind = head_norm(layer(config, attention(config, bias, bias), residual="after"), "projection")
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+NORMS = {
+    OURS + "residual.attention_norm": Same(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_norm": Same(LAYER + "post_feedforward_layernorm"),
+}
+FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **NORMS})

@@ -1,0 +1,37 @@
+"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2's shape with ReLU; rows for positions stand behind two for padding."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.plain import attention, layer, learned
+from posenc_export.models.families.rules import From, Joined, Same, Table
+from posenc_export.models.families.settings import Settings
+
+LAYER = "model.decoder.layers.{layer}."
+WEIGHTS: Table = {
+    "tokens.embedding": Same("model.decoder.embed_tokens"),
+    "token_encoding.table": From("model.decoder.embed_positions", 2),
+    OURS + "residual.attention_norm": Same(LAYER + "self_attn_layer_norm"),
+    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    OURS + "attention.projection.output": Same(LAYER + "self_attn.out_proj"),
+    OURS + "residual.mlp_norm": Same(LAYER + "final_layer_norm"),
+    OURS + "mlp.up": Same(LAYER + "fc1"),
+    OURS + "mlp.down": Same(LAYER + "fc2"),
+    "norm": Same("model.decoder.final_layer_norm"),
+    "head.linear": Same("lm_head"),
+}
+
+
+def describe(config: Settings) -> StackConfig:
+    """Norms stand behind sums without do_layer_norm_before, and there is none behind the last layer then; as with _remove_final_layer_norm."""
+    config.only("word_embed_proj_dim", config.width, config.width)
+    before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
+    removed, trained = config.flag("_remove_final_layer_norm", False), config.flag("layer_norm_elementwise_affine", True)
+    norm = {"name": "layer", "epsilon": 1e-5, "weight": trained, "bias": trained}
+    hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "relu")
+    kind = layer(attention(config, bias), norm, hidden, activation, bias, "pre" if before else "post")
+    behind = norm if before and not removed else {"name": "none"}
+    return decoder(config, *alike(kind, config.layers, []), tied=True, norm=behind, encodings=(learned(config),))
+
+
+FAMILY = Family(describe, WEIGHTS, unused=(r"decoder\.version$",))

@@ -1,0 +1,34 @@
+"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention; eight of 128 experts act on a token."""
+
+import msgspec
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
+from posenc_export.models.families.rules import Linears, Same, Table
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """Every decoder_sparse_step-th layer has experts, but for mlp_only_layers. Weights are shares of all experts, or with norm_topk_prob of those chosen."""
+    config.needs("num_key_value_heads")
+    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
+    config.take("max_window_layers", None)  # of configs that were made from Qwen3's; transformers reads nothing of it
+    step, dense_at = config.whole("decoder_sparse_step", 1), config.take("mlp_only_layers", None) or []
+    dense = windowed(config, head_norm(layer(config, attention(config, bias, bias)), "head"), window if used else None)
+    dense = with_attention(dense, encodings=(rotation,))
+    inner = msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": config.whole("moe_intermediate_size")})
+    weights = "chosen" if config.flag("norm_topk_prob", False) else "all"
+    kinds = {"dense": dense, "experts": with_experts(inner, config.whole("num_local_experts"), config.whole("num_experts_per_tok"), weights)}
+    order = ["dense" if index in dense_at or (index + 1) % step else "experts" for index in range(config.layers)]
+    return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order)
+
+
+EXPERTS: Table = {
+    OURS + "mlp.router": Same(LAYER + "mlp.gate"),
+    OURS + "mlp.gates": Linears(LAYER + "mlp.experts.{row}.gate_proj.weight"),
+    OURS + "mlp.ups": Linears(LAYER + "mlp.experts.{row}.up_proj.weight"),
+    OURS + "mlp.downs": Linears(LAYER + "mlp.experts.{row}.down_proj.weight"),
+}
+FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **EXPERTS})

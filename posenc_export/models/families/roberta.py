@@ -1,0 +1,15 @@
+"""RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020) and CamemBERT (Martin et al. 2020): BERT's shape, positions counted from padding_idx + 1."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """Valid tokens count, whatever their id; transformers skips ids of padding inside a row."""
+    unused = config.padding(1) + 1
+    return post_norm(config, [{"name": "learned", "offset": unused}], [], table_rows(config, unused), segments(config))
+
+
+FAMILY = Family(describe, weights("roberta."), base="roberta.", unused=UNUSED, further=one_segment("roberta."))

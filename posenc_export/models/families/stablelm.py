@@ -1,0 +1,28 @@
+"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, a quarter of each head turns."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.rules import Rows
+from posenc_export.models.families.settings import Settings
+
+
+def describe(config: Settings) -> StackConfig:
+    """qk_layernorm gives each head of queries and keys a norm of its own; use_parallel_residual puts attention and MLP side by side behind one norm."""
+    config.needs("num_key_value_heads")
+    rotation = config.rotation(partial=True, share=0.25)
+    size = config.width // config.heads
+    config.only("head_dim", size, size)
+    norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
+    shape, norms = ("parallel", 1) if config.flag("use_parallel_residual", False) else ("pre", 2)
+    kind = layer(config, attention(config, bias=config.flag("use_qkv_bias", False)), residual=shape, norms=norms, norm=norm)
+    if config.flag("qk_layernorm", False):
+        kind = with_attention(kind, head_norm={"name": "each", "norm": norm})
+    return decoder(config, *alike(kind, config.layers, [rotation]))
+
+
+NORMS = {
+    OURS + "attention.q_norm.weight": Rows(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
+    OURS + "attention.k_norm.weight": Rows(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
+}
+FAMILY = Family(describe, {**WEIGHTS, **NORMS})

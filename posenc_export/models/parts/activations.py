@@ -1,0 +1,61 @@
+"""Activations by name: in torch, and in float64 written differently."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SiLU(torch.nn.Module):
+    """x sigmoid(x) (Hendrycks and Gimpel 2016; Elfwing et al. 2018)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x * (1 + np.tanh(x / 2)) / 2
+
+
+class GELU(torch.nn.Module):
+    """x times the probability that a normal number is below x (Hendrycks and Gimpel 2016)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+
+
+class GELUTanh(torch.nn.Module):
+    """GELU by tanh, as GPT-2 has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+class ReLU(torch.nn.Module):
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.relu(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return np.where(x > 0, x, 0.0)
+
+
+ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU}
+
+
+def activation(name: str) -> torch.nn.Module:
+    """The activation of a name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"mlp: activation is one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]()

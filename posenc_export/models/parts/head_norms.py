@@ -1,0 +1,102 @@
+"""Norms of projected queries and keys, before they turn (Henry et al. 2020, Query-Key Normalization; Dehghani et al. 2023)."""
+
+from typing import Any, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import registry
+from posenc_export.models.parts.exact import numbers
+from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
+
+
+def _norm(spec: Mapping[str, Any], size: int) -> Any:
+    return registry.build("norm", NORMS, spec, size)
+
+
+class NoHeadNorm(torch.nn.Module):
+    """x as it is.
+
+    Args:
+        heads, size: of queries or keys.
+    """
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of any shape."""
+        return x
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x of any shape."""
+        return x
+
+
+class Heads(torch.nn.Module):
+    """Each head by itself, with the same weights (Qwen 3, Gemma 3).
+
+    Args:
+        heads, size: of what is normalised.
+        norm: {"name": "rms" or "layer", ...}.
+    """
+
+    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, _norm(norm, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,N*D] to the same shape."""
+        return self.norm(x.unflatten(2, [self.heads, -1])).flatten(2)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,N,D], float64."""
+        return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)
+
+
+class Each(torch.nn.Module):
+    """Each head by itself, with weights of its own (StableLM 2, Command R+).
+
+    Args:
+        heads, size: of what is normalised.
+        norm: {"name": "rms" or "layer", ...}; its weights are left out, those of the heads stand in for them.
+    """
+
+    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
+        super().__init__()
+        plain = {"weight": False, "bias": False} if norm.get("name") == "layer" else {"weight": False}
+        self.heads, self.norm = heads, _norm({**norm, **plain}, size)
+        self.weight = torch.nn.Parameter(torch.ones(heads, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,N*D] to the same shape."""
+        return (self.norm(x.unflatten(2, [self.heads, -1])) * self.weight).flatten(2)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,N,D], float64."""
+        weight = numbers(self.weight)
+        return np.stack([self.norm.exact(x[:, head]) * weight[head] for head in range(self.heads)], axis=1)
+
+
+class Projection(torch.nn.Module):
+    """All heads together (OLMo 2).
+
+    Args:
+        heads, size: of what is normalised.
+        norm: {"name": "rms" or "layer", ...}.
+    """
+
+    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norm = _norm(norm, heads * size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,N*D] to the same shape."""
+        return self.norm(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,N,D], float64."""
+        return self.norm.exact(x.reshape(len(x), -1)).reshape(x.shape)

@@ -1,0 +1,57 @@
+"""What stands behind attention in a layer: perceptrons over each token."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.parts import exact
+from posenc_export.models.parts.activations import activation as activation_of
+
+
+class Plain(torch.nn.Module):
+    """down(act(up x)) (Vaswani et al. 2017, 3.3).
+
+    Args:
+        width: model width E.
+        hidden: inner width.
+        activation: name in parts/activations.py.
+        bias: biases on both.
+    """
+
+    def __init__(self, width: int, hidden: int, activation: str = "gelu", bias: bool = True) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, hidden, bias=bias), torch.nn.Linear(hidden, width, bias=bias)
+        self.activation = activation_of(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to [B,S,E]."""
+        return self.down(self.activation(self.up(x)))
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E], float64."""
+        return exact.linear(self.down, self.activation.exact(exact.linear(self.up, x)))  # type: ignore[operator]
+
+
+class Gated(torch.nn.Module):
+    """down(act(gate x) * up x) (Shazeer 2020, GLU Variants Improve Transformer).
+
+    Args:
+        width: model width E.
+        hidden: inner width.
+        activation: name in parts/activations.py.
+        bias: biases on all three.
+    """
+
+    def __init__(self, width: int, hidden: int, activation: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.gate, self.up = torch.nn.Linear(width, hidden, bias=bias), torch.nn.Linear(width, hidden, bias=bias)
+        self.down = torch.nn.Linear(hidden, width, bias=bias)
+        self.activation = activation_of(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to [B,S,E]."""
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E], float64."""
+        return exact.linear(self.down, exact.linear(self.up, x) * self.activation.exact(exact.linear(self.gate, x)))  # type: ignore[operator]

@@ -1,0 +1,64 @@
+"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), and none."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.parts.exact import numbers
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """w x / sqrt(mean(x^2) + epsilon).
+
+    Args:
+        size: of the last axis.
+        epsilon: added to the mean square.
+        weight: trained factors w; 1 where False.
+    """
+
+    def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True) -> None:
+        super().__init__(size, eps=epsilon, elementwise_affine=weight)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [...,size], float64."""
+        length = np.sqrt(np.einsum("...i,...i->...", x, x) / x.shape[-1] + self.eps)
+        return x / length[..., None] * (1.0 if self.weight is None else numbers(self.weight))
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """w (x - mean x) / sqrt(var x + epsilon) + b.
+
+    Args:
+        size: of the last axis.
+        epsilon: added to the variance.
+        weight: trained factors w; 1 where False.
+        bias: trained b; 0 where False.
+    """
+
+    def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True) -> None:
+        super().__init__(size, eps=epsilon, elementwise_affine=weight, bias=bias)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [...,size], float64."""
+        centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
+        scaled = centred / np.sqrt(np.einsum("...i,...i->...", centred, centred) / x.shape[-1] + self.eps)[..., None]
+        return scaled * (1.0 if self.weight is None else numbers(self.weight)) + numbers(self.bias)
+
+
+class NoNorm(torch.nn.Module):
+    """x as it is.
+
+    Args:
+        size: of the last axis.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of any shape."""
+        return x
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x of any shape."""
+        return x

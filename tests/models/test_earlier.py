@@ -1,0 +1,176 @@
+"""The families before Llama: what is theirs alone, and what of them is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Sequence, Tuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+
+from posenc_export import export_model
+from posenc_export.models import families
+from posenc_export.models.config import StackConfig, from_json, to_json
+from posenc_export.models.pretrained import from_pretrained
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.models import earlier  # noqa: E402
+from tests.models.checkpoints import saved  # noqa: E402
+
+LENGTH = 40
+
+
+def _config(name: str, **changes: Any) -> Dict[str, Any]:
+    """The config.json of a model, with other values for some keys."""
+    family = name.split()[0]
+    config = getattr(transformers, earlier.CONFIGS[family])(**{**earlier.SIZES[family], **earlier.MODELS[name]})
+    values = {**json.loads(config.to_json_string()), **changes}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _described(name: str, **changes: Any) -> StackConfig:
+    return families.read(_config(name, **changes))[0]
+
+
+def _logits(model: Any) -> Tuple[np.ndarray, np.ndarray]:
+    """Tokens, and what transformers makes of them."""
+    tokens = np.random.default_rng(0).integers(3, 61, (1, LENGTH))
+    with torch.no_grad():
+        return tokens[0], model(torch.from_numpy(tokens), use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", earlier.MODELS)
+def test_the_oracle_gives_the_logits_of_transformers_and_each_layer_is_one_node(name: str, tmp_path: Path) -> None:
+    peer, folder = saved(name, tmp_path / "checkpoint")
+    model = from_pretrained(folder)
+    tokens, wanted = _logits(peer)
+    assert np.abs(model.exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+    manifest = export_model(model, "ort", tmp_path / "artefact", verify=False)
+    assert manifest.operators["GroupQueryAttention"] == len(model.layers)  # type: ignore[arg-type]
+
+
+def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
+    """The weights under names without a base, with buffers beside them."""
+    weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in buffers}}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [*earlier.BARE, *earlier.WITH_BUFFERS])
+def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Path) -> None:
+    peer, folder = saved(name, tmp_path)
+    _rewritten(folder, *earlier.BARE.get(name, ("", earlier.WITH_BUFFERS.get(name, ()))))
+    tokens, wanted = _logits(peer)
+    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+
+
+# A model, what stands in its description, and what would be wrong there.
+FAULTS = {
+    "pairs of halves": ("gptj", "interleaved", "half"),
+    "another share that turns": ("phi wide heads", '"rotary":16', '"rotary":20'),
+    "one norm for both halves of a layer": ("falcon new", "parallel_norms", "parallel"),
+    "halves of a layer in turn": ("gpt_neox", "parallel_norms", "pre"),
+    "norms before sums": ("opt post", '"post"', '"pre"'),
+    "slopes that are not divided": ("falcon with alibi", r'"scale":0\.35\d+', '"scale":1.0'),
+    "no bound": ("mpt clipped", '"clip":0.7', '"clip":70.0'),
+    "no factor on scores": ("mpt clipped", '"scale":0.4', '"scale":0.25'),
+    "sinusoids from 0": ("xglm", '"offset":2', '"offset":0'),
+    "sinusoids of the paper": ("xglm", '"divisor":"fairseq"', '"divisor":"paper"'),
+    "no factor on tokens": ("xglm", '"scale":8.0', '"scale":1.0'),
+    "the other GELU": ("bloom", '"gelu_tanh"', '"gelu"'),
+    "layers scaled alike": ("gpt2 scaled by layer", r'"layer_[12]"(?!:)', '"layer_0"'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, right, wrong = FAULTS[fault]
+    peer, folder = saved(name, tmp_path)
+    tokens, wanted = _logits(peer)
+    description, family = families.read(json.loads((folder / "config.json").read_text()))
+    text = json.dumps(to_json(description), separators=(",", ":"))
+    changed = json.loads(re.sub(right, wrong, text))
+    if wrong == "parallel":
+        changed["layers"]["layer"]["norms"] = changed["layers"]["layer"]["norms"][:1]
+        (folder / "model.safetensors").write_bytes(_without(folder / "model.safetensors", "ln_mlp"))
+    changed["layers"] = {kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]}
+    assert from_json(changed) != description
+    monkeypatch.setattr(families, "read", lambda config, max_positions: (from_json(changed), family))
+    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
+
+
+def _without(path: Path, part: str) -> bytes:
+    """A file of tensors without those whose names have a part."""
+    return save({key: value for key, value in load_file(path).items() if part not in key})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "mpt", "falcon new"])
+def test_a_layer_alone_has_the_weights_of_that_layer(name: str, tmp_path: Path) -> None:
+    _, folder = saved(name, tmp_path)
+    whole = dict(from_pretrained(folder).layers[1].attention.named_parameters())  # type: ignore[index]
+    alone = dict(from_pretrained(folder, layer=1).attention.named_parameters())  # type: ignore[operator]
+    assert list(whole) == list(alone) and all(torch.equal(whole[key], alone[key]) for key in whole)
+
+
+REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
+    "gpt2 unknown": ("gpt2", {"head_dim": 8}, "head_dim=8"),
+    "gpt2 cross": ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+    "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
+    "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
+    "gpt2 epsilon": ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon"),
+    "gpt_neox theta": ("gpt_neox", {"rope_parameters": None, "rope_theta": 20000.0}, "rotary_emb_base stands for rope_theta"),
+    "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct stands for"),
+    "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+    "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
+    "gptj rotary": ("gptj", {"rotary": False}, "rotary is True"),
+    "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 64, got 32"),
+    "opt unknown": ("opt", {"rotary_dim": 32}, "rotary_dim=32"),
+    "bloom sums": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "bloom width": ("bloom", {"n_inner": 80}, "n_inner is null or 256"),
+    "bloom range": ("bloom", {"seq_length": None}, "give max_positions"),
+    "bloom unknown": ("bloom", {"alibi": False}, "alibi=False"),
+    "mpt rows": ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is True, got False"),
+    "mpt heads": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_config.attn_type"),
+    "mpt norms of heads": ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
+    "mpt unknown in attention": ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
+    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 8, got 16"),
+    "mpt attention": ("mpt", {"attn_config": 3}, "attn_config is a mapping"),
+    "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv is a number above 0, got 0"),
+    "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
+    "mpt biases": ("mpt", {"no_bias": False}, "no_bias"),
+    "mpt factor": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
+    "falcon in turn": ("falcon new", {"parallel_attn": False}, "parallel_attn is true with new_decoder_architecture"),
+    "falcon heads": ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads is 4 without multi_query"),
+    "falcon norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 1 without"),
+    "falcon sums": ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "falcon share": ("falcon", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "whole heads turn"),
+    "falcon unknown": ("falcon", {"head_dim": 32}, "head_dim=32"),
+    "xglm padding": ("xglm", {"pad_token_id": 5}, "pad_token_id is null, 0 or 1"),
+    "xglm cross": ("xglm", {"add_cross_attention": True}, "add_cross_attention"),
+    "xglm unknown": ("xglm", {"rope_theta": 10000.0}, "rope_theta"),
+    "phi window": ("phi", {"sliding_window": 8}, "sliding_window=8"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(case: str) -> None:
+    name, changes, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        _described(name, **changes)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_another_range_than_that_of_trained_rows_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="positions are 512 trained rows, got max_positions=64"):
+        families.read(_config(name), 64)
+
+
+def test_a_model_without_an_end_has_the_range_that_is_given() -> None:
+    config = _config("bloom", seq_length=None)
+    assert families.read(config, 300)[0] == _described("bloom", seq_length=300)
+
+
+def test_keys_of_published_checkpoints_are_understood() -> None:
+    for name, changes in earlier.PUBLISHED.items():
+        assert _described(name, **changes) == _described(name), name

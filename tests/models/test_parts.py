@@ -1,0 +1,197 @@
+"""Parts of models: each against its own formula in float64, and whole models made of them on every target against the float64 oracle."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from posenc_export.export import Sources, export
+from posenc_export.export.describe import eager
+from posenc_export.models.config import StackConfig
+from posenc_export.models.parts import PARTS, build
+from posenc_export.models.parts.activations import ACTIVATIONS
+from posenc_export.models.presets import seeded
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Model
+from posenc_export.runtime.torch_graph import TorchGraph
+from tests.tiny import VARIANTS, block, decoder, encoder
+
+RMS: Dict[str, Any] = {"name": "rms", "epsilon": 1e-4}
+LAYER: Dict[str, Any] = {"name": "layer", "epsilon": 1e-4}
+TARGETS = ("ort", "onnx", "onnx-static", "torchscript", "pt2")
+
+
+def _random(module: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module.eval()
+
+
+NORMS = (RMS, LAYER, {**LAYER, "bias": False}, {**LAYER, "weight": False, "bias": False}, {**RMS, "weight": False}, {"name": "none"})
+TOKENWISE = {
+    **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
+    **{f"mlp {name} {act}": ("mlp", {"name": name, "hidden": 40, "activation": act, "bias": True}, (24,)) for name in ("plain", "gated") for act in ACTIVATIONS},
+}
+
+
+@pytest.mark.parametrize("case", TOKENWISE)
+def test_a_part_gives_what_its_formula_gives(case: str) -> None:
+    kind, spec, context = TOKENWISE[case]
+    part: Any = _random(build(kind, spec, *context))
+    x = torch.randn(3, 5, 24) * 2
+    assert worst_error(part(x).detach().numpy(), part.exact(x.double().numpy())) <= tolerance("float32", 1, 40)
+
+
+@pytest.mark.parametrize("name", PARTS["head_norm"])
+@pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm["name"])
+def test_a_head_norm_gives_what_its_formula_gives(name: str, norm: Dict[str, Any]) -> None:
+    part: Any = _random(build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8))
+    x = torch.randn(1, 5, 24) * 2
+    assert worst_error(part(x)[0].detach().numpy(), part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24)) <= tolerance("float32", 1, 24)
+
+
+SIGHTS: Dict[str, Dict[str, Any]] = {
+    "causal": {"name": "causal"},
+    "window": {"name": "window", "size": 3},
+    "window of one": {"name": "window", "size": 1},
+    "chunk": {"name": "chunk", "size": 4},
+    "both": {"name": "both"},
+    "near": {"name": "near", "reach": 2},
+    "only itself": {"name": "near", "reach": 0},
+}
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_numbers_of_a_sight_say_what_its_rule_says(sight: str) -> None:
+    part = build("sees", SIGHTS[sight])
+    for query in range(12):
+        for key in range(12):
+            reach = (part.before < 0 or query - key <= part.before) and (part.after < 0 or key - query <= part.after)
+            assert part.exact(query, key) == (reach and (part.chunk == 0 or query // part.chunk == key // part.chunk))
+
+
+def _kinds(**changes: Any) -> StackConfig:
+    """Three layers, the first and the last of a kind with these changes to its attention, the second plain."""
+    plain = decoder("rope")
+    kind = plain.layers["layer"]
+    changed = replace(kind, attention=replace(kind.attention, **changes))
+    return replace(plain, layers={"changed": changed, "plain": kind}, order=("changed", "plain", "changed"))
+
+
+def _layers(residual: str, norms: int, **changes: Any) -> StackConfig:
+    plain = decoder("rope")
+    return replace(plain, layers={"layer": replace(plain.layers["layer"], residual={"name": residual}, norms=(RMS,) * norms, **changes)})
+
+
+def _of_encoder(**changes: Any) -> StackConfig:
+    plain = encoder("rope")
+    kind = plain.layers["layer"]
+    return replace(plain, layers={"layer": replace(kind, attention=replace(kind.attention, **changes))})
+
+
+ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
+HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "each", "projection")}
+# Models on every target; the number is of GroupQueryAttention nodes on `ort`.
+MODELS: Dict[str, Any] = {
+    "window": (_kinds(sees={"name": "window", "size": 5}), 3),
+    "window and bias": (_kinds(sees={"name": "window", "size": 5}, encodings=(ALIBI,)), 3),
+    "chunk": (_kinds(sees={"name": "chunk", "size": 7}), 3),
+    "softcap": (_kinds(softcap=0.3), 3),
+    "sinks": (_kinds(sinks=True), 3),
+    "all of them": (_kinds(sinks=True, softcap=0.3, sees={"name": "window", "size": 5}, encodings=(ROPE, ALIBI), scale=0.5, head_norm=HEADS["head"]), 3),
+    "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
+    "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 1),
+    "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
+    "norm of each head": (_kinds(head_norm=HEADS["each"]), 3),
+    "norm of the projection": (_kinds(head_norm=HEADS["projection"]), 3),
+    "after": (_layers("after", 2), 2),
+    "sandwich": (_layers("sandwich", 4), 2),
+    "parallel": (_layers("parallel", 1, mlp={"name": "plain", "hidden": 40, "activation": "relu"}), 2),
+    "parallel with two norms": (_layers("parallel_norms", 2), 2),
+    "head and tokens": (
+        replace(decoder("learned"), head=replace(decoder("rope").head, tied=False, bias=True, scale=0.7, softcap=2.0),
+                tokens=replace(decoder("learned").tokens, scale=3.0, norm=LAYER)), 2),
+    "near": (_of_encoder(sees=SIGHTS["near"]), 0),
+    "no segments": (replace(encoder("learned"), tokens=replace(encoder("learned").tokens, segments=0)), 0),
+}  # fmt: skip
+QUICK = ("all of them", "chunk", "near", "no segments")
+
+
+def _spread(model: Any) -> Any:
+    """Weights under which windows, caps and sinks are felt."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                torch.nn.init.normal_(parameter)
+            elif "qkv.weight" in name:
+                parameter.mul_(3.0)
+    return model
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in MODELS])
+def test_a_model_of_these_parts_is_certified_on_every_target(name: str, tmp_path: Path) -> None:
+    config, nodes = MODELS[name]
+    sources = Sources(_spread(seeded(config)))
+    for target in TARGETS:
+        manifest = export(sources, target, tmp_path / target)
+        assert manifest.certificate is not None and manifest.certificate["passed"]
+        assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
+
+
+@pytest.mark.parametrize("name", ["all of them", "window and bias", "chunk"])
+@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static", "torchscript")])
+def test_under_an_attention_mask_with_gaps_windows_count_positions(name: str, target: str, tmp_path: Path) -> None:
+    manifest = export(Sources(_spread(seeded(MODELS[name][0]))), target, tmp_path / "a", signature="mask")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+
+
+@pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
+@pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")])
+def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
+    manifest = export(Sources(_spread(seeded(MODELS[name][0]))), target, tmp_path / "a", dtype="float16")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+
+
+def _steps(config: StackConfig, tokens: np.ndarray) -> np.ndarray:
+    module, manifest = eager(_spread(seeded(config)))
+    return Model(TorchGraph(module, manifest)).session().prefill(tokens)
+
+
+CHANGES: List[Any] = [
+    ("a window one short", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "window", "size": 4}}),
+    ("a window one long", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "window", "size": 6}}),
+    ("a chunk for a window", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "chunk", "size": 5}}),
+    ("no cap", {"softcap": 0.3}, {}),
+    ("another cap", {"softcap": 0.3}, {"softcap": 0.31}),
+    ("another scale", {"scale": 0.25}, {"scale": 0.26}),
+]
+
+
+@pytest.mark.parametrize("case", CHANGES, ids=lambda case: case[0])
+def test_a_change_of_an_attention_is_felt_by_outputs(case: Any) -> None:
+    _, one, other = case
+    tokens = np.arange(24)[None] * 7 % 61
+    assert np.abs(_steps(_kinds(**one), tokens) - _steps(_kinds(**other), tokens)).max() > 1e-4
+
+
+def test_a_row_that_sees_nothing_gives_zero_with_cap_and_sinks() -> None:
+    from posenc_export import ops
+
+    q, keys = torch.randn(1, 2, 6, 8), torch.randn(1, 3, 5, 8)
+    mask = torch.zeros(1, 1, 2, 5)
+    mask[0, 0, 1] = float("-inf")
+    for softcap, sinks in ((0.0, None), (2.0, None), (0.0, torch.randn(6)), (2.0, torch.randn(6))):
+        y = ops.attend(q, keys, keys, mask, None, 0.3, softcap, sinks)
+        assert torch.isfinite(y).all() and not y[0, 1].any() and y[0, 0].any()
+
+
+def test_a_block_takes_the_same_parts_as_a_decoder(tmp_path: Path) -> None:
+    plain = block("rope")
+    config = replace(plain, attention=replace(plain.attention, sees={"name": "window", "size": 5}, softcap=0.5, sinks=True, head_norm=HEADS["head"]))
+    manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")
+    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.operators["GroupQueryAttention"] == 1

@@ -1,0 +1,204 @@
+"""Families of 2023 to 2025: that each layer is one node, what is refused, and that their parts are felt."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import export_model, load
+from posenc_export.models import families
+from posenc_export.models.parts import build
+from posenc_export.models.pretrained import from_pretrained
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from posenc_export.export.expected import eager_session  # noqa: E402
+from tests.models.checkpoints import CONFIGS, LLAMA3, MODELS, YARN, saved  # noqa: E402
+from tests.models.test_families import _close, _theirs, _tokens  # noqa: E402
+
+DENSE = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm", "ministral3")
+RECENT = [name for name in CONFIGS if name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")]
+NAMES = [name for name in MODELS if name.split()[0] in RECENT]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layer_is_one_node_on_ort(name: str, tmp_path: Path) -> None:
+    model = from_pretrained(saved(name, tmp_path / "checkpoint")[1])
+    manifest = export_model(model, "ort", tmp_path / "exported", verify=False)
+    assert manifest.operators["GroupQueryAttention"] == len(model.config.order)
+
+
+# Of a family, what a config.json may say that is not understood, and what the refusal names.
+REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
+    **{f"{name}: an unknown key": (name, {"attention_sigmoid": True}, "got attention_sigmoid=True") for name in RECENT},
+    "qwen3: a size of transformers' own": ("qwen3", {"head_dim": ...}, "config.json has head_dim, got none"),
+    "gemma: attention both ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
+    "gemma: two activations": ("gemma", {"hidden_activation": "relu"}, "hidden_activation is null or gelu_pytorch_tanh"),
+    "gemma2: attention both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
+    "gemma2: a cap below 0": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is a number above 0, got -1.0"),
+    "gemma2: no scale": ("gemma2", {"query_pre_attn_scalar": ...}, "config.json has query_pre_attn_scalar, got none"),
+    "gemma2: no window": ("gemma2", {"sliding_window": None}, "sliding_attention without one"),
+    "gemma3_text: attention both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
+    "gemma3_text: a cap that nobody reads": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is false or null, got 50.0"),
+    "gemma3_text: one rotation": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "rope_parameters is nested by layer type"),
+    "gemma3_text: part of a head": ("gemma3_text", {"partial_rotary_factor": 0.5}, "whole heads turn"),
+    "gemma3_text: two periods": ("gemma3_text", {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}, "are one thing, got 2 and 3"),
+    "cohere: no scale": ("cohere", {"logit_scale": None}, "logit_scale is a number above 0, got None"),
+    "cohere2: norms of queries": ("cohere2", {"use_qk_norm": True}, "use_qk_norm is False, got True"),
+    "cohere2: chunks": ("cohere2", {"layer_types": ["chunked_attention"] * 5}, "got 'chunked_attention'"),
+    "ministral3: no temperature": ("ministral3", {"rope_parameters": YARN}, "with llama_4_scaling_beta, got"),
+    "ministral3: rows of its own": ("ministral3", {"rope_parameters": ...}, "config.json has rope_parameters, got none"),
+    "ministral3: layers by type": ("ministral3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types are full_attention"),
+    "mixtral: a window by type": ("mixtral with a window", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+    "mixtral: no experts": ("mixtral", {"num_local_experts": 0}, "num_local_experts is a whole number above 0, got 0"),
+    "gpt_oss: weights in four bits": ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "got quantization_config"),
+    "gpt_oss: another rotation": ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_type is yarn, got rope"),
+    "gpt_oss: another activation": ("gpt_oss", {"hidden_act": "relu"}, "hidden_act is silu, got relu"),
+    "gpt_oss: two numbers of experts": ("gpt_oss", {"experts_per_token": 3}, "experts_per_token is 2, got 3"),
+    "llama4_text: windows": ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types are full_attention, or chunked_attention"),
+    "llama4_text: chunks without a size": ("llama4_text", {"attention_chunk_size": None}, "chunked_attention beside attention_chunk_size"),
+    "llama4_text: a longer rotation": ("llama4_text", {"rope_parameters": YARN}, "rotations beside use_qk_norm keep lengths, got yarn"),
+    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers has an entry for each of 4 layers, got 1"),
+    "stablelm: another head size": ("stablelm", {"head_dim": 32}, "head_dim is 16, got 32"),
+}
+
+
+def config_of(name: str, folder: Path, changes: Dict[str, Any]) -> Dict[str, Any]:
+    """The config.json of a test model with other values; `...` removes a key."""
+    values = {**json.loads((saved(name, folder)[1] / "config.json").read_text()), **changes}
+    return {key: value for key, value in values.items() if value is not ...}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, changes, named = REFUSED[case]
+    with pytest.raises(ValueError) as refusal:
+        families.read(config_of(name, tmp_path, changes))
+    assert str(refusal.value).startswith(f"{name.split()[0]}: ") and named in str(refusal.value)
+
+
+# A model read as if its config said something else.
+FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "gemma2: a longer window": ("gemma2", {"sliding_window": 9}),
+    "gemma2: no cap of scores": ("gemma2", {"attn_logit_softcapping": None}),
+    "gemma2: no cap of logits": ("gemma2", {"final_logit_softcapping": None}),
+    "gemma2: another scale": ("gemma2", {"query_pre_attn_scalar": 16}),
+    "gemma3_text: the window elsewhere": ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "gemma3_text: no cap of logits": ("gemma3_text plain", {"final_logit_softcapping": None}),
+    "cohere: another scale": ("cohere", {"logit_scale": 0.3}),
+    "cohere: another theta": ("cohere", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "cohere2: a longer window": ("cohere2", {"sliding_window": 9}),
+    "glm: less turns": ("glm", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
+    "qwen3: a longer window": ("qwen3 with windows", {"sliding_window": 9}),
+    "ministral3: another temperature": ("ministral3", {"rope_parameters": {**MODELS["ministral3"]["rope_parameters"], "llama_4_scaling_beta": 0.4}}),
+    "mixtral: one expert less": ("mixtral", {"num_experts_per_tok": 1}),
+    "qwen3_moe: weights of those chosen": ("qwen3_moe", {"norm_topk_prob": True}),
+    "gpt_oss: another limit": ("gpt_oss", {"swiglu_limit": 7.0}),
+    "gpt_oss: another slope": ("gpt_oss", {"swiglu_alpha": 1.0}),
+    "gpt_oss: a longer window": ("gpt_oss", {"sliding_window": 9}),
+    "gpt_oss: a ramp on whole pairs": ("gpt_oss", {"rope_parameters": {**MODELS["gpt_oss"]["rope_parameters"], "truncate": True}}),
+    "llama4_text: other chunks": ("llama4_text", {"attention_chunk_size": 11}),
+    "llama4_text: no norms": ("llama4_text", {"use_qk_norm": False}),
+    "llama4_text: another temperature": ("llama4_text with temperatures", {"attn_scale": 0.4}),
+    "stablelm: another epsilon": ("stablelm in parallel", {"layer_norm_eps": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", FELT)
+def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
+    name, changes = FELT[case]
+    peer, folder = saved(name, tmp_path)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not _close(eager_session(from_pretrained(folder)).prefill(_tokens()), _theirs(peer, _tokens()))
+
+
+# What configs on the hub say in words of older versions, and the same in today's.
+OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "rope_parameters": ..., "layer_types": ..., "sliding_window_pattern": 2, "_sliding_window_pattern": ..., "rope_theta": 100000.0,
+            "rope_local_base_freq": 1000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "cache_implementation": "hybrid",
+        },
+        {},
+    ),
+    "gemma3_text without a pattern": ("gemma3_text plain", {"layer_types": ..., "_sliding_window_pattern": ...}, {}),
+    "gemma2": ("gemma2", {"rope_parameters": ..., "layer_types": ..., "rope_theta": 10000.0, "hidden_act": "gelu_pytorch_tanh"}, {}),
+    "cohere2": (
+        "cohere2",
+        {"rope_parameters": ..., "layer_types": ..., "sliding_window_pattern": 4, "layer_switch": 4, "position_embedding_type": "rope_gptj", "rotary_pct": 1.0},
+        {},
+    ),
+    "cohere": ("cohere", {"rope_parameters": ...}, {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
+    "glm": ("glm", {"rope_parameters": ..., "rope_theta": 10000.0}, {}),
+    "stablelm": ("stablelm", {"rope_parameters": ..., "rope_theta": 10000.0}, {}),
+    "mixtral": ("mixtral", {"rope_parameters": ..., "rope_theta": 1000000.0}, {}),
+    "qwen3_moe": ("qwen3_moe", {"num_local_experts": ..., "num_experts": 6, "rope_parameters": ..., "rope_theta": 10000.0, "max_window_layers": 2}, {}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "rope_parameters": ..., "rope_theta": 150000.0, "rope_scaling": {**YARN, "truncate": False, "rope_theta": 150000.0}, "experts_per_token": 2,
+            "initial_context_length": 128, "swiglu_alpha": ...,
+        },
+        {},
+    ),
+    "llama4_text": (
+        "llama4_text",
+        {"rope_parameters": ..., "rope_theta": 500000.0, "rope_scaling": LLAMA3, "no_rope_layers": [], "layer_types": ..., "moe_layers": ...},
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OLDER)
+def test_older_words_say_the_same(case: str, tmp_path: Path) -> None:
+    name, older, today = OLDER[case]
+    assert families.read(config_of(name, tmp_path, older))[0] == families.read(config_of(name, tmp_path, today))[0]
+
+
+@pytest.mark.parametrize("target", ["ort", "torchscript"])
+def test_temperatures_of_llama4_count_positions_where_transformers_counts_columns(target: str, tmp_path: Path) -> None:
+    peer, folder = saved("llama4_text with temperatures", tmp_path / "checkpoint")
+    export_model(from_pretrained(folder), target, tmp_path / "exported", verify=False)
+    session, tokens = load(tmp_path / "exported", threads=1).session(), _tokens(1)
+    wanted = _theirs(peer, tokens)
+    padded = np.concatenate((np.zeros((1, 6), np.int64), tokens), 1)
+    mask = (np.arange(padded.shape[1]) >= 6).astype(np.int64)[None]
+    assert _close(session.prefill(padded, attention_mask=mask)[:, 6:], wanted)
+
+
+@pytest.mark.parametrize("weights", ["all", "chosen", "sigmoid"])
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"on": "input", "shared": 12}, {"bias": True, "unit": {"name": "clamped", "limit": 0.4}}, {"chosen": 5, "unit": {"name": "gated", "activation": "relu"}}],
+    ids=["plain", "shared", "clamped", "all chosen"],
+)
+def test_experts_give_what_their_oracle_gives(weights: str, parts: Dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    made = build("mlp", {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, "weights": weights, **parts}, 16)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        given = made(x).numpy()
+    for row in range(2):
+        assert np.allclose(given[row], made.exact(x[row].double().numpy()), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"chosen": 6}, "chosen is 1 .. experts"),
+        ({"weights": "best"}, "weights is one of all, chosen, sigmoid"),
+        ({"on": "both"}, "on one of output, input"),
+        ({"unit": {"name": "clamped", "limit": -1.0}}, "limit is above 0, got -1.0"),
+        ({"unit": {"name": "glu"}}, "name is one of gated, clamped, got 'glu'"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(parts: Dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        build("mlp", {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, **parts}, 16)
