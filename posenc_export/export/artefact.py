@@ -116,10 +116,10 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
     if isinstance(source.model, Stack) and source.model.text.tokenizer:
         files.write(folder / TOKENIZER, source.model.text.tokenizer)
-    listed = {path.name: files.entry(path) for path in sorted(folder.iterdir())}
+    listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
-    return check(folder, source.model, expected, say) if verify else manifest
+    return check(folder, manifest, source.model, expected, say) if verify else manifest
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
