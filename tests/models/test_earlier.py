@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from posenc_export import export_model
 from posenc_export.models import families
 from posenc_export.models.config import StackConfig, from_json, to_json
 from posenc_export.models.pretrained import from_pretrained
@@ -42,13 +41,10 @@ def _logits(model: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", earlier.MODELS)
-def test_the_oracle_gives_the_logits_of_transformers_and_each_layer_is_one_node(name: str, tmp_path: Path) -> None:
+def test_the_oracle_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path / "checkpoint")
-    model = from_pretrained(folder)
     tokens, wanted = _logits(peer)
-    assert np.abs(model.exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
-    manifest = export_model(model, "ort", tmp_path / "artefact", verify=False)
-    assert manifest.operators["GroupQueryAttention"] == len(model.layers)  # type: ignore[arg-type]
+    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
 
 
 def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
