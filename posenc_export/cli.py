@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, prove them, run them.")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
 
-    listing = commands.add_parser("list", help="encodings, targets and presets")
+    listing = commands.add_parser("list", help="encodings, targets, families of checkpoints and presets")
     listing.set_defaults(run=_list)
 
     exporting = commands.add_parser("export", help="write an artefact and prove it")
@@ -82,10 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from posenc_export.catalogue.listing import encodings, presets
+    from posenc_export.catalogue.listing import encodings, families, presets
     from posenc_export.export import TARGETS
 
-    groups = {"encodings": encodings(), "targets": [{"name": n, "graph": t.graph, "cache": t.cache} for n, t in TARGETS.items()], "presets": presets()}
+    targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
+    groups = {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
     if options.json:
         print(json.dumps(groups, indent=1))
         return 0
