@@ -28,12 +28,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
 
 
-def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
-    """Transformers' model and a new session on ours; each is made once."""
+def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
+    """Transformers' model and ours, made once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)
         PEERS[name] = (peer, Sources(from_pretrained(folder)))
-    peer, sources = PEERS[name]
+    return PEERS[name]  # type: ignore[no-any-return]
+
+
+def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
+    """Transformers' model and a new session on ours; each is made once."""
+    peer, sources = _checkpoint(name, folders)
     if (name, target) not in SESSIONS:
         export_model(sources, target, folders / f"{name} {target}", verify=False)
         SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1)
@@ -61,6 +66,13 @@ def test_every_layer_is_one_node_on_ort(name: str, folders: Path) -> None:
     manifest = _prepared(name, "ort", folders)[1].manifest
     by_content = name in BY_CONTENT
     assert manifest.operators.get("GroupQueryAttention", 0) == (0 if by_content else len(manifest.config["order"]))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name])
+def test_a_family_without_rotation_gets_none(name: str, folders: Path) -> None:
+    config = _checkpoint(name, folders)[1].model.config
+    named = [spec["name"] for kind in config.kinds for spec in (*config.tokens.encodings, *kind.attention.encodings)]
+    assert named and set(named) <= {"learned", "alibi", "sinusoidal"}
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_oss"])

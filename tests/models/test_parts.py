@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from msgspec.structs import replace
@@ -153,6 +154,12 @@ def test_a_model_of_these_parts_is_certified(name: str, target: str, tmp_path: P
     manifest = export(_sources(name), target, tmp_path / "a")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
+
+
+def test_layers_of_several_kinds_read_one_table_of_angles(tmp_path: Path) -> None:
+    export(Sources(seeded(_kinds(sees={"name": "window", "size": 5}))), "onnx", tmp_path / "a", verify=False)
+    shapes = [tuple(value.dims) for value in onnx.load(tmp_path / "a" / "model.onnx", load_external_data=False).graph.initializer]
+    assert shapes.count((1100, 8)) == 2  # cosines and sines
 
 
 @pytest.mark.parametrize("name", ["window and bias", "chunk", pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))])
