@@ -1,17 +1,14 @@
 """The `posenc` command: list, export, verify, generate, bench, inspect."""
 
 import argparse
-import codecs
 import json
 import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
-import numpy as np
-
-from posenc_export.commands import export
+from posenc_export.commands import export, generate
 from posenc_export.commands.export import FAILED_CHECK, summary
 from posenc_export.terminal import REFUSED, OneLineParser, Progress, refusal, refuse, show
 
@@ -45,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, prove them, run them.")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
 
-    listing = commands.add_parser("list", help="encodings, targets and presets")
+    listing = commands.add_parser("list", help="encodings, targets, families of checkpoints and presets")
     listing.set_defaults(run=_list)
 
     exporting = commands.add_parser("export", help="write an artefact and prove it")
@@ -58,16 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     verifying.add_argument("--digest", help="the artefact's digest, where it came another way than the files")
     verifying.set_defaults(run=_verify)
 
-    generating = commands.add_parser("generate", help="continue a text with a byte-level decoder")
-    generating.add_argument("folder", type=Path)
-    generating.add_argument("--prompt", required=True)
-    generating.add_argument("--tokens", type=int, default=64)
-    generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
-    generating.add_argument("--top-p", type=float, default=1.0)
-    generating.add_argument("--seed", type=int, default=0)
-    generating.add_argument("--provider", default="auto", help="auto, cpu or cuda")
-    generating.set_defaults(run=_generate)
+    generating = commands.add_parser("generate", help="continue a text with a decoder")
+    generate.add_arguments(generating)
 
     timing = commands.add_parser("bench", help="time prefill and decode of artefacts and runtimes")
     timing.add_argument("folders", type=Path, nargs="+")
@@ -93,10 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from posenc_export.catalogue.listing import encodings, presets
+    from posenc_export.catalogue.listing import encodings, families, presets
     from posenc_export.export import TARGETS
 
-    groups = {"encodings": encodings(), "targets": [{"name": n, "graph": t.graph, "cache": t.cache} for n, t in TARGETS.items()], "presets": presets()}
+    targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
+    groups = {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
     if options.json:
         print(json.dumps(groups, indent=1))
         return 0
@@ -119,31 +109,6 @@ def _verify(options: argparse.Namespace) -> int:
         verdict = "passed" if certificate["passed"] else "FAILED"
         print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
     return 0 if certificate["passed"] else FAILED_CHECK
-
-
-def _generate(options: argparse.Namespace) -> int:
-    from posenc_export.runtime import load
-
-    if options.tokens < 1:
-        raise ValueError(f"generate: tokens is at least 1, got {options.tokens}; give --tokens N")
-    session = load(options.folder, options.provider).session()
-    if session.manifest.vocabulary != 256:
-        raise ValueError(f"generate: the artefact is a byte-level decoder (vocabulary 256), got kind {session.manifest.kind}; drive it through posenc_export.load")
-    prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
-    if not prompt:
-        raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
-    shown, decoder = prompt.decode(errors="replace"), codecs.getincrementaldecoder("utf-8")(errors="replace")
-    made: List[int] = []
-    for token in session.generate([np.array(list(prompt))], options.tokens, options.temperature, options.top_k, options.top_p, options.seed):
-        if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
-            print(("" if made else shown) + decoder.decode(bytes([int(token[0])])), end="", flush=True)
-        elif len(made) % 256 == 255:
-            options.say(f"{len(made) + 1} of {options.tokens} tokens")
-        made.append(int(token[0]))
-    options.say.close()
-    text = bytes(made).decode(errors="replace")
-    print(json.dumps({"prompt": shown, "text": text, "tokens": made}) if options.json else decoder.decode(b"", final=True))
-    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

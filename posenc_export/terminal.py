@@ -18,6 +18,7 @@ EXTRAS = {
     "safetensors": "export",
     "onnxruntime": "cpu' or 'posenc-export[gpu",
     "matplotlib": "report",
+    "tokenizers": "text",
 }
 
 

@@ -95,9 +95,9 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     (row,) = _answer(["export", "tiny-rope", "--target", "ort", "-o", folder], capsys)  # type: ignore[misc]
     assert row["passed"]
     assert _answer(["inspect", folder], capsys)["operators"]["GroupQueryAttention"] == 5  # type: ignore[index]
-    text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--tokens", "24"], capsys)
+    text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
-    assert main(["generate", folder, "--prompt", "x" * 5000, "--tokens", "1"]) == 2
+    assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
     assert "positions are 0 .. 4095" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
     assert "provider cuda" in capsys.readouterr().err
@@ -108,7 +108,7 @@ import sys
 for name in ("torch", "onnx", "onnx_ir", "onnxscript"):
     sys.modules[name] = None
 from posenc_export.cli import main
-assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--tokens", "5"]) == 0
+assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "5"]) == 0
 """
 
 

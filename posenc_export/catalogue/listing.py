@@ -1,11 +1,14 @@
-"""What is registered, as rows of a table: encodings with hook, state, parameters and source; presets with their sizes."""
+"""What is registered, as rows of a table: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
 
+import importlib
 import inspect
 import sys
 from typing import Dict, List
 
 from posenc_export import encodings as registry
 from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.models.families import FILES
+from posenc_export.models.families import __name__ as PLACE
 from posenc_export.models.presets import PRESETS
 
 HOOKS = {"embed": "embed", "embed_next": "embed", "rotate": "rotate", "bias": "bias", "observe": "observe", "rescore": "rescore"}
@@ -40,6 +43,12 @@ def encodings() -> List[Dict[str, str]]:
         defaults = [f"{key}={p.default}" for key, p in registry.parameters(name).items()]
         rows.append({"name": name, "hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(defaults) or "-", "source": source_of(name)})
     return rows
+
+
+def families() -> List[Dict[str, str]]:
+    """One row per model_type that from_pretrained reads: name, and what it is."""
+    said = {name: str(importlib.import_module(f"{PLACE}.{file}").__doc__) for name, file in FILES.items()}
+    return [{"name": name, "what": text.partition("\n")[0]} for name, text in said.items()]
 
 
 def presets() -> List[Dict[str, str]]:

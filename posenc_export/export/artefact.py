@@ -12,12 +12,14 @@ from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import bound_of, check
+from posenc_export.models.stack import Stack
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 
 Progress = Callable[[str], None]
 MAKERS = ("torch", "onnx", "onnxscript")
+TOKENIZER = "tokenizer.json"  # as the tokenizers library writes it
 
 
 def silent(_: str) -> None:
@@ -36,7 +38,7 @@ def export(
     """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
 
     Args:
-        model: a Decoder, Encoder or AttentionBlock, float32; its weights are left as they are. For several targets, Sources(model): traced once for all.
+        model: a Stack or AttentionBlock, float32; its weights are left as they are. For several targets, Sources(model): traced once for all.
         target: a name in TARGETS.
         folder: made or, where it holds an artefact, replaced.
         signature: "positions" (position_ids) or "mask" (attention_mask).
@@ -112,10 +114,12 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
-    listed = {path.name: files.entry(path) for path in sorted(folder.iterdir())}
+    if isinstance(source.model, Stack) and source.model.text.tokenizer:
+        files.write(folder / TOKENIZER, source.model.text.tokenizer)
+    listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
-    return check(folder, source.model, expected, say) if verify else manifest
+    return check(folder, manifest, source.model, expected, say) if verify else manifest
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:

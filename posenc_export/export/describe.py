@@ -51,6 +51,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         axes=model.axes,
         chunk=min(encoding.chunk for encoding in (model.token_encoding, *(attention.encoding for attention in model.attentions()))),
         step_weights=step_weights(model),
+        stop_ids=list(model.text.stop_ids) if isinstance(model, Stack) else [],
         source=dict(getattr(model, "source", {})),
         **geometry,
     )

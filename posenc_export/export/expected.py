@@ -1,20 +1,20 @@
 """What the eager module, in float32 whatever the artefact's dtype, gives for the inputs of a proof."""
 
-import copy
 from typing import Tuple
 
 import numpy as np
 
 from posenc_export.export.describe import Model, eager
+from posenc_export.export.source import in_dtype
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import CHUNK, Beside, Expected, beside_inputs, case_inputs, fill_inputs, starts
+from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, fill_chunk, fill_inputs, starts
 from posenc_export.runtime.reference import LAST, has_beside
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 from posenc_export.runtime.torch_graph import TorchGraph
 
-KEPT = 1 << 26  # numbers of a filled cache's outputs, 256 MiB: the end of it, where the vocabulary is large
+KEPT = 1 << 22  # numbers of a filled cache's outputs, 16 MiB: the end of it, where the vocabulary is large
 
 
 def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
@@ -31,7 +31,7 @@ def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected
 
 def eager_session(model: Model) -> Session:
     """A session on the model in float32."""
-    module, described = eager(copy.deepcopy(model).float().eval())
+    module, described = eager(in_dtype(model, "float32"))
     return Loaded(TorchGraph(module, described)).session()
 
 
@@ -55,11 +55,11 @@ def _beside(session: Session, manifest: Manifest) -> Beside:
 
 def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
     tokens, parts = fill_inputs(manifest), []
-    length = tokens.shape[1]
+    length, chunk = tokens.shape[1], fill_chunk(manifest)
     compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
     session.reset()
-    for first in range(0, length, CHUNK):
-        made = session.prefill(_wide(tokens[:, first : first + CHUNK]))
+    for first in range(0, length, chunk):
+        made = session.prefill(_wide(tokens[:, first : first + chunk]))
         parts.append(made[:, max(compared - first, 0) :].copy())
     return tokens, np.concatenate(parts, axis=1)
 

@@ -1,4 +1,4 @@
-"""From a semantic graph to model.onnx: lower for the target, strip, save."""
+"""From a semantic graph to model.onnx and model.onnx.data: lower for the target, strip, save."""
 
 import collections
 from pathlib import Path
@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from posenc_export.export import external_data
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
 from posenc_export.export.source import Source
 from posenc_export.runtime import files
@@ -20,7 +21,7 @@ PRODUCER = "posenc_export"
 
 
 def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
-    """Write folder/model.onnx; the manifest comes back with the inputs, states, opset and operators of the graph.
+    """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         opset: of the file, at least that of the trace.
@@ -38,9 +39,12 @@ def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequenc
     rewriter.finish()
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model, opset)
-    files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString())
+    weights = external_data.move_out(graph, folder)
+    written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
+    if weights is not None:
+        written[external_data.FILE_NAME] = weights
     operators = collections.Counter(node.op_type for node in graph)
-    return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())))
+    return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:

@@ -52,9 +52,14 @@ class Sources:
     def of(self, dtype: str) -> Source:
         """The model in a dtype, in eval mode."""
         if dtype not in self._by_dtype:
-            ready = dtype_of(self.model) == dtype and not self.model.training
-            self._by_dtype[dtype] = Source(self.model if ready else copy.deepcopy(self.model).to(getattr(torch, dtype)).eval())
+            self._by_dtype[dtype] = Source(in_dtype(self.model, dtype))
         return self._by_dtype[dtype]
+
+
+def in_dtype(model: Model, dtype: str) -> Model:
+    """The model in a dtype and in eval mode: itself where it is, else a copy."""
+    ready = dtype_of(model) == dtype and not model.training
+    return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
 def _traced(model: Model, manifest: Manifest) -> ir.Model:

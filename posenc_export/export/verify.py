@@ -1,14 +1,13 @@
 """Prove an artefact against its module: the grid of scenarios against the eager module, and the eager module against the float64 oracle."""
 
-import copy
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import numpy as np
-import torch
 
-from posenc_export.export.describe import Model, dtype_of
+from posenc_export.export.describe import Model
 from posenc_export.export.expected import of_module
+from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
 from posenc_export.models.config import from_json, to_json, widest
 from posenc_export.models.presets import rebuild
@@ -16,7 +15,9 @@ from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import LONGEST, Expected, measure, rounded_up, where
+from posenc_export.runtime.measuring import measure, sessions
+from posenc_export.runtime.model import Model as Loaded
+from posenc_export.runtime.proof import Expected, rounded_up, where
 
 Progress = Callable[[str], None]
 
@@ -51,26 +52,27 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
         ValueError: not an artefact, or a model whose description differs.
     """
     folder = Path(folder)
-    manifest = manifests.read(folder)
+    loaded = single_threaded(folder, provider)
+    manifest = loaded.manifest
     model = rebuild(from_json(manifest.config), manifest.source) if model is None else model
     if to_json(model.config) != manifest.config:
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
-    if dtype_of(model) != manifest.dtype:
-        model = copy.deepcopy(model).to(getattr(torch, manifest.dtype))
-    session = single_threaded(folder, manifest, provider)
-    certificate = certify(session, model.eval(), of_module(model, manifest), progress or (lambda _: None))
+    model = in_dtype(model, manifest.dtype)
+    session, *beside = sessions(loaded, 1)
+    certificate = certify(session, model, of_module(model, manifest), progress or (lambda _: None), beside)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
 
-def check(folder: Path, model: Model, expected: Expected, progress: Progress) -> Manifest:
+def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:
     """Certify a fresh export against what its module gives.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    manifest = manifests.read(folder)
-    certificate = certify(single_threaded(folder, manifest, "cpu"), model, expected, progress)
+    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded: its weights and a head in float64 would add up
+    session, *beside = sessions(single_threaded(folder, "cpu"), 1)
+    certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -78,16 +80,18 @@ def check(folder: Path, model: Model, expected: Expected, progress: Progress) ->
     return manifest
 
 
-def single_threaded(folder: Path, manifest: Manifest, provider: str) -> Session:
-    """A session in which the order of sums, and so the figures of a certificate, are the same on every run."""
-    return load(folder, provider=provider, threads=1).session(capacity=min(manifest.max_positions, LONGEST))
+def single_threaded(folder: Path, provider: str) -> Loaded:
+    """The artefact with one thread for an operator: the order of sums, and so the figures of a certificate, are the same on every run."""
+    return load(folder, provider=provider, threads=1)
 
 
-def certify(session: Session, model: Model, expected: Expected, progress: Progress) -> Dict[str, Any]:
-    """Run every cell on a session, against what the eager module gives, and that against the oracle."""
-    manifest, exact = session.manifest, copy.deepcopy(model).float().eval()
-    bound = bound_of(model, manifest)
-    cells = {**measure(session, expected, progress), **_oracle_cells(exact, manifest, expected)}
+def certify(session: Session, model: Model, expected: Expected, progress: Progress, beside: Sequence[Session] = ()) -> Dict[str, Any]:
+    """Run every cell on a session, and those beside it, against what the eager module gives, and that against the oracle."""
+    return _certificate(session, model, {**measure(session, expected, progress, beside), **oracle_cells(model, session.manifest, expected)})
+
+
+def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
+    bound = bound_of(model, session.manifest)
     return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
 
 
@@ -96,9 +100,9 @@ def bound_of(model: Model, manifest: Manifest) -> float:
     return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
 
 
-def _oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:
+def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:
     """Errors of what is expected, row by row, against the formulas in float64."""
-    cells = {}
+    cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], np.stack([oracle.full_pass(model, row, start) for row in case.tokens[:1]]))
     beside = expected.beside

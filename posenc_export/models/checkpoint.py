@@ -177,6 +177,28 @@ def read_config(folder: Path) -> Dict[str, Any]:
     return _json(folder / "config.json")
 
 
+def read_tokenizer(folder: Path) -> bytes:
+    """tokenizer.json as it is; empty where there is none."""
+    path = folder / "tokenizer.json"
+    return path.read_bytes() if path.is_file() else b""
+
+
+def read_stop_ids(folder: Path, vocabulary: int) -> Tuple[int, ...]:
+    """The ids that end a text: eos_token_id of generation_config.json, or of config.json where that does not say. Ids beyond the vocabulary are never met.
+
+    Raises:
+        ValueError: no whole numbers of 0 or more.
+    """
+    given = None
+    for name in ("generation_config.json", "config.json"):
+        if given is None and (folder / name).is_file():
+            given = _json(folder / name).get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f"checkpoint: eos_token_id is null, a whole number of 0 or more, or a list of these, got {given!r}; correct generation_config.json")
+    return tuple(one for one in ids if one < vocabulary)
+
+
 def read_tensors(path: Path) -> Dict[str, Tensor]:
     """All tensors of one .safetensors file, float32.
 

@@ -1,7 +1,7 @@
 """The rotation a transformers configuration describes, as the specification of an encoding; every key is consumed or refused by name."""
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 Spec = Dict[str, Any]
 # Keys of rope_parameters that each kind takes: ours by theirs. Their meaning is that of transformers.modeling_rope_utils.
@@ -71,29 +71,6 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     if nested:
         raise ValueError(f"hugging_face: rope_parameters is nested for all layer types or none, got {', '.join(map(str, given))}")
     return _spec(config, given)
-
-
-def layer_encodings(config: Mapping[str, Any]) -> Tuple[Spec, ...]:
-    """One specification per layer, for DecoderConfig.layer_encodings: by `layer_types` where `rope_parameters` is nested by them, without rotation where
-    `no_rope_layers` has a 0 (Llama 4, with its temperature where attn_temperature_tuning is set; SmolLM3). What a layer may see (windows, chunks) is not read.
-
-    Raises:
-        ValueError: as rope_spec; a list of another length than num_hidden_layers, a layer type without rope_parameters.
-    """
-    layers = _whole("num_hidden_layers", config.get("num_hidden_layers"))
-    spec, types, turned = rope_spec(config), config.get("layer_types") or [], config.get("no_rope_layers") or [1] * layers
-    by_type = {} if "name" in spec else spec
-    for name, given in (("layer_types", types if by_type else range(layers)), ("no_rope_layers", turned)):
-        if len(given) != layers:
-            raise ValueError(f"hugging_face: {name} has an entry for each of {layers} layers, got {len(given)}")
-    unknown = sorted(set(map(str, types)) - set(by_type)) if by_type else []
-    if unknown:
-        raise ValueError(f"hugging_face: rope_parameters has an entry for every layer type, got none for {', '.join(unknown)}")
-    plain: Spec = {"name": "nope"}
-    if config.get("attn_temperature_tuning"):
-        temperature, period = _number("attn_scale", config.get("attn_scale")), _whole("floor_scale", config.get("floor_scale"))
-        plain = {"name": "logn", "form": "steps", "temperature": temperature, "period": period}
-    return tuple((by_type[types[layer]] if by_type else spec) if turned[layer] else plain for layer in range(layers))
 
 
 def _spelled(config: Mapping[str, Any]) -> Dict[str, Any]:

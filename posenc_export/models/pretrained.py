@@ -9,10 +9,10 @@ import torch
 from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import Checkpoint, Shape, read_config
+from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_stop_ids, read_tokenizer
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.rules import Rule, Table
-from posenc_export.models.stack import Stack
+from posenc_export.models.stack import Stack, Text
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, read by none after
@@ -23,7 +23,8 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
     """A model with the weights of a checkpoint, float32, in eval mode.
 
     Args:
-        path: a folder with config.json and model.safetensors (or pytorch_model.bin, or either in shards), as transformers saves it.
+        path: a folder with config.json and model.safetensors (or pytorch_model.bin, or either in shards), as transformers saves it; tokenizer.json and
+            generation_config.json, where they are there, go with a decoder into its artefacts.
         layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
 
@@ -46,6 +47,8 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
             with torch.device("meta"):
                 model = AttentionBlock(_alone(config, layer))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
+    if isinstance(model, Stack) and config.head is not None:
+        model.text = Text(read_tokenizer(folder), read_stop_ids(folder, config.tokens.vocabulary))
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()
@@ -101,6 +104,8 @@ def _fill(model: Any, checkpoint: Checkpoint, sources: Dict[str, Source], within
             homes.setdefault(id(parameter), []).append((module, name))
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
-        made = torch.nn.Parameter(rule.form([checkpoint.tensor(given) for given in shapes], attention))
+        formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
+        whole = formed.untyped_storage().nbytes() == formed.nbytes  # a part of another tensor would hold all of it
+        made = torch.nn.Parameter(formed if whole else formed.clone())
         for module, short in homes[id(parameter)]:
             setattr(module, short, made)

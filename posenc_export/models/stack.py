@@ -1,6 +1,7 @@
 """Tokens, layers and a head, as a description has them: decoders and encoders of every family."""
 
 import json
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -32,6 +33,19 @@ class Shelf:
         if made.shared:
             self._made[key] = made
         return made
+
+
+@dataclass(frozen=True)
+class Text:
+    """What turns text into token ids and says where a text ends: it travels with the artefact of a decoder.
+
+    Args:
+        tokenizer: tokenizer.json of the tokenizers library; empty for none.
+        stop_ids: token ids that end a text.
+    """
+
+    tokenizer: bytes = b""
+    stop_ids: Tuple[int, ...] = ()
 
 
 class Mask(torch.nn.Module):
@@ -167,9 +181,12 @@ class Stack(torch.nn.Module):
         ValueError: a tied head where the token table is of another width, encodings at a place where they do not act, segments in a model with a cache.
     """
 
+    __jit_ignored_attributes__ = ["text"]
+
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
+        self.text = Text()
         self.config = config
         width, kinds, shelf = config.width, config.kinds, Shelf()
         geometries = [kind.attention.geometry(width, config.max_positions) for kind in kinds]

@@ -63,14 +63,14 @@ def verify(
         ValueError: as `load`; an artefact without a reference.
         ModuleNotFoundError: as `load`.
     """
-    from posenc_export.runtime import proof, reference
+    from posenc_export.runtime import measuring, proof, reference
 
     folder = locate(folder)
     model = load(folder, provider, threads, digest)
     manifest = model.manifest
     expected = reference.read(manifest, folder)
-    session = model.session(capacity=min(manifest.max_positions, proof.LONGEST))
-    cells, bound = proof.measure(session, expected, progress or (lambda _: None)), manifest.reference.tolerance  # type: ignore[union-attr]
+    session, *beside = measuring.sessions(model, threads)
+    cells, bound = measuring.measure(session, expected, progress or (lambda _: None), beside), manifest.reference.tolerance  # type: ignore[union-attr]
     found = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
     if not record:
         return found

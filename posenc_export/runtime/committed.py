@@ -56,7 +56,7 @@ class Caches(Protocol):
         """How to run one token for each of the first `rows` rows, reading `feeds` anew each time."""
 
     def reserve(self, slots: int, rows: int) -> "Caches":
-        """Room for `rows` rows of `slots` slots."""
+        """Room for `rows` rows of `slots` slots; no slot behind these holds a token."""
 
     def cut(self, keep: np.ndarray) -> "Caches":
         """Growing states with the columns behind the last kept one dropped and those not kept [B,columns] filled."""

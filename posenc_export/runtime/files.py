@@ -3,8 +3,9 @@
 import hashlib
 import os
 import secrets
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Union
+from typing import BinaryIO, Iterator, Union
 
 from posenc_export.runtime.schema import File, Manifest
 
@@ -31,10 +32,43 @@ def replace(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def write(path: Path, content: bytes) -> None:
-    """A file that is on the disk, not only in memory, when this returns."""
-    with path.open("wb") as stream:
+def write(path: Path, content: bytes) -> File:
+    """A file that is on the disk, not only in memory, when this returns; its digest and size."""
+    with writing(path) as stream:
         stream.write(content)
+    return stream.entry()
+
+
+class Hashed:
+    """A file that is being written, in one pass with its digest.
+
+    Args:
+        stream: open for writing, at the beginning of the file.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._hash, self.bytes = stream, hashlib.sha256(), 0
+
+    def write(self, content: Union[bytes, memoryview]) -> None:
+        """Add bytes at the end."""
+        self._stream.write(content)
+        self._hash.update(content)
+        self.bytes += len(content)
+
+    def align(self, to: int) -> None:
+        """Add zeros up to the next multiple of `to` bytes."""
+        self.write(bytes(-self.bytes % to))
+
+    def entry(self) -> File:
+        """Digest and size of what was written so far."""
+        return File(self._hash.hexdigest(), self.bytes)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Hashed]:
+    """A file to be written in parts; on the disk, not only in memory, when the context ends."""
+    with path.open("wb") as stream:
+        yield Hashed(stream)
         stream.flush()
         os.fsync(stream.fileno())
 

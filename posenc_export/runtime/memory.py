@@ -49,7 +49,7 @@ class Memory:
         """The state with an empty row for each start [n] behind its own."""
         assert state.caches is not None
         first, end = state.rows, state.rows + len(starts)
-        caches = state.caches.reserve(0, end)
+        caches = state.caches.reserve(self.used(state), end)
         if self.replaces:
             caches = caches.restored({row: () for row in range(first, end)})
         held, begin = np.concatenate((state.held, np.zeros_like(starts))), np.concatenate((state.start, starts))

@@ -93,7 +93,7 @@ class OrtCaches:
         capacity = wanted if slots > self.capacity else self.capacity
         room = max(rows, 2 * self.rows) if rows > self.rows else self.rows
         larger = dataclasses.replace(self, rows=room, capacity=capacity)
-        return larger._moved(lambda state: state.update == "in_place" or room > self.rows)
+        return larger._moved(lambda state: state.update == "in_place" or room > self.rows, slots)
 
     def cut(self, keep: np.ndarray) -> "OrtCaches":
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
@@ -181,21 +181,24 @@ class OrtCaches:
         if columns <= self.room:
             return self
         larger = dataclasses.replace(self, room=max(2 * self.room, -(-columns // GROWTH) * GROWTH))
-        return larger._moved(lambda state: state.update == "append")
+        return larger._moved(lambda state: state.update == "append", 0)
 
-    def _moved(self, chosen: Callable[[State], bool]) -> "OrtCaches":
-        """New buffers of these sizes for the chosen states, with the content of the old ones."""
+    def _moved(self, chosen: Callable[[State], bool], slots: int) -> "OrtCaches":
+        """New buffers of these sizes for the chosen states, with the content of the old ones: of those in place, that of the first `slots` slots."""
         past, present = [], []
         for state, old, following in zip(self.manifest.states, self.past, self.present, strict=True):
-            buffer = self._enlarged(state, old) if chosen(state) else old
+            buffer = self._enlarged(state, old, slots) if chosen(state) else old
             past.append(buffer)
             present.append(buffer if state.update == "in_place" else self._buffer(state) if chosen(state) else following)
         return dataclasses.replace(self, past=tuple(past), present=tuple(present))
 
-    def _enlarged(self, state: State, old: Buffer) -> Buffer:
+    def _enlarged(self, state: State, old: Buffer, slots: int) -> Buffer:
         buffer = self._buffer(state)
-        content = buffer.array
-        content[tuple(slice(0, size) for size in old.shape)] = old.read()
+        content, valid = buffer.array, [slice(size) for size in old.shape]
+        if state.update == "in_place":  # what stands behind is not read, and memory that nobody writes costs none
+            valid[state.axis] = slice(slots)
+        part = old.read()[tuple(valid)]
+        content[tuple(slice(size) for size in part.shape)] = part
         buffer.write(content)
         return buffer
 

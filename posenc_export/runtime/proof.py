@@ -1,7 +1,7 @@
-"""What an artefact must give, and the measuring of whether it does: numpy and a session, no torch.
+"""What an artefact must give: numpy and its manifest, no torch.
 
 An artefact carries its reference: inputs follow from a seed, expected outputs stand in a file. `expected` of any origin, that file or the live module,
-is compared by the same grid of scenarios.
+is compared by the same grid of scenarios (runtime/measuring.py).
 
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
@@ -14,24 +14,21 @@ import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.numerics import worst_error
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.guests import WithGuests
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.scenarios import Case, Scenario, admitted, grid, grid_of_whole_calls
+from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 
 BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: long enough for every cut, short enough for an oracle that goes entry by entry
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
 CHUNK = 512
-GUEST_LENGTH = 8  # tokens that a guest row may need
 SEGMENT_PADDING = 3  # columns in front of the first row
 FAILED = 1e300
+WIDEST = 1 << 22  # numbers of the outputs of one call that fills a cache, 16 MiB: fewer tokens at a time where the vocabulary is large
 
 
 @dataclass(frozen=True)
@@ -66,33 +63,6 @@ class Expected:
     cases: Dict[int, Case]
     beside: Optional[Beside]
     filled: Optional[Tuple[np.ndarray, np.ndarray]]
-
-
-def measure(session: Session, expected: Expected, progress: Callable[[str], None]) -> Dict[str, float]:
-    """The worst error of every cell of the grid, by name, relative to the largest expected output."""
-    manifest, cells = session.manifest, {}
-
-    def worst(pairs: Iterator[Tuple[np.ndarray, np.ndarray]]) -> float:
-        try:
-            return max(worst_error(_of(expected.columns, actual), _of(expected.columns, wanted)) for actual, wanted in pairs)
-        except GraphError:  # no answer is as far from the right one as any
-            return math.inf
-
-    for start, largest in expected.cases.items():
-        progress(f"{manifest.target}: verifying from position {start}")
-        for batch in BATCHES:
-            case = largest.rows(batch)
-            for name, scenario in _scenarios(manifest, case).items():
-                session.reset()
-                cells[f"batch {batch}, start {start}: {name}"] = worst(scenario(session, case))
-    session.reset()
-    if expected.beside is not None:
-        cells["coordinates" if manifest.axes else "segments"] = worst((_coordinates if manifest.axes else _segments)(session, expected.beside))
-    if expected.filled is not None:
-        progress(f"{manifest.target}: verifying a full cache")
-        session.reset()
-        cells["cache filled to its end"] = worst(_filled(session, *expected.filled))
-    return {name: rounded_up(error) for name, error in cells.items()}
 
 
 def starts(manifest: Manifest) -> List[int]:
@@ -132,6 +102,11 @@ def fill_inputs(manifest: Manifest) -> np.ndarray:
     return inputs(manifest, (1, min(manifest.max_positions, LONGEST)), "tokens to fill a cache")
 
 
+def fill_chunk(manifest: Manifest) -> int:
+    """How many of them are fed at a time."""
+    return max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
+
+
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     """Tokens, or hidden states of variance 1, that follow from a name alone, on every machine and in every version of numpy."""
     vocabulary = manifest.vocabulary
@@ -154,58 +129,9 @@ def rounded_up(error: float) -> float:
     return float(f"{1.05 * error:.1e}")
 
 
-def _of(columns: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """The compared numbers of an output; what is expected may hold these only."""
-    return output if output.shape[-1] == len(columns) else output[..., columns]
-
-
 def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     count = math.prod(shape)
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
-
-
-def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
-    """What the artefact must go through, by name; where rows fill their own slots, with rows that come and go too."""
-    length = case.tokens.shape[1]
-    if not manifest.states:
-        return grid_of_whole_calls(length)
-    alone = grid(length)
-    if manifest.layout == "columns" or length < GUEST_LENGTH:
-        return alone
-    cells = {**alone, "rows come and go": admitted}
-    if case.start == 0 and len(case.tokens) > 1:
-        cells |= {f"{name}, beside guests": _beside_guests(scenario) for name, scenario in alone.items()}
-    return cells
-
-
-def _beside_guests(scenario: Scenario) -> Scenario:
-    """The scenario on rows that share their batch with others."""
-    return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1), case)  # type: ignore[arg-type]
-
-
-def _coordinates(session: Session, beside: Beside) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Every token at a place of its own on every axis, in chunks; then back and again: what is fed behind a rewind has its coordinates too."""
-    yield session.prefill(beside.tokens, chunk=7, grid=beside.numbers), beside.full
-    for back in range(1, min(6, beside.tokens.shape[1])) if session.manifest.states else ():
-        session.rewind(back)
-        yield session.prefill(beside.tokens[:, -back:], grid=beside.numbers[:, :, -back:]), beside.full[:, -back:]
-
-
-def _segments(session: Session, beside: Beside) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Every token of a segment of its own, behind padding."""
-    yield session.prefill(beside.tokens, attention_mask=beside.mask, token_types=beside.numbers), beside.full
-
-
-def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """A prompt in chunks up to the last position, the last token as a step; compared where something is expected."""
-    length, compared = tokens.shape[1], tokens.shape[1] - last.shape[1]
-    for first in range(0, max(length - 1, 1), CHUNK):
-        end = min(first + CHUNK, max(length - 1, 1))
-        made, begin = session.prefill(tokens[:, first:end]), max(compared, first)
-        if begin < end:
-            yield made[:, begin - first :], last[:, begin - compared : end - compared]
-    if length > 1:
-        yield session.step(tokens[:, -1]), last[:, -1]
 
 
 def where(session: Session) -> str:

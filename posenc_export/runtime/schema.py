@@ -108,6 +108,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         axes: coordinates of a token beside its place; where above 0, position_ids is [1+axes,B,S], the place first.
         chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
         step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
+        stop_ids: token ids that end a text.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
@@ -131,6 +132,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     chunk: AtLeastOne = 512
     step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)

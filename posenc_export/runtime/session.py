@@ -3,7 +3,7 @@
 Shapes: B batch, S new tokens. Whatever padding comes in, rows are fed with their valid tokens first; the graph sees -1 only behind them.
 """
 
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -221,13 +221,28 @@ class Session:
         self._now = self._memory.without(state, int(row))
         self._settle()
 
-    def generate(self, prompt: Rows, tokens: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> Iterator[np.ndarray]:
-        """Yield the next ids [B] int64, `tokens` times, after a prompt [B,S] or list of rows; arguments as sampling.choose. The last ids are not fed.
+    def generate(
+        self,
+        prompt: Rows,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Optional[Sequence[int]] = None,
+    ) -> Iterator[np.ndarray]:
+        """Yield the next ids [B] int64 after a prompt [B,S] or list of rows, until every row has ended. The last ids are not fed.
+
+        Args:
+            prompt: ids of each row.
+            max_tokens: ids of a row at most.
+            temperature, top_k, top_p, seed: as sampling.choose.
+            stop: ids that end a row, which gives -1 from then on; those of the artefact (Manifest.stop_ids) where None.
 
         Raises:
-            ValueError: as prefill and step; a model without a vocabulary, a row without tokens, fewer than 1 token. At the first id, as with any generator.
+            ValueError: as prefill and step; a model without a vocabulary, a row without tokens, max_tokens below 1. At the first id, as with any generator.
         """
-        return generation.generate(self, prompt, tokens, temperature, top_k, top_p, seed)
+        return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop)
 
     def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
         """Position of each row's first token [B] int64, where a call of `count` rows may follow."""

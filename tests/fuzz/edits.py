@@ -23,6 +23,11 @@ def _graph(folder: Path) -> Path:
     return next(path for path in sorted(folder.iterdir()) if path.name.startswith("model."))
 
 
+def _weights(folder: Path) -> Path:
+    """The weights beside a graph; the file with both, where one holds them."""
+    return next(path for path in sorted(folder.iterdir(), reverse=True) if path.name.startswith("model."))
+
+
 def flip_bytes(path: Path, chance: Random) -> None:
     """Up to 8 bytes become others; half of the time near each other."""
     content = bytearray(path.read_bytes())
@@ -172,6 +177,10 @@ def _in_graph(edit: Edit) -> Edit:
     return lambda folder, chance: edit(_graph(folder), chance)
 
 
+def _in_weights(edit: Edit) -> Edit:
+    return lambda folder, chance: edit(_weights(folder), chance)
+
+
 def _in_manifest(edit: Edit) -> Edit:
     return lambda folder, chance: edit(folder / FILE_NAME, chance)
 
@@ -180,6 +189,9 @@ RESEALED_EDITS: Dict[str, Edit] = {
     "bytes of the graph": _in_graph(flip_bytes),
     "end of the graph": _in_graph(truncate),
     "part of the graph": _in_graph(splice),
+    "bytes of the weights": _in_weights(flip_bytes),
+    "end of the weights": _in_weights(truncate),
+    "part of the weights": _in_weights(splice),
     "entries of the graph": _entries,
     "another graph": _other_graph,
     "value of the manifest": _manifest_value,

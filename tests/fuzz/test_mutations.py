@@ -82,7 +82,7 @@ def test_verification_that_passes_other_numbers_is_found(made: Dict[str, Path], 
     assert judge(made["ort"]) == PROVED
     export(seeded(block("nope", max_positions=64), seed=1), "ort", tmp_path / "other", verify=False)
     assert judge(tmp_path / "other") == "verification passes an artefact that gives other numbers"
-    for name in ("model.onnx", "posenc.json"):
+    for name in ("model.onnx", "model.onnx.data", "posenc.json"):
         (tmp_path / "other" / name).write_bytes((made["ort"] / name).read_bytes())
     mutations.reseal(tmp_path / "other")
     assert judge(tmp_path / "other") == DISPROVED  # the reference is another one's

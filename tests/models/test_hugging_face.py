@@ -9,7 +9,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.encodings.rotary import Rotary
-from posenc_export.models.hugging_face import layer_encodings, rope_spec
+from posenc_export.models.hugging_face import rope_spec
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 utils = pytest.importorskip("transformers.modeling_rope_utils", reason="transformers has no modeling_rope_utils")
@@ -139,19 +139,6 @@ def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
         "full_attention": {"name": "rope_linear", "theta": 1e6, "factor": 8.0},
     }
 
-
-def test_layers_take_their_rotation_by_type_and_llama_4_leaves_some_out() -> None:
-    nested = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    near, far = {"name": "rope", "theta": 1e4}, {"name": "rope_linear", "theta": 1e6, "factor": 8.0}
-    assert layer_encodings({"num_hidden_layers": 3, "layer_types": types, "rope_parameters": nested}) == (near, far, near)
-    llama = {"num_hidden_layers": 4, "rope_theta": 1e4, "no_rope_layers": [1, 1, 1, 0], "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192}
-    assert layer_encodings(llama) == (near, near, near, {"name": "logn", "form": "steps", "temperature": 0.1, "period": 8192})
-    assert layer_encodings({**llama, "attn_temperature_tuning": False})[3] == {"name": "nope"}
-    unknown = {"num_hidden_layers": 1, "layer_types": ["x"], "rope_parameters": nested}
-    for config, message in (({**llama, "num_hidden_layers": 5}, "each of 5 layers, got 4"), (unknown, "none for x")):
-        with pytest.raises(ValueError, match=message):
-            layer_encodings(config)
 
 
 @pytest.mark.parametrize(

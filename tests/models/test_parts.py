@@ -1,9 +1,11 @@
 """Parts of models: each against its own formula in float64, and whole models made of them on every target against the float64 oracle."""
 
+import functools
 from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from msgspec.structs import replace
@@ -118,7 +120,13 @@ MODELS: Dict[str, Any] = {
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
     "no segments": (replace(encoder("learned"), tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
-QUICK = ("all of them", "chunk", "near", "no segments")
+QUICK = {"all of them": ("ort", "onnx-static", "torchscript"), "chunk": ("ort", "torchscript"), "near": ("torchscript",), "no segments": ("torchscript",)}
+
+
+@functools.lru_cache(2)
+def _sources(name: str) -> Sources:
+    """A model, traced once for all targets."""
+    return Sources(_spread(seeded(MODELS[name][0])))
 
 
 def _spread(model: Any) -> Any:
@@ -133,27 +141,38 @@ def _spread(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in MODELS])
-def test_a_model_of_these_parts_is_certified_on_every_target(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, marks=[pytest.mark.xdist_group(name), *([] if target in QUICK.get(name, ()) else [pytest.mark.exhaustive])])
+        for name in MODELS
+        for target in TARGETS
+    ],
+)
+def test_a_model_of_these_parts_is_certified(name: str, target: str, tmp_path: Path) -> None:
     config, nodes = MODELS[name]
-    sources = Sources(_spread(seeded(config)))
-    for target in TARGETS:
-        manifest = export(sources, target, tmp_path / target)
-        assert manifest.certificate is not None and manifest.certificate["passed"]
-        assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
+    manifest = export(_sources(name), target, tmp_path / "a")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
 
 
-@pytest.mark.parametrize("name", ["all of them", "window and bias", "chunk"])
-@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static", "torchscript")])
+def test_layers_of_several_kinds_read_one_table_of_angles(tmp_path: Path) -> None:
+    export(Sources(seeded(_kinds(sees={"name": "window", "size": 5}))), "onnx", tmp_path / "a", verify=False)
+    shapes = [tuple(value.dims) for value in onnx.load(tmp_path / "a" / "model.onnx", load_external_data=False).graph.initializer]
+    assert shapes.count((1100, 8)) == 2  # cosines and sines
+
+
+@pytest.mark.parametrize("name", ["window and bias", "chunk", pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))])
+@pytest.mark.parametrize("target", ["torchscript", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static"))])
 def test_under_an_attention_mask_with_gaps_windows_count_positions(name: str, target: str, tmp_path: Path) -> None:
-    manifest = export(Sources(_spread(seeded(MODELS[name][0]))), target, tmp_path / "a", signature="mask")
+    manifest = export(_sources(name), target, tmp_path / "a", signature="mask")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 @pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
 @pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")])
 def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
-    manifest = export(Sources(_spread(seeded(MODELS[name][0]))), target, tmp_path / "a", dtype="float16")
+    manifest = export(_sources(name), target, tmp_path / "a", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 

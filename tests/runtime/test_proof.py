@@ -61,7 +61,8 @@ def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(tm
 def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -> None:
     export(_own(block("rope")), "ort", tmp_path / "artefact", verify=False)
     export(sources(block("rope"), 4), "ort", tmp_path / "other", verify=False)
-    (tmp_path / "artefact" / "model.onnx").write_bytes((tmp_path / "other" / "model.onnx").read_bytes())
+    for name in ("model.onnx", "model.onnx.data"):
+        (tmp_path / "artefact" / name).write_bytes((tmp_path / "other" / name).read_bytes())
     manifest = json.loads((tmp_path / "artefact" / manifests.FILE_NAME).read_text())
     assert manifest["certificate"] is None
     read = manifests.read(tmp_path / "other")

@@ -16,6 +16,7 @@ def layer_norm(config: Settings) -> Dict[str, Any]:
 
 def describe(config: Settings) -> StackConfig:
     """With use_qk_norm (Command R+), each head of queries and keys has a norm of its own."""
+    config.take("model_max_length", None)  # how far the authors went; transformers reads nothing of it
     rotation, norm, bias = config.rotation(theta=500000.0, layout="interleaved"), layer_norm(config), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=norm)
     if config.flag("use_qk_norm", False):

@@ -14,7 +14,6 @@ SAID = {
     "use_embedding_sharing": True,
     "use_gated_activation": True,
     "use_parallel_block": True,
-    "use_parallel_embedding": False,
     "use_qk_norm": False,
 }
 
@@ -22,6 +21,7 @@ SAID = {
 def describe(config: Settings) -> StackConfig:
     """Every fourth layer sees all keys where neither layer_types nor sliding_window_pattern says otherwise."""
     config.needs("sliding_window")
+    config.flag("use_parallel_embedding", False)  # how the table was spread over machines
     for key, value in SAID.items():
         config.only(key, value, value)
     rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")

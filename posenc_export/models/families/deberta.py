@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention): BERT's shape, scores from content and distance, no absolute positions."""
+"""DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT's shape, scores from content and distance, no absolute positions."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family

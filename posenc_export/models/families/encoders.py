@@ -11,13 +11,14 @@ OURS = "layers.{layer}."
 QKV = OURS + "attention.projection.qkv"
 ENCODING = OURS + "attention.encoding"
 # Keys that say nothing about hidden states: dropout, initialisation, heads of other tasks.
-UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id decoder_bias
-    deterministic_flash_attn directionality dropout embedding_dropout gradient_checkpointing hidden_dropout_prob initializer_cutoff_factor legacy mlp_dropout padding_idx
-    pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    qa_dropout reference_compile repad_logits_with_grad sep_token_id seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation
-    summary_first_dropout summary_last_dropout summary_type summary_use_proj task_specific_params tie_word_embeddings""".split()
+UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id
+    decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
+    initializer_cutoff_factor language legacy mlp_dropout name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout reference_compile repad_logits_with_grad sep_token_id
+    seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout summary_last_dropout summary_type
+    summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
 # Keys of a decoder, and of positions and heads that transformers has no more: the one value of each that is an encoder.
-ENCODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute", "pruned_heads": {}}
+ENCODER = {"is_decoder": False, "add_cross_attention": False, "is_encoder_decoder": False, "position_embedding_type": "absolute", "pruned_heads": {}}
 # Heads of other tasks, and buffers of older versions.
 UNUSED = (
     r"^(\w+\.)?pooler\.",

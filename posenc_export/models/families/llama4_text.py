@@ -43,6 +43,7 @@ def describe(config: Settings) -> StackConfig:
     """Every interleave_moe_layer_step-th layer has experts where moe_layers does not say which. Weights multiply what experts read."""
     for key in ("num_key_value_heads", "head_dim", "attention_chunk_size"):
         config.needs(key)
+    config.only("for_llm_compressor", False, False)
     step, given = config.whole("interleave_moe_layer_step", 1), config.take("moe_layers", None)
     experts_at = range(step - 1, config.layers, step) if given is None else given
     layers = _attention(config)

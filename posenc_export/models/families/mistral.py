@@ -2,7 +2,7 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
-from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
+from posenc_export.models.families.gated import WEIGHTS, alike, attention, decoder, layer, windowed
 from posenc_export.models.families.settings import Settings
 
 
@@ -10,8 +10,7 @@ def describe(config: Settings) -> StackConfig:
     """No biases. A config without sliding_window is refused: transformers would take 4096."""
     config.needs("num_key_value_heads")
     rotation, window = config.rotation(), config.window("sliding_window")
-    kind = layer(config, attention(config))
-    return decoder(config, *config.by_type(kind, [rotation], window, "full_attention" if window is None else "sliding_attention"))
+    return decoder(config, *alike(windowed(config, layer(config, attention(config)), window), config.layers, [rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS)

@@ -32,7 +32,8 @@ def describe(config: Settings) -> StackConfig:
     config.take("layer_norm_eps", None)  # named in published configs beside norm_eps, and not read
     norm = {"name": "layer", "epsilon": config.number("norm_eps"), "bias": config.flag("norm_bias", False)}
     bias, reach, every = config.flag("attention_bias", False), config.whole("local_attention") // 2, config.whole("global_attn_every_n_layers", 3)
-    mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation("hidden_activation"), "bias": config.flag("mlp_bias", False)}
+    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
+    mlp = {"name": "gated", "hidden": hidden, "activation": activation, "bias": config.flag("mlp_bias", False)}
     sights: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
     turned, kinds, order = rotations(config), {}, []
     for index, name in enumerate(config.per_layer("layer_types", ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)])):

@@ -2,7 +2,7 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, QKV, attention, decoder, layer
+from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, attention, decoder, layer, windowed
 from posenc_export.models.families.gated import WEIGHTS as SHARED
 from posenc_export.models.families.rules import Part, Same, Table
 from posenc_export.models.families.settings import Settings
@@ -22,8 +22,7 @@ def describe(config: Settings) -> StackConfig:
     window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
     if rotation["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
         raise ValueError(f"phi3: rope_type is default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")
-    kind = layer(config, attention(config))
-    return decoder(config, *config.by_type(kind, [rotation], window, "full_attention" if window is None else "sliding_attention"))
+    return decoder(config, *alike(windowed(config, layer(config, attention(config)), window), config.layers, [rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS)

@@ -10,8 +10,10 @@ def describe(config: Settings) -> StackConfig:
     """With use_sliding_window, layers from max_window_layers on see a window."""
     config.needs("num_key_value_heads")
     config.only("use_mrope", False, False)
-    rotation, window = config.rotation(), config.window("sliding_window", None)
     used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 28)
+    if used:  # transformers would take 4096
+        config.needs("sliding_window")
+    rotation, window = config.rotation(), config.window("sliding_window", None)
     kind = layer(config, attention(config, bias=True))
     types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
     return decoder(config, *config.by_type(kind, [rotation], window if used else None, types))

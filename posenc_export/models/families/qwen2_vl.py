@@ -22,7 +22,10 @@ def describe(config: Settings) -> StackConfig:
     size = config.width // config.heads
     config.only("head_dim", size, size)
     theta, (time, height, _) = rotation_of_axes(config, size // 2, 1000000.0, (16, 24, 24))
-    used, window, first = config.flag("use_sliding_window", False), config.window("sliding_window", 4096), config.whole("max_window_layers", 80)
+    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 80)
+    if used:  # transformers would take 4096
+        config.needs("sliding_window")
+    window = config.window("sliding_window", None)
     kind = layer(config, attention(config, bias=True))
     types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
     rotation = {"name": "mrope", "theta": theta, "time": time, "height": height}

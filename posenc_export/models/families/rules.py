@@ -134,7 +134,7 @@ class Transposed:
         return {f"{self.module}.{kind}": shape[::-1]}
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].t().contiguous()
+        return tensors[0].t()
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Half:
         return {self.name: (*shape[:-1], 2 * shape[-1])}
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].chunk(2, dim=-1)[self.index].contiguous()
+        return tensors[0].chunk(2, dim=-1)[self.index]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""`posenc generate`: a decoder goes on with a text, by the tokenizer that it carries, or byte by byte."""
+
+import argparse
+import codecs
+import json
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import numpy as np
+
+BYTES = 256
+Pieces = Callable[[int], str]  # the text that a token id brings, which may wait for the next
+
+
+def add_arguments(generating: argparse.ArgumentParser) -> None:
+    """What `posenc generate` takes."""
+    generating.add_argument("folder", type=Path)
+    generating.add_argument("--prompt", required=True)
+    generating.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most; fewer where the text ends before")
+    generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
+    generating.add_argument("--top-p", type=float, default=1.0)
+    generating.add_argument("--seed", type=int, default=0)
+    generating.add_argument("--provider", default="auto", help="auto, cpu or cuda")
+    generating.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0."""
+    from posenc_export.runtime import load
+
+    if options.max_tokens < 1:
+        raise ValueError(f"generate: max-tokens is at least 1, got {options.max_tokens}; give --max-tokens N")
+    session = load(options.folder, options.provider).session()
+    prompt, shown, piece, rest = _by_tokenizer(options) if "tokenizer.json" in session.manifest.files else _by_bytes(options, session.manifest)
+    if not prompt:
+        raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
+    made: List[int] = []
+    parts: List[str] = []
+    for token in session.generate([np.array(prompt)], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
+        parts.append(piece(int(token[0])))
+        if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
+            print(("" if made else shown) + parts[-1], end="", flush=True)
+        elif len(made) % 256 == 255:
+            options.say(f"{len(made) + 1} of {options.max_tokens} tokens")
+        made.append(int(token[0]))
+    options.say.close()
+    parts.append(rest())
+    print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": made}) if options.json else parts[-1])
+    return 0
+
+
+def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, Callable[[], str]]:
+    """Ids of the prompt, how it is shown, and text from ids by the tokenizer in the folder."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import DecodeStream
+
+    from posenc_export.runtime import files
+
+    try:
+        tokenizer = Tokenizer.from_file(str(files.locate(options.folder) / "tokenizer.json"))
+    except Exception as error:
+        if type(error) is not Exception:  # what the library raises has no class of its own
+            raise
+        raise ValueError(f"generate: tokenizer.json is one that tokenizers reads, got another ({error}); update tokenizers") from None
+    stream: Any = DecodeStream(skip_special_tokens=True)
+    ids: List[int] = tokenizer.encode(options.prompt).ids
+    for token in ids:  # the words before decide how the first one is written
+        stream.step(tokenizer, token)
+    return ids, options.prompt, lambda token: stream.step(tokenizer, token) or "", lambda: ""
+
+
+def _by_bytes(options: argparse.Namespace, manifest: Any) -> Tuple[List[int], str, Pieces, Callable[[], str]]:
+    """The same where ids are bytes.
+
+    Raises:
+        ValueError: another vocabulary.
+    """
+    if manifest.vocabulary != BYTES:
+        found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        rule = f"the artefact carries tokenizer.json or is a byte-level decoder (vocabulary {BYTES})"
+        raise ValueError(f"generate: {rule}, got {found}; drive it through posenc_export.load")
+    prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return list(prompt), prompt.decode(errors="replace"), lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True)

@@ -1,0 +1,45 @@
+"""Weights beside a graph: written to model.onnx.data tensor by tensor, hashed on the way, and named in the graph by offset and length."""
+
+from pathlib import Path
+from typing import Iterator, Optional
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.runtime import files
+from posenc_export.runtime.schema import File
+
+FILE_NAME = "model.onnx.data"
+SMALL = 1024  # bytes, as in onnx.save_model: below it stand shapes, indices and scalars, which shape inference must read in the graph itself
+PAGE = 4096  # bytes; a tensor that begins a page can be mapped alone, and no page is shared by two
+BLOCK = 16 << 20  # bytes copied at once of a tensor that does not stand in memory as it is written
+
+
+def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
+    """Write the initialisers of at least SMALL bytes to folder/model.onnx.data, in their order, each at the beginning of a page; the graph then points there.
+
+    Returns:
+        What is known of the file; None where no initialiser is that large, and nothing was written.
+    """
+    large = [value for value in graph.initializers.values() if value.const_value is not None and value.const_value.nbytes >= SMALL]
+    if not large:
+        return None
+    with files.writing(folder / FILE_NAME) as stream:
+        for value in large:
+            tensor = value.const_value
+            assert tensor is not None and value.name is not None
+            array = tensor.numpy()
+            stream.align(PAGE)
+            offset = stream.bytes
+            for block in blocks(array):
+                stream.write(block)
+            length, shape = stream.bytes - offset, ir.Shape(array.shape)
+            value.const_value = ir.ExternalTensor(FILE_NAME, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
+    return stream.entry()
+
+
+def blocks(array: np.ndarray) -> Iterator[memoryview]:
+    """The content of an array in row-major order and little-endian bytes, without a copy where it stands in memory like that."""
+    rows = max(1, BLOCK * len(array) // max(array.nbytes, 1)) if array.ndim and not array.flags.c_contiguous else None
+    for part in [array] if rows is None else (array[first : first + rows] for first in range(0, len(array), rows)):
+        yield np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

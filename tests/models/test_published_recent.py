@@ -1,0 +1,154 @@
+"""Configurations with sizes and keys like those of published models, written from memory of them, become the descriptions that they should."""
+
+from collections import Counter
+from typing import Any, Dict
+
+import pytest
+
+from posenc_export.models import families
+
+USUAL = {
+    "architectures": ["ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": [2, 3], "initializer_range": 0.02,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
+}  # fmt: skip
+CONFIGS: Dict[str, Dict[str, Any]] = {
+    "Qwen3-8B": {
+        "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+        "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "OLMo-2-1124-7B": {
+        "model_type": "olmo2", "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352,
+    },
+    "gemma-2b": {
+        "model_type": "gemma", "attention_bias": False, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None, "hidden_size": 2048,
+        "intermediate_size": 16384, "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1,
+        "pad_token_id": 0, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000,
+    },
+    "gemma-2-2b": {
+        "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "final_logit_softcapping": 30.0,
+        "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+        "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "gemma-3-1b-it": {
+        "model_type": "gemma3_text", "attention_bias": False, "attn_logit_softcapping": None, "cache_implementation": "hybrid",
+        "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000,
+        "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
+    },
+    "gemma-3-270m": {
+        "model_type": "gemma3_text", "_sliding_window_pattern": 6, "attention_bias": False, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "intermediate_size": 2048,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3, "max_position_embeddings": 32768, "num_attention_heads": 4,
+        "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": False,
+        "vocab_size": 262144,
+    },
+    "command-r-v01": {
+        "model_type": "cohere", "attention_bias": False, "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 22528, "layer_norm_eps": 1e-05,
+        "logit_scale": 0.0625, "max_position_embeddings": 8192, "model_max_length": 131072, "num_attention_heads": 64, "num_hidden_layers": 40,
+        "num_key_value_heads": 64, "pad_token_id": 0, "rope_theta": 8000000.0, "use_qk_norm": False, "vocab_size": 256000,
+    },
+    "command-r7b": {
+        "model_type": "cohere2", "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 0.25, "max_position_embeddings": 8192,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0,
+        "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096,
+        "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
+        "vocab_size": 256000,
+    },
+    "glm-4-9b-hf": {
+        "model_type": "glm", "attention_bias": True, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13696,
+        "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 1,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552,
+    },
+    "stablelm-2-1_6b": {
+        "model_type": "stablelm", "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32, "partial_rotary_factor": 0.25,
+        "rope_theta": 10000, "tie_word_embeddings": False, "use_qkv_bias": True, "vocab_size": 100352,
+    },
+    "stablelm-2-12b": {
+        "model_type": "stablelm", "hidden_act": "silu", "hidden_dropout": 0.0, "hidden_size": 5120, "intermediate_size": 13824, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "partial_rotary_factor": 0.25,
+        "qk_layernorm": True, "rope_scaling": None, "rope_theta": 10000, "tie_word_embeddings": False, "use_parallel_residual": True, "use_qkv_bias": False,
+        "vocab_size": 100352,
+    },
+    "Mixtral-8x7B": {
+        "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": None,
+        "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "gpt-oss-20b-bf16": {
+        "model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+        "initial_context_length": 4096, "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+        "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False},
+        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
+    },
+    "Ministral-3-3B text": {
+        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 9216, "max_position_embeddings": 262144,
+        "num_attention_heads": 32, "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384, "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn",
+        },
+        "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 131072,
+    },
+    "Llama-4-Scout text": {
+        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "moe_layers": list(range(48)),
+        "no_rope_layers": [1, 1, 1, 0] * 12, "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "tie_word_embeddings": False, "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+}  # fmt: skip
+# What a description holds: head size, names of encodings and sight with the number of layers that have them, MLP, inner width.
+HOLDS: Dict[str, Any] = {
+    "Qwen3-8B": (128, {"rope causal": 36}, "gated", 12288),
+    "OLMo-2-1124-7B": (128, {"rope causal": 32}, "gated", 11008),
+    "gemma-2b": (256, {"rope causal": 18}, "gated", 16384),
+    "gemma-2-2b": (256, {"rope window": 13, "rope causal": 13}, "gated", 9216),
+    "gemma-3-1b-it": (256, {"rope window": 22, "rope causal": 4}, "gated", 6912),
+    "gemma-3-270m": (256, {"rope window": 15, "rope causal": 3}, "gated", 2048),
+    "command-r-v01": (128, {"rope causal": 40}, "gated", 22528),
+    "command-r7b": (128, {"rope window": 24, "causal": 8}, "gated", 14336),
+    "glm-4-9b-hf": (128, {"rope causal": 40}, "gated", 13696),
+    "stablelm-2-1_6b": (64, {"rope causal": 24}, "gated", 5632),
+    "stablelm-2-12b": (160, {"rope causal": 40}, "gated", 13824),
+    "Mixtral-8x7B": (128, {"rope causal": 32}, "experts", 14336),
+    "Qwen3-30B-A3B": (128, {"rope causal": 48}, "experts", 768),
+    "gpt-oss-20b-bf16": (64, {"rope_yarn window": 12, "rope_yarn causal": 12}, "experts", 2880),
+    "Ministral-3-3B text": (128, {"logn rope_yarn causal": 26}, "gated", 9216),
+    "Llama-4-Scout text": (128, {"rope_llama3 chunk": 36, "logn causal": 12}, "experts", 8192),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_like_a_published_one_is_described(name: str) -> None:
+    made, _ = families.read({**USUAL, **CONFIGS[name]})
+    size, layers, mlp, hidden = HOLDS[name]
+    found = Counter(" ".join((*(spec["name"] for spec in kind.attention.encodings), kind.attention.sees["name"])) for kind in made.kinds)
+    assert found == layers
+    assert {(kind.attention.head_size, kind.mlp["name"], kind.mlp["hidden"]) for kind in made.kinds} == {(size, mlp, hidden)}
+
+
+def test_thetas_of_gemma3_are_by_layer_type() -> None:
+    made, _ = families.read({**USUAL, **CONFIGS["gemma-3-1b-it"]})
+    assert [kind.attention.encodings[0]["theta"] for kind in made.kinds[:6]] == [10000.0] * 5 + [1000000.0]

@@ -1,0 +1,85 @@
+"""Measuring on several sessions at once, as for large models, against one session alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.numerics import worst_error
+from posenc_export.runtime import load, measuring, reference
+from posenc_export.runtime.errors import GraphError
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+
+@pytest.mark.parametrize("signature", ["positions", "mask"])
+@pytest.mark.parametrize("target", ["ort", "onnx", "onnx-static"])
+def test_threads_measure_what_one_session_measures(target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LARGE", 0)
+    monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
+    manifest = export(sources(decoder("rope")), target, tmp_path / "artefact", signature=signature)
+    model, lines = load(tmp_path / "artefact", provider="cpu", threads=1), []
+    expected = reference.read(manifest, tmp_path / "artefact")
+    session, *beside = measuring.sessions(model, 1)
+    assert len(beside) == 2
+    cells = measuring.measure(session, expected, lines.append, beside)
+    assert cells == measuring.measure(model.session(capacity=1100), expected, lambda _: None)
+    assert max(cells.values()) <= manifest.reference.tolerance  # type: ignore[union-attr]
+    assert lines[0] == f"{target}: verifying" and f"{target}: verified a full cache" in lines
+
+
+def test_small_models_and_models_of_several_threads_are_measured_by_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)) == 1
+    monkeypatch.setattr(measuring, "LARGE", 0)
+    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu"), None)) == 1
+
+
+def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LARGE", 0)
+    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
+    expected = reference.read(manifest, tmp_path / "artefact")
+
+    def broken(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "_worst", broken)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure(session, expected, lambda _: None, beside)
+
+
+def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LARGE", 0)
+    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
+
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise GraphError(RuntimeError("stopped"))
+
+    monkeypatch.setattr("posenc_export.runtime.session.Session.step", stopped)
+    cells = measuring.measure(session, reference.read(manifest, tmp_path / "artefact"), lambda _: None, beside)
+    assert cells["batch 1, start 0: steps"] > 1e299 and cells["batch 1, start 0: chunks of 5"] < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_worst_error_of_large_outputs_is_that_of_all_numbers_at_once(dtype: str) -> None:
+    chance = np.random.default_rng(0)
+    expected = chance.standard_normal((3, 37, 1000)).astype(dtype)
+    actual = (expected + 1e-3 * chance.standard_normal(expected.shape)).astype(dtype)
+    for one, other in ((actual, expected), (actual[:, 1::2, ::3], expected[:, 1::2, ::3])):
+        wide = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
+        assert worst_error(one, other) == wide / float(np.abs(other).max())
+
+
+def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -> None:
+    expected = np.ones((2, 100_000), np.float32)
+    for value in (np.nan, np.inf, -np.inf):
+        actual = expected.copy()
+        actual[1, -1] = value
+        assert worst_error(actual, expected) == np.inf
+    actual = expected.copy()
+    actual[0, 0] = np.nan
+    assert np.isnan(worst_error(expected, actual))  # and no bound holds for it
