@@ -115,11 +115,11 @@ def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: 
         assert excess(session.prefill(texts()[:3, :6]), full(kind)[:3, :6]) <= 1
 
 
-# A handler's exception that falls into the freeing of an object, or into hypothesis' callback at garbage collection, is dropped with this warning.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str) -> None:
+def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A handler's exception that falls into the freeing of an object, or into hypothesis' callback at garbage collection, is dropped by Python.
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     armed = [False]
 
     def stop(number: int, frame: Any) -> None:

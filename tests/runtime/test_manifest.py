@@ -101,10 +101,10 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "first input": ("ort", _set("inputs", 0, "axes", 2, 47), "inputs.0. of kind block is hidden_states float32"),
     "output": ("ort", _set("outputs", 0, "name", "logits"), "outputs.0. of kind block is output float32"),
     "two outputs": ("ort", lambda content: content["outputs"].append(content["outputs"][0]), r"\$.outputs"),
-    "vocabulary": ("decoder", _set("config", "vocabulary", 60), "outputs.0. of kind decoder is logits float32"),
-    "vocabulary as text": ("decoder", _set("config", "vocabulary", "61"), "config has the sizes of the model as whole numbers, got '61'"),
+    "vocabulary": ("decoder", _set("config", "tokens", "vocabulary", 60), "outputs.0. of kind decoder is logits float32"),
+    "vocabulary as text": ("decoder", _set("config", "tokens", "vocabulary", "61"), "config has the sizes of the model as whole numbers, got '61'"),
     "no configuration": ("decoder", _set("config", {}), "config.kind is decoder as kind, got None"),
-    "flat configuration": ("decoder", _set("config", "attention", []), "max_positions is 1100 in config as well, got None"),
+    "flat configuration": ("decoder", _set("config", "tokens", []), "config has the description of tokens"),
     "range": ("ort", _set("max_positions", 4096), "max_positions is 4096 in config as well, got 1100"),
     "no graph": ("ort", _set("files", {}), "files hold one graph, model.onnx for target ort, got none"),
     "two graphs": ("ort", lambda content: content["files"].update({"model.pt": content["files"]["model.onnx"]}), "files hold one graph"),
@@ -119,7 +119,7 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
         lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}),
         "position_ids for",
     ),
-    "schema": ("ort", _set("schema", 2), "schema is 3, got 2; export again"),
+    "schema": ("ort", _set("schema", 2), "schema is 4, got 2; export again"),
 }
 
 
@@ -142,7 +142,7 @@ TEXTS = {
     "half a character": b'{"kind": "\\ud800"}',
     "depth": b'{"a":' * 100_000,
     "closed depth": b"[" * 50_000 + b"]" * 50_000,
-    "some depth": b'{"schema": 3, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "some depth": b'{"schema": 4, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
 }
 
 

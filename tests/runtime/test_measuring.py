@@ -15,7 +15,7 @@ from tests.traces import sources
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
-@pytest.mark.parametrize("target", ["ort", "onnx", "onnx-static"])
+@pytest.mark.parametrize("target", ["ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static"))])
 def test_threads_measure_what_one_session_measures(target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "LARGE", 0)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
