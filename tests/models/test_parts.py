@@ -89,12 +89,19 @@ def _layers(residual: str, norms: int, **changes: Any) -> StackConfig:
     return replace(plain, layers={"layer": replace(plain.layers["layer"], residual={"name": residual}, norms=(RMS,) * norms, **changes)})
 
 
+def _latent(value_size: int) -> StackConfig:
+    """Of three layers two with keys and values from a latent vector, half of each key turning."""
+    heads, projection = decoder("rope").layers["layer"].attention.heads, {"name": "latent", "rotary": 8, "value_size": value_size, "rank": 20, "query_rank": 28}
+    return _kinds(kv_heads=heads, encodings=({"name": "rope", "rotary": 8, "layout": "interleaved"},), projection=projection)
+
+
 def _of_encoder(**changes: Any) -> StackConfig:
     plain = encoder("rope")
     kind = plain.layers["layer"]
     return replace(plain, layers={"layer": replace(kind, attention=replace(kind.attention, **changes))})
 
 
+EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "factor": 1.5, "shared": 12}
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
 HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "each", "projection")}
 # Models on every target; the number is of GroupQueryAttention nodes on `ort`.
@@ -110,6 +117,9 @@ MODELS: Dict[str, Any] = {
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
     "norm of each head": (_kinds(head_norm=HEADS["each"]), 3),
     "norm of the projection": (_kinds(head_norm=HEADS["projection"]), 3),
+    "latent": (_latent(12), 1),
+    "latent, values as wide as keys": (_latent(16), 3),
+    "experts of groups": (_layers("pre", 2, mlp={**EXPERTS, "choice": {"name": "groups", "groups": 3, "kept": 2}, "weights": "sigmoid_of_chosen"}), 2),
     "after": (_layers("after", 2), 2),
     "sandwich": (_layers("sandwich", 4), 2),
     "parallel": (_layers("parallel", 1, mlp={"name": "plain", "hidden": 40, "activation": "relu"}), 2),
@@ -162,14 +172,17 @@ def test_layers_of_several_kinds_read_one_table_of_angles(tmp_path: Path) -> Non
     assert shapes.count((1100, 8)) == 2  # cosines and sines
 
 
-@pytest.mark.parametrize("name", ["window and bias", "chunk", pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))])
+@pytest.mark.parametrize(
+    "name",
+    ["window and bias", "chunk", pytest.param("latent", marks=pytest.mark.exhaustive), pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))],
+)
 @pytest.mark.parametrize("target", ["torchscript", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static"))])
 def test_under_an_attention_mask_with_gaps_windows_count_positions(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", signature="mask")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-@pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
+@pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias", "latent"])
 @pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")])
 def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", dtype="float16")

@@ -1,0 +1,76 @@
+"""Configurations with sizes and keys like those of DeepSeek-V3 and of Qwen's vision models, written from memory of them, become the descriptions that they should."""
+
+from typing import Any, Dict
+
+import pytest
+
+from posenc_export.models import families
+
+USUAL = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "initializer_range": 0.02, "torch_dtype": "bfloat16",
+    "transformers_version": "4.41.2", "use_cache": True, "rms_norm_eps": 1e-06,
+}  # fmt: skip
+VISION = {
+    "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656,
+    "vision_config": {"depth": 32, "hidden_size": 1280, "spatial_merge_size": 2},
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    **USUAL, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 4,
+    "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280,
+}  # fmt: skip
+QWEN2_VL = {
+    **USUAL, **VISION, "model_type": "qwen2_vl", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 32768,
+    "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 152064,
+}  # fmt: skip
+QWEN2_5_VL = {
+    **QWEN2_VL, "model_type": "qwen2_5_vl", "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 128000, "max_window_layers": 70,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3_VL = {
+    **VISION, "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True, "transformers_version": "4.57.0",
+    "text_config": {
+        **USUAL, "model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "bfloat16", "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728,
+        "max_position_embeddings": 262144, "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}, "tie_word_embeddings": True, "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+def test_deepseek_v3_is_described() -> None:
+    made, _ = families.read(DEEPSEEK_V3)
+    assert made.order == ("dense",) * 3 + ("experts",) * 58
+    dense, experts = made.layers["dense"], made.layers["experts"]
+    attention = experts.attention
+    assert attention == dense.attention and (attention.heads, attention.kv_heads, attention.head_size) == (128, 128, 192)
+    assert attention.projection == {"name": "latent", "rotary": 64, "value_size": 128, "rank": 512, "query_rank": 1536, "bias": False, "epsilon": 1e-6}
+    assert attention.scale == pytest.approx(192**-0.5 * (1 + 0.1 * 3.6888794541139363) ** 2)  # ln 40
+    (rotation,) = attention.encodings
+    assert (rotation["name"], rotation["rotary"], rotation["layout"], rotation["factor"]) == ("rope_yarn", 64, "interleaved", 40.0)
+    assert (dense.mlp["hidden"], experts.mlp["hidden"], experts.mlp["shared"], experts.mlp["factor"]) == (18432, 2048, 2048, 2.5)
+    assert experts.mlp["choice"] == {"name": "groups", "groups": 8, "kept": 4} and experts.mlp["weights"] == "sigmoid_of_chosen"
+
+
+# The configuration, and what its description holds: heads, kv heads, head size, tied, encoding.
+PUBLISHED: Dict[str, Any] = {
+    "Qwen2-VL-7B": (QWEN2_VL, (28, 4, 128, False), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),
+    "Qwen2.5-VL-3B": (QWEN2_5_VL, (16, 2, 128, True), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),
+    "Qwen3-VL-4B": (QWEN3_VL, (32, 8, 128, True), {"name": "mrope_interleaved", "theta": 5000000.0, "height": 20, "width": 20}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_text_model_of_a_vision_model_is_described(name: str) -> None:
+    config, wanted, encoding = PUBLISHED[name]
+    made, _ = families.read(config)
+    (attention,) = {id(kind.attention): kind.attention for kind in made.kinds}.values()
+    assert made.head is not None and (attention.heads, attention.kv_heads, attention.head_size, made.head.tied) == wanted
+    assert attention.encodings == (encoding,) and attention.sees == {"name": "causal"}
