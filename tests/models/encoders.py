@@ -102,13 +102,16 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
     "xlnet": {"layer_norm_eps": 1e-5},
     "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu"},
+    "t5": {"d_kv": 16, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+    "t5 gated": {"d_kv": 8, "num_attention_heads": 3, "feed_forward_proj": "gated-gelu", "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
+    "mt5": {"d_kv": 12},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig", "camembert": "CamembertConfig", "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
-    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig",
+    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig", "t5": "T5Config", "mt5": "MT5Config",
 }  # fmt: skip
 # Families whose keys differ: theirs by ours; None for those that they have not.
 KEYS: Dict[str, Dict[str, Any]] = {
@@ -116,10 +119,21 @@ KEYS: Dict[str, Dict[str, Any]] = {
         "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "d_inner", "max_position_embeddings": None
     },
     "modernbert": {"layer_norm_eps": None},
+    **{
+        name: {
+            "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers", "intermediate_size": "d_ff",
+            "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
+        }
+        for name in ("t5", "mt5")
+    },
     "distilbert": {
         "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim", "layer_norm_eps": None
     },
 }  # fmt: skip
+
+
+# Families whose base model has a decoder too: transformers' class of the encoder.
+ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
 
 
 def described(name: str) -> Any:
@@ -137,7 +151,8 @@ def made(name: str, head: str = "AutoModel") -> Any:
         head: AutoModel, or AutoModelForMaskedLM and the like.
     """
     torch.manual_seed(0)
-    model = getattr(transformers, head).from_config(described(name)).eval()
+    alone = ALONE.get(name.split()[0]) if head == "AutoModel" else None
+    model = (getattr(transformers, alone)(described(name)) if alone else getattr(transformers, head).from_config(described(name))).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "embed_positions" in key:  # RoFormer's sines

@@ -56,6 +56,8 @@ REFUSED = {
     "one term alone": ("deberta", {"pos_att_type": ["c2p"]}, "pos_att_type is c2p and p2c, got .'c2p'.; nothing else"),
     "absolute positions beside distances": ("deberta", {"position_biased_input": True}, "position_biased_input is False, got True"),
     "heads that are mixed": ("deberta", {"talking_head": True}, "talking_head is False, got True"),
+    "an activation of t5": ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is one of silu, .*, got gated-mish"),
+    "no buckets": ("t5", {"relative_attention_num_buckets": ...}, "config.json has relative_attention_num_buckets, got none"),
     "a convolution": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size is 0, got 3"),
     "a norm of distances": ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is none or layer_norm, got 'batch_norm'"),
     "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets is .* even and below max_relative_positions, got 7 and 20"),

@@ -95,8 +95,13 @@ def test_heads_of_other_tasks_are_left_out(name: str, head: str, tmp_path: Path)
     assert share([(eager_session(read(name, folder)).prefill(tokens_of(low=5)), theirs(peer.base_model, tokens_of(low=5), "last_hidden_state"))]) <= 1
 
 
+def test_the_encoder_of_a_whole_t5_is_read_and_its_decoder_left_out(tmp_path: Path) -> None:
+    peer, folder = saved("t5", tmp_path, "AutoModelForSeq2SeqLM")
+    assert share([(eager_session(read("t5", folder)).prefill(tokens_of(low=5)), theirs(peer.get_encoder(), tokens_of(low=5), "last_hidden_state"))]) <= 1
+
+
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("name", ["mpnet", "roformer", "deberta", "xlnet"])
+@pytest.mark.parametrize("name", ["mpnet", "roformer", "deberta", "xlnet", "t5"])
 def test_a_layer_alone_is_that_layer(name: str, layer: int, folders: Path) -> None:
     model, block = _peer(name, folders)[1].of("float32").model, read(name, _peer(name, folders)[2], layer=layer)
     for (key, own), (_, whole) in zip(block.attention.named_parameters(), model.layers[layer].attention.named_parameters(), strict=True):

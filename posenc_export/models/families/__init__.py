@@ -16,6 +16,7 @@ FILES = {
     **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
+    **{name: "t5" for name in ("t5", "mt5")},
     **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
     **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
 }
