@@ -1,7 +1,7 @@
 """Prove an artefact against its module: the grid of scenarios against the eager module, and the eager module against the float64 oracle."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -36,6 +36,10 @@ class VerificationError(Exception):
         super().__init__(f"verify: errors stay within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """From one process to another."""
+        return VerificationError, (self.certificate,)
+
 
 def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Optional[Progress] = None, provider: str = "cpu") -> Dict[str, Any]:
     """Run the grid on an artefact against its module and the module against its oracle; write the certificate into the manifest and return it.
@@ -64,13 +68,17 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
     return certificate
 
 
-def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:
+def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress, done: Callable[[], None]) -> Manifest:
     """Certify a fresh export against what its module gives.
+
+    Args:
+        done: called when nothing more is computed with the weights of the module, before those of the artefact are loaded.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded: its weights and a head in float64 would add up
+    exact = oracle_cells(model, manifest, expected)
+    done()
     session, *beside = sessions(single_threaded(folder, "cpu"), 1)
     certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
     if not certificate["passed"]:

@@ -120,7 +120,7 @@ def randomised(model: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
         for key, parameter in model.named_parameters():
-            if "norm" in key or ".ln_" in key:
+            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith("gemma"):  # Gemma's are saved less 1
                 parameter += 1.0
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients
