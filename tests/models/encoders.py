@@ -160,6 +160,10 @@ def made(name: str, head: str = "AutoModel") -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
             if "norm" in key.lower() and key.endswith("weight"):
                 parameter += 1.0
+        if name.split()[0] in ALONE:  # T5 has no factor on scores: its queries are the smaller
+            for key, parameter in model.named_parameters():
+                if key.endswith(".q.weight"):
+                    parameter *= model.config.d_kv**-0.5
     return model
 
 
