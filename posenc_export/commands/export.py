@@ -131,4 +131,4 @@ def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[
     """All artefacts or none. Their certificates."""
     from posenc_export.export import export_all
 
-    return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say, keep=False)]
+    return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]

@@ -62,14 +62,11 @@ def export_all(
     dtype: Optional[str] = None,
     verify: bool = True,
     progress: Optional[Progress] = None,
-    keep: bool = True,
 ) -> List[Manifest]:
     """As `export`, for several targets at once: all artefacts get their names when the last one is proved, or none does.
 
     Args:
         output: of one target, its folder; of several, the folder of their folders, which have the targets' names.
-        keep: where False, the weights of the model are freed as soon as they are not needed any more: its memory and that of the last artefact's proof do
-            not add up, and the model is of no use afterwards.
     """
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype)
@@ -81,10 +78,7 @@ def export_all(
     workshop = Workshop([output] if whole else places)
     with workshop as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = []
-        for target, folder in zip(targets, made, strict=True):
-            done = sources.give_up if not keep and folder == made[-1] else _nothing
-            manifests_made.append(_make(sources, target, folder, signature, dtype, verify, say, done))
+        manifests_made = [_make(sources, target, folder, signature, dtype, verify, say) for target, folder in zip(targets, made, strict=True)]
         workshop.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -111,12 +105,8 @@ def check_export(targets: Sequence[str], output: Path, signature: str = "positio
         check_place(place)
 
 
-def _nothing() -> None:
-    """The model is kept."""
-
-
-def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress, done: Callable[[], None]) -> Manifest:
-    """A whole artefact in `folder`, proved; `done` as verify.check."""
+def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress) -> Manifest:
+    """A whole artefact in `folder`, proved."""
     kind = TARGETS[target]
     source = sources.of(dtype or kind.dtypes[0])
     folder.mkdir(parents=True)
@@ -129,7 +119,7 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
-    return check(folder, manifest, source.model, expected, say, done) if verify else manifest
+    return check(folder, manifest, source.model, expected, say) if verify else manifest
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:

@@ -37,12 +37,6 @@ class Source:
             self._graphs[manifest.signature] = _traced(self.model, manifest)
         return self._graphs[manifest.signature].clone()
 
-    def give_up(self) -> None:
-        """Free the memory of graphs and weights; the model is of no use afterwards."""
-        self._graphs.clear()
-        for parameter in self.model.parameters():
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
-
 
 class Sources:
     """The sources of one model by dtype.
@@ -60,11 +54,6 @@ class Sources:
         if dtype not in self._by_dtype:
             self._by_dtype[dtype] = Source(in_dtype(self.model, dtype))
         return self._by_dtype[dtype]
-
-    def give_up(self) -> None:
-        """As Source.give_up, for the model and all that was made of it."""
-        for source in (Source(self.model), *self._by_dtype.values()):
-            source.give_up()
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
