@@ -95,3 +95,10 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(program, names)
     assert names["logits"].shape == (1, 5, 61) and names["output"].shape == (1, 40, 64) and (tmp_path / "build/block/posenc.json").is_file()
+
+
+def test_the_description_that_the_page_of_models_shows_is_a_model() -> None:
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL):
+        exec(program, names)
+    assert names["model"].config == names["config"] and len(names["model"].layers) == 4
