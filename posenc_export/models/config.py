@@ -242,11 +242,6 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     return config
 
 
-def attentions(config: AnyConfig) -> Tuple[AttentionConfig, ...]:
-    """The attention of each layer."""
-    return (config.attention,) if isinstance(config, BlockConfig) else tuple(kind.attention for kind in config.kinds)
-
-
 def widest(config: AnyConfig) -> int:
     """The longest sum that a model forms over activations: its width, or that of an MLP."""
     hidden = [] if isinstance(config, BlockConfig) else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]
