@@ -222,14 +222,7 @@ class Session:
         self._settle()
 
     def generate(
-        self,
-        prompt: Rows,
-        max_tokens: int,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: Optional[Sequence[int]] = None,
+        self, prompt: Rows, max_tokens: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, stop: Optional[Sequence[int]] = None
     ) -> Iterator[np.ndarray]:
         """Yield the next ids [B] int64 after a prompt [B,S] or list of rows, until every row has ended. The last ids are not fed.
 
