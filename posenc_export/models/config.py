@@ -236,7 +236,8 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
         config: AnyConfig = msgspec.convert(rest, KINDS[kind])
     except msgspec.ValidationError as error:
         said = str(error)
-        raise ValueError(said if said.startswith("config: ") else f"config: a {kind} is described as in posenc_export.models.config, got another: {said}") from None
+        rule = f"config: kind {kind} is described as in posenc_export.models.config"
+        raise ValueError(said if said.startswith("config: ") else f"{rule}, got another description: {said}") from None
     if kind_of(config) != kind:
         raise ValueError(f"config: a decoder has a head and an encoder none, got kind {kind} with head={rest.get('head')!r}")
     return config
