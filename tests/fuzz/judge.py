@@ -9,6 +9,9 @@ from posenc_export.numerics import worst_error
 from posenc_export.runtime import GraphError, load, verify
 
 PROVED, DISPROVED = "loaded and proved", "loaded and disproved"
+# Verification bounds the error on the inputs of the reference, whose numbers end at sqrt(3). The inputs here are normal and reach twice as far, so a weight
+# that is off by a few roundings may stay within the tolerance there and exceed it by as much here. Numbers count as others beyond that.
+REACH = 2.0
 
 
 class Judge:
@@ -30,7 +33,8 @@ class Judge:
         if not found["passed"]:
             return DISPROVED
         given = numbers(folder)
-        wrong = given is None or self.expected is None or any(not worst_error(a, b) <= found["tolerance"] for a, b in zip(given, self.expected, strict=True))
+        bound = REACH * found["tolerance"]
+        wrong = given is None or self.expected is None or any(not worst_error(a, b) <= bound for a, b in zip(given, self.expected, strict=True))
         return "verification passes an artefact that gives other numbers" if wrong else PROVED
 
 
