@@ -12,7 +12,8 @@ from posenc_export.models.stack import Stack
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
-TRACE = {B: 2, S: 5, P: 3, T: 8}  # no 0 or 1: torch.export would fix those sizes
+Q = "encoder_sequence_length"
+TRACE = {B: 2, S: 5, P: 3, T: 8, Q: 6}  # no 0 or 1: torch.export would fix those sizes
 
 
 def dtype_of(model: Model) -> str:
@@ -50,6 +51,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         max_positions=model.config.max_positions,
         axes=model.axes,
         chunk=min(encoding.chunk for encoding in (model.token_encoding, *(attention.encoding for attention in model.attentions()))),
+        encoder=_encoder(model, dtype),
         step_weights=step_weights(model),
         stop_ids=list(model.text.stop_ids) if isinstance(model, Stack) else [],
         source=dict(getattr(model, "source", {})),
@@ -60,9 +62,10 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
 def step_weights(model: Model) -> int:
     """Weights that a step reads: every matrix once, of the token table one row."""
     total = sum(parameter.numel() for name, parameter in model.named_parameters() if ".encoding." not in name and not name.startswith("token_encoding."))
-    if isinstance(model, Stack) and not (model.config.head is not None and model.config.head.tied):
-        total -= model.tokens.embedding.weight.numel()
-    return total + (model.tokens.embedding.weight.size(1) if isinstance(model, Stack) else 0)
+    if not isinstance(model, Stack) or not model.config.tokens.vocabulary:
+        return total
+    table, head = model.tokens.embedding.weight, model.config.head
+    return total + int(table.size(1)) - (0 if head is not None and head.tied else int(table.numel()))
 
 
 def _ends(model: Model) -> Tuple[List[Value], Value]:
@@ -70,10 +73,23 @@ def _ends(model: Model) -> Tuple[List[Value], Value]:
     dtype, width = dtype_of(model), model.config.width
     if isinstance(model, Stack):
         ids = [Value(name, "int64", (B, S)) for name in ("input_ids", *(["token_type_ids"] if has_segments(model) else []))]
+        if model.config.tokens.features is not None:
+            ids = [Value("input_features", dtype, (B, S, model.tokens.size))]
         if model.config.head is None:
-            return ids, Value("last_hidden_state", dtype, (B, S, width))
+            given = model.config.key_values
+            return ids, Value("last_hidden_state", dtype, (B, S, width)) if given is None else Value("encoder_key_values", dtype, (B, S, given.size))
         return ids, Value("logits", dtype, (B, S, model.config.tokens.vocabulary))
     return [Value("hidden_states", dtype, (B, S, width))], Value("output", dtype, (B, S, width))
+
+
+def _encoder(model: Model, dtype: str) -> List[Value]:
+    """What a decoder is given of an encoder; empty where it reads none."""
+    values = []
+    for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
+        if kind.attention.reads_encoder:
+            axes = (B, kind.attention.kv_heads, Q, kind.attention.head_size)
+            values += [Value(f"past_key_values.{layer}.encoder.{name}", dtype, axes) for name in ("key", "value")]
+    return [Value("encoder_attention_mask", "int64", (B, Q)), *values] if values else []
 
 
 def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, dtype: str) -> State:
@@ -90,7 +106,7 @@ def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, 
 
 
 def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
-    """Example arguments of the signature's forward, and the dynamic axes of each; caches as "append", whatever the target does with them."""
+    """Example arguments of the signature's forward, and the dynamic axes of each; caches as "append", whatever the target does; behind them what an encoder gives."""
     arguments: List[Any] = []
     shapes: List[Any] = []
     for value in manifest.inputs:
@@ -101,6 +117,9 @@ def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
         axes = tuple(P if axis == M else axis for axis in state.axes)
         caches.append(_example(state.dtype, axes))
         dynamic.append(_dynamic(axes))
+    for value in manifest.encoder:
+        caches.append(_example(value.dtype, value.axes))
+        dynamic.append(_dynamic(value.axes))
     if any(state.past == "past_positions" for state in manifest.states):
         arguments.append(caches.pop(0))
         shapes.append(dynamic.pop(0))

@@ -1,6 +1,6 @@
 """What the eager module, in float32 whatever the artefact's dtype, gives for the inputs of a proof."""
 
-from typing import Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.export.source import in_dtype
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, fill_chunk, fill_inputs, starts
+from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
 from posenc_export.runtime.reference import LAST, has_beside
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
@@ -37,12 +37,14 @@ def eager_session(model: Model) -> Session:
 
 def _case(session: Session, manifest: Manifest, start: int) -> Case:
     tokens, other, fork_at = case_inputs(manifest)
-    return Case(tokens, _full(session, tokens, start), start, fork_at, other, _full(session, other, start))
+    sources = encoder_rows(manifest, len(tokens))
+    full, other_full = (_full(session, rows, start, _wide_rows(sources)) for rows in (tokens, other))
+    return Case(tokens, full, start, fork_at, other, other_full, sources)
 
 
-def _full(session: Session, tokens: np.ndarray, start: int) -> np.ndarray:
+def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[List[np.ndarray]]) -> np.ndarray:
     session.reset()
-    return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1])
+    return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
 
 
 def _beside(session: Session, manifest: Manifest) -> Beside:
@@ -59,7 +61,7 @@ def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarra
     compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
     session.reset()
     for first in range(0, length, chunk):
-        made = session.prefill(_wide(tokens[:, first : first + chunk]))
+        made = session.prefill(_wide(tokens[:, first : first + chunk]), encoder=_wide_rows(encoder_rows(manifest, 1)) if first == 0 else None)
         parts.append(made[:, max(compared - first, 0) :].copy())
     return tokens, np.concatenate(parts, axis=1)
 
@@ -67,3 +69,8 @@ def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarra
 def _wide(tokens: np.ndarray) -> np.ndarray:
     """Hidden states in float32."""
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
+
+
+def _wide_rows(rows: Optional[List[np.ndarray]]) -> Optional[List[np.ndarray]]:
+    """Rows of numbers in float32."""
+    return None if rows is None else [row.astype(np.float32) for row in rows]

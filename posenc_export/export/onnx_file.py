@@ -49,12 +49,12 @@ def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequenc
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
     """Names of the ecosystem for inputs and outputs; the position of each tells which it is."""
-    inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]
+    inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
     outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
     for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = name
-    axes = {**{value.name: value.axes for value in manifest.inputs}, **{state.past: state.axes for state in manifest.states}}
+    axes = {**{value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}, **{state.past: state.axes for state in manifest.states}}
     for value in graph.inputs:
         value.shape = ir.Shape(axes[str(value.name)])
 
@@ -77,8 +77,8 @@ def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
         if not value.uses():
             graph.inputs.remove(value)
     kept = [msgspec.structs.replace(state, reads_hidden=_reads_hidden(graph, state, manifest)) for state in kept]
-    states = {state.past for state in kept}
-    inputs = [_described(v) for v in graph.inputs if v.name not in states]
+    others = {*(state.past for state in kept), *(value.name for value in manifest.encoder)}
+    inputs = [_described(v) for v in graph.inputs if v.name not in others]
     return manifest.replace(inputs=inputs, states=kept)
 
 

@@ -18,6 +18,7 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, rounded_up, where
+from posenc_export.runtime.scenarios import Case
 
 Progress = Callable[[str], None]
 
@@ -104,11 +105,16 @@ def bound_of(model: Model, manifest: Manifest) -> float:
     return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
 
 
+def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
+    """The first row of a case [1,L,*], float64."""
+    return oracle.full_pass(model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0])[None]
+
+
 def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:
     """Errors of what is expected, row by row, against the formulas in float64."""
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
-        cells[f"oracle, start {start}"] = worst_error(case.full[:1], np.stack([oracle.full_pass(model, row, start) for row in case.tokens[:1]]))
+        cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
     beside = expected.beside
     if beside is not None and manifest.axes:
         cells["coordinates: oracle"] = worst_error(beside.full[0], oracle.full_pass(model, beside.tokens[0], 0, beside.numbers[:, 0]))

@@ -10,6 +10,7 @@ from posenc_export import ops
 from posenc_export.encodings.base import Carried, PositionEncoding
 from posenc_export.encodings.together import acts
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.cross_attention import CrossAttention
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, exact
 
@@ -122,4 +123,6 @@ def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -
         ValueError: an encoding that has no meaning in it.
     """
     check_works(encoding, config.causal)
+    if config.reads_encoder:
+        return CrossAttention(width, config, encoding)
     return (LinearAttention if config.mechanism == "linear" else Attention)(width, config, encoding)

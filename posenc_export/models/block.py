@@ -30,6 +30,8 @@ class AttentionBlock(torch.nn.Module):
         super().__init__()
         self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
         self.config = config
+        if config.attention.reads_encoder:
+            raise ValueError("block: attention to an encoder belongs to a layer of a decoder, got it alone; export the decoder")
         geometry = config.attention.geometry(config.width, config.max_positions)
         self.token_encoding, encoding = (encodings.build_all(specs, geometry) for specs in (config.encodings, config.attention.encodings))
         if self.token_encoding.token_width(config.width) != config.width:

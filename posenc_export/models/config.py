@@ -40,7 +40,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         kv_heads: key and value heads K, a divisor of H.
         head_size: head size D.
         encodings: what acts on queries, keys and scores, in this order.
-        sees: what a query sees of the keys: "causal", "window", "chunk" with a cache; "both", "near" without, where every call is a whole sequence.
+        sees: what a query sees of the keys: "causal", "window", "chunk" with a cache; "both", "near" without, where every call is a whole sequence; "encoder":
+            keys and values of another sequence, which are given (cross-attention; projection "queries", no encodings).
         projection: from hidden states to queries, keys, values and back.
         head_norm: of projected queries and keys.
         scale: factor on q k; the encodings', which is 1/sqrt(D) for most, where None.
@@ -49,7 +50,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         mechanism: "softmax", or "linear" (parts/linear_attention.py).
 
     Raises:
-        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0.
+        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0, parts that do
+            not go with attention to an encoder.
     """
 
     heads: int
@@ -71,6 +73,15 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"config: heads are divisible by kv_heads, got {self.heads} and {self.kv_heads}")
         if self.mechanism not in MECHANISMS:
             raise ValueError(f"config: mechanism is one of {', '.join(MECHANISMS)}, got {self.mechanism!r}")
+        if self.reads_encoder != (self.projection.get("name") == "queries"):
+            raise ValueError(f"config: projection queries and sees encoder go together, got {self.projection.get('name')} and {self.sees.get('name')}")
+        if self.reads_encoder and (self.encodings or self.head_norm or self.mechanism != "softmax"):
+            raise ValueError("config: attention to an encoder is softmax without encodings and head_norm, got one of them; leave it out")
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether keys and values are those of an encoder."""
+        return self.sees.get("name") == "encoder"
 
     @property
     def causal(self) -> bool:
@@ -105,27 +116,32 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """From token ids to hidden states: table, factor, encodings, segments, norm, in this order.
+    """From token ids, or from features, to hidden states: table or features, factor, encodings, segments, norm, in this order.
 
     Args:
-        vocabulary: number of token ids V.
+        vocabulary: number of token ids V; 0 beside features.
+        features: what makes hidden states of features in the place of a table.
         scale: factor on rows of the table.
         encodings: what acts on embedded tokens.
         segments: number of token types; 0 for none.
         norm: over what comes out.
 
     Raises:
-        ValueError: a vocabulary below 1, a number of segments below 0, a scale that is not a finite number above 0.
+        ValueError: neither a vocabulary nor features, or both; segments beside features, or fewer than 0; a scale that is not a finite number above 0.
     """
 
-    vocabulary: int
+    vocabulary: int = 0
+    features: Optional[Named] = None
     scale: float = 1.0
     encodings: Tuple[Named, ...] = ()
     segments: int = 0
     norm: Optional[Named] = None
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "vocabulary")
+        if self.features is None:
+            _at_least_one(self, "vocabulary")
+        elif self.vocabulary or self.segments:
+            raise ValueError(f"config: features have no vocabulary and no segments, got {self.vocabulary} and {self.segments}; leave them out")
         _finite_above_zero(self, "scale")
         if not 0 <= self.segments < LARGEST:
             raise ValueError(f"config: segments is at least 0 and below 2^62, got {self.segments}")
@@ -168,6 +184,24 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         _finite_above_zero(self, "scale", "softcap")
 
 
+class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """From hidden states of an encoder to the keys and values of a decoder that reads it.
+
+    Args:
+        size: numbers N of a token: for each layer of the decoder that sees an encoder, in order, K*D of its key and K*D of its value.
+        bias: one number for each.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    size: int
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "size")
+
+
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Layers between tokens and a head: a decoder; without a head, an encoder.
 
@@ -179,9 +213,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         order: the name of the kind of each layer.
         norm: behind the last layer; None for none.
         head: to logits; where None, hidden states come out.
+        key_values: of an encoder, what comes out in the place of hidden states, for a decoder that reads them.
 
     Raises:
-        ValueError: a size below 1, no layer, a name in `order` that `layers` has not or the other way round, causal layers beside others.
+        ValueError: a size below 1, no layer, a name in `order` that `layers` has not or the other way round, causal layers beside others, layers that see an
+            encoder without causal ones beside them, key_values or features of a decoder.
     """
 
     width: int
@@ -191,14 +227,23 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     order: Tuple[str, ...]
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
+    key_values: Optional[KeyValuesConfig] = None
 
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "max_positions")
         if not self.order or set(self.order) != set(self.layers):
             found = ", ".join(sorted(set(self.order))) or "none"
             raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers))}")
-        if len({kind.attention.causal for kind in self.layers.values()}) > 1:
+        attentions = [kind.attention for kind in self.layers.values()]
+        own = {attention.causal for attention in attentions if not attention.reads_encoder}
+        if len(own) > 1:
             raise ValueError("config: all layers are causal or none is, got both; describe the two as models of their own")
+        if own != {True} and any(attention.reads_encoder for attention in attentions):
+            raise ValueError("config: layers that see an encoder stand beside causal ones, got none; add them")
+        if self.tokens.features is not None and (self.head is not None or own == {True}):
+            raise ValueError("config: features are read by an encoder without a head, got a decoder; give a vocabulary")
+        if self.key_values is not None and (self.head is not None or own == {True}):
+            raise ValueError("config: key_values come from an encoder without a head, got a decoder; leave them out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:

@@ -14,12 +14,15 @@ from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfi
 from posenc_export.models.families.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
 
+HEADS = ("lm_head.weight", "proj_out.weight")  # of transformers' models, where it is saved beside the table that it shares
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, read by none after
 Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]  # of one parameter: its rule, the attention of its layer, what the checkpoint holds for it
 
 
-def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_positions: Optional[int] = None) -> Union[Stack, AttentionBlock]:
+def from_pretrained(
+    path: Union[str, Path], layer: Optional[int] = None, max_positions: Optional[int] = None, part: Optional[str] = None
+) -> Union[Stack, AttentionBlock]:
     """A model with the weights of a checkpoint, float32, in eval mode.
 
     Args:
@@ -27,12 +30,14 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
             generation_config.json, where they are there, go with a decoder into its artefacts.
         layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
+        part: of a model with an encoder and a decoder (T5, Whisper), "encoder" for the one that gives keys and values to the decoder, or "decoder"; the encoder
+            of T5 to hidden states where None.
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported, weights that are missing, too many, of another shape or dtype, no such layer.
     """
     folder = Path(path)
-    config, family = families.read(read_config(folder), max_positions)
+    config, family = families.read(read_config(folder), max_positions, part)
     if layer is not None and not 0 <= layer < len(config.order):
         raise ValueError(f"checkpoint: layer is 0 .. {len(config.order) - 1}, got {layer}; give another layer")
     with Checkpoint(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
@@ -71,10 +76,10 @@ def _sources(model: Any, config: StackConfig, table: Table, base: str, spelled: 
         layer = LAYER.match(name)
         if name not in once and not layer:  # what layers share has a name in each: one may be read alone
             continue
-        keys = [LAYER.sub("layers.{layer}.", key) for key in (name, module)]
+        keys = [name, module, *(LAYER.sub("layers.{layer}.", key) for key in (name, module))]
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
-            raise ValueError(f"checkpoint: the table of the family says where each parameter stands, got none for {keys[1]}; add a line to it")
+            raise ValueError(f"checkpoint: the table of the family says where each parameter stands, got none for {keys[-1]}; add a line to it")
         attention = config.kinds[int(layer[1]) if layer else 0].attention
         shapes = rule.shapes(kind, tuple(parameter.shape), attention)
         spellings = {given: spelled + given.removeprefix(base) if given.startswith(base) else given for given in shapes}
@@ -85,10 +90,12 @@ def _sources(model: Any, config: StackConfig, table: Table, base: str, spelled: 
 def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Source]) -> None:
     """Refuse weights that do not fit the description; a tied head may be saved a second time, as it is."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
-    table, head = next(iter(sources["tokens.embedding.weight"][2].items())), "lm_head.weight"
-    twice = config.head is not None and config.head.tied and head in checkpoint.names()
-    checkpoint.check({**needed, **({head: table[1]} if twice else {})})
-    if twice and not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
+    heads = [name for name in HEADS if name in checkpoint.names()] if config.head is not None and config.head.tied else []
+    if not heads:
+        return checkpoint.check(needed)
+    head, table = heads[0], next(iter(sources["tokens.embedding.weight"][2].items()))
+    checkpoint.check({**needed, head: table[1]})
+    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
         raise ValueError(f"checkpoint: with tie_word_embeddings {head} is {table[0]}, got two that differ; set tie_word_embeddings to false")
 
 

@@ -1,7 +1,6 @@
 """Tokens, layers and a head, as a description has them: decoders and encoders of every family."""
 
 import json
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -12,8 +11,9 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.encodings.together import acts, axes_of
 from posenc_export.models.attention import attention, check_works
-from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.parts import PARTS, build, exact
+from posenc_export.models.config import LayerConfig, StackConfig
+from posenc_export.models.ends import Features, Head, KeyValues, Text, Tokens
+from posenc_export.models.parts import PARTS, build
 
 
 class Shelf:
@@ -35,19 +35,6 @@ class Shelf:
         return made
 
 
-@dataclass(frozen=True)
-class Text:
-    """What turns text into token ids and says where a text ends: it travels with the artefact of a decoder.
-
-    Args:
-        tokenizer: tokenizer.json of the tokenizers library; empty for none.
-        stop_ids: token ids that end a text.
-    """
-
-    tokenizer: bytes = b""
-    stop_ids: Tuple[int, ...] = ()
-
-
 class Mask(torch.nn.Module):
     """What queries see, with the bias of an encoding: made once for all layers that have the same.
 
@@ -63,44 +50,6 @@ class Mask(torch.nn.Module):
     def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
         """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
         return ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), like, self.before, self.after, self.chunk)
-
-
-class Tokens(torch.nn.Module):
-    """norm(embed(scale * table[ids]) + segments[types]).
-
-    Args:
-        width: model width E.
-        config: table, factor, segments, norm.
-        encoding: acts on embedded tokens.
-    """
-
-    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
-        super().__init__()
-        self.scale, self.encoding = config.scale, encoding
-        self.embedding = torch.nn.Embedding(config.vocabulary, encoding.token_width(width))
-        encoding.initialise_tokens(self.embedding.weight)
-        self.segments = torch.nn.Embedding(config.segments, width) if config.segments else None
-        if self.segments is not None:
-            torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
-        self.norm = build("norm", config.norm or {"name": "none"}, width)
-
-    def forward(self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """ids, segments [B,S] int64, coordinates [B,S] or [A,B,S], states of the encoding to [B,S,E] and the states' next values."""
-        x = self.embedding(ids)
-        if self.scale != 1.0:
-            x = x * self.scale
-        x, present = self.encoding.embed_next(x, coordinates, states)
-        if self.segments is not None and segments is not None:
-            x = x + self.segments(segments)
-        return self.norm(x), present
-
-    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
-        """One row of ids [n] to [n,E], float64."""
-        rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
-        x = self.encoding.oracle().embed_rows(rows, positions)
-        if self.segments is not None:
-            x = x + exact.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
-        return np.asarray(self.norm.exact(x))
 
 
 class Layer(torch.nn.Module):
@@ -133,46 +82,14 @@ class Layer(torch.nn.Module):
         between = self.residual.after_attention(x, y)
         return self.residual.after_mlp(between, self.mlp(self.residual.mlp_input(x, between))), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
-        """One row x [n,E] to [n,E], float64."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], encoded: Sequence[np.ndarray] = ()) -> np.ndarray:
+        """One row x [n,E], and the keys and values of an encoder where it reads them [K,Q,D], to [n,E], float64."""
         attention: Any = self.attention
-        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places), self.mlp.exact))
-
-
-class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), without the cap where there is none.
-
-    Args:
-        width: model width E.
-        vocabulary: number of token ids V.
-        config: factor, cap, bias.
-        table: weights W to share; own ones where None.
-    """
-
-    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
-        super().__init__()
-        self.scale, self.softcap = config.scale, config.softcap or 0.0
-        self.linear = torch.nn.Linear(width, vocabulary, bias=config.bias)
-        if table is not None:
-            self.linear.weight = table  # type: ignore[assignment]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,E] to logits [B,S,V]."""
-        logits = self.linear(x)
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap > 0:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E] to [n,V], float64."""
-        logits = exact.linear(self.linear, x) * self.scale
-        return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
+        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, *encoded), self.mlp.exact))
 
 
 class Stack(torch.nn.Module):
-    """Token ids to logits, or to hidden states where there is no head.
+    """Token ids to logits; without a head to hidden states, or to keys and values for a decoder.
 
     Args:
         config: the model's description.
@@ -195,20 +112,24 @@ class Stack(torch.nn.Module):
         check_places([self.token_encoding], built)
         check_works(self.token_encoding, geometries[0].causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
-        self.tokens = Tokens(width, config.tokens, self.token_encoding)
+        self.tokens: Any = (Tokens if config.tokens.features is None else Features)(width, config.tokens, self.token_encoding)
         self.layers = torch.nn.ModuleList(Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True))
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._made_head()
         self.masks, self.mask_of = _masks(kinds, built)
+        self.mask_of_encoder = [self.mask_of.index(index) in _readers(kinds) for index in range(len(self.masks))]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
+        self.kept_states = self.embed_states + sum(self.layer_states)
+        self.reads_encoder = [index in _readers(kinds) for index in range(len(kinds))]
         if self.segments and any(self.layer_states):
             raise ValueError("config: segments belong to models without a cache, got them beside causal layers; leave them out")
 
     def _made_head(self) -> torch.nn.Module:
-        config, table = self.config.head, self.tokens.embedding.weight
+        config = self.config.head
         if config is None:
-            return torch.nn.Identity()
+            return torch.nn.Identity() if self.config.key_values is None else KeyValues(self.config.width, self.config.key_values)
+        table = self.tokens.embedding.weight
         if config.tied and table.size(1) != self.config.width:
             raise ValueError(f"decoder: a tied head needs a token table as wide as the model, got {table.size(1)} and {self.config.width}; set tied=False")
         return Head(self.config.width, table.size(0), config, table if config.tied else None)
@@ -223,15 +144,23 @@ class Stack(torch.nn.Module):
         states: List[Tensor],
         segments: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x and segments [B,S] int64, the rest as AttentionBlock.forward, states layer by layer, to logits [B,S,V] or hidden states [B,S,E], and new states."""
+        """x and segments [B,S] int64, the rest as AttentionBlock.forward, to logits [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], and new states.
+
+        states: layer by layer; then, of a decoder that reads an encoder, the encoder's attention mask [B,Q] int64, and a key and a value [B,K,Q,D] for each
+        layer that reads it. Those have no new values.
+        """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])
+        given = states[self.kept_states :]
         masks: List[Tensor] = []
-        for mask in self.masks:
-            masks.append(mask(positions, key_positions, x))
-        first = self.embed_states
+        for index, mask in enumerate(self.masks):
+            masks.append(mask(positions, given[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
+        first, next_given = self.embed_states, 1
         for index, layer in enumerate(self.layers):
             behind = first + self.layer_states[index]
-            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, states[first:behind])
+            read = states[first:behind]
+            if self.reads_encoder[index]:
+                read, next_given = given[next_given : next_given + 2], next_given + 2
+            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, read)
             present, first = present + carried, behind
         return self.head(self.norm(x)), present
 
@@ -240,11 +169,13 @@ class Stack(torch.nn.Module):
         """The attention of each layer."""
         return [layer.attention for layer in self.layers]
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
-        """One row of ids [n] at positions and coordinates to [n,V] or [n,E], float64."""
+    def exact(
+        self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None, encoded: Optional[np.ndarray] = None
+    ) -> np.ndarray:
+        """One row of ids [n] at positions and coordinates, and what its encoder gave [Q,N], to [n,V], [n,E] or [n,N], float64."""
         rows = self.tokens.exact(x, segments, positions)
-        for layer in self.layers:
-            rows = layer.exact(rows, positions, places)  # type: ignore[operator]
+        for layer, pair in zip(self.layers, _pairs(self.config.kinds, encoded), strict=True):
+            rows = layer.exact(rows, positions, places, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
 
@@ -262,6 +193,24 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
         for one in found:
             if acts(one, *hooks):
                 raise ValueError(f"config: encodings stand where they act, got {type(one).__name__} {here}; give it {there}")
+
+
+def _readers(kinds: Sequence[LayerConfig]) -> List[int]:
+    """Indices of the layers that read an encoder."""
+    return [index for index, kind in enumerate(kinds) if kind.attention.reads_encoder]
+
+
+def _pairs(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]) -> List[List[np.ndarray]]:
+    """For each layer its keys and values [K,Q,D] of what an encoder gave [Q,N], float64; none for layers that do not read it."""
+    pairs: List[List[np.ndarray]] = []
+    at = 0
+    for kind in kinds:
+        count = 2 if encoded is not None and kind.attention.reads_encoder else 0
+        heads, size = kind.attention.kv_heads, kind.attention.head_size
+        parts = [] if encoded is None else [encoded[:, at + index * heads * size :][:, : heads * size] for index in range(count)]
+        pairs.append([part.astype(np.float64).reshape(-1, heads, size).swapaxes(0, 1) for part in parts])
+        at += count * heads * size
+    return pairs
 
 
 def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> Tuple[torch.nn.ModuleList, List[int]]:

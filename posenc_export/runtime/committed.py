@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 
 import numpy as np
 
+from posenc_export.runtime.encoded import Encoded
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.history import RowHistory
 from posenc_export.runtime.stepper import Stepper
@@ -92,6 +93,7 @@ class Committed:
         histories: one for each row where states are replaced by each call, else empty.
         stepper: takes tokens one at a time from here; its count belongs to the state.
         moves: rows (source, target) still to be copied.
+        encoded: what an encoder gave for each row, where the model reads one.
     """
 
     held: np.ndarray
@@ -101,6 +103,7 @@ class Committed:
     histories: Tuple[RowHistory, ...] = ()
     stepper: Optional[Stepper] = None
     moves: Tuple[Tuple[int, int], ...] = ()
+    encoded: Optional[Encoded] = None
 
     @property
     def rows(self) -> int:

@@ -11,7 +11,15 @@ ENDED = -1  # the id of a row that has ended
 
 
 def generate(
-    session: Any, prompt: Rows, max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int, stop: Optional[Sequence[int]]
+    session: Any,
+    prompt: Rows,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop: Optional[Sequence[int]],
+    encoder: Optional[Rows],
 ) -> Iterator[np.ndarray]:
     """Session.generate."""
     if session.manifest.kind != "decoder":
@@ -23,7 +31,7 @@ def generate(
         raise ValueError(f"session: a prompt has a token in every row, got {counts}; leave empty rows out")
     stops = np.array(session.manifest.stop_ids if stop is None else stop, np.int64)
     random, going = np.random.default_rng(seed), np.ones(len(counts), bool)
-    output = session.prefill(prompt)
+    output = session.prefill(prompt, encoder=encoder)
     logits = np.stack([output[row, count - 1] for row, count in enumerate(counts)])
     for index in range(max_tokens):
         chosen = np.where(going, choose(logits, temperature, top_k, top_p, random), ENDED)

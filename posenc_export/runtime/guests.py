@@ -16,15 +16,21 @@ class WithGuests:
         session: empty; rows come and go on its target.
         guests: tokens that guests read [n,L] or [n,L,E].
         start: position of a guest's first token.
+        encoder: what an encoder gave for each guest [q,N], where the model reads one.
     """
 
-    def __init__(self, session: Session, guests: np.ndarray, start: int) -> None:
-        self.session, self.manifest, self.guests, self.start = session, session.manifest, guests, start
+    def __init__(self, session: Session, guests: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]] = None) -> None:
+        self.session, self.manifest, self.guests, self.start, self.encoder = session, session.manifest, guests, start, encoder
         self.order: List[int] = []  # index of each row of the scenario
         self.guest: Optional[int] = None
 
     def prefill(
-        self, inputs: Union[np.ndarray, Sequence[Any]], start: Any = None, attention_mask: Optional[np.ndarray] = None, chunk: Optional[int] = None
+        self,
+        inputs: Union[np.ndarray, Sequence[Any]],
+        start: Any = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        encoder: Optional[Sequence[np.ndarray]] = None,
     ) -> np.ndarray:
         """As Session.prefill; the first time beside a guest."""
         rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
@@ -36,7 +42,9 @@ class WithGuests:
             made = self.session.prefill(together, chunk=chunk)
         else:
             self.order, self.guest = list(range(1, len(rows) + 1)), 0
-            made = self.session.prefill([self.guests[0, :4], *rows], start=[self.start, *np.broadcast_to(start or 0, len(rows)).tolist()], chunk=chunk)
+            starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
+            sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
+            made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources)
         columns = max(len(row) for row in rows) if attention_mask is None else attention_mask.shape[1]
         output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
         for row, index in enumerate(self.order):
@@ -59,14 +67,14 @@ class WithGuests:
 
     def fork(self) -> "WithGuests":
         """As Session.fork."""
-        other = WithGuests(self.session.fork(), self.guests, self.start)
+        other = WithGuests(self.session.fork(), self.guests, self.start, self.encoder)
         other.order, other.guest = list(self.order), self.guest
         return other
 
     def _exchange(self) -> None:
         """A guest that is there goes; where there is none, another one comes."""
         if self.guest is None:
-            self.session.admit(self.guests[1:2, :3], start=self.start)
+            self.session.admit(self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2])
             self.guest = self.session.batch - 1
         else:
             last = self.session.batch - 1

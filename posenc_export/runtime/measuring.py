@@ -18,7 +18,7 @@ from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.guests import WithGuests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
-from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, fill_chunk, rounded_up
+from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, encoder_rows, fill_chunk, rounded_up
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_whole_calls
 from posenc_export.runtime.session import Session
@@ -142,7 +142,7 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
 
 def _beside_guests(scenario: Scenario) -> Scenario:
     """The scenario on rows that share their batch with others."""
-    return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1), case)  # type: ignore[arg-type]
+    return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
 
 
 def _coordinates(session: Session, beside: Beside) -> Pairs:
@@ -163,7 +163,7 @@ def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
     length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], fill_chunk(session.manifest)
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))
-        made, begin = session.prefill(tokens[:, first:end]), max(compared, first)
+        made, begin = session.prefill(tokens[:, first:end], encoder=encoder_rows(session.manifest, 1) if first == 0 else None), max(compared, first)
         if begin < end:
             yield made[:, begin - first :], last[:, begin - compared : end - compared]
     if length > 1:

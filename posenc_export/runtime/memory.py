@@ -64,7 +64,9 @@ class Memory:
         histories = tuple(state.histories[index] for index in order) if self.replaces else ()
         caches = state.caches.restored({row: state.caches.snapshot(last)}) if self.replaces else state.caches
         moves = ((last, row),) if row < last else ()
-        return state.replace(held=state.held[order], start=state.start[order], slots=state.slots[order], caches=caches, histories=histories, moves=moves)
+        encoded = state.encoded.ordered(order) if state.encoded else None
+        rows = {"held": state.held[order], "start": state.start[order], "slots": state.slots[order], "encoded": encoded}
+        return state.replace(**rows, caches=caches, histories=histories, moves=moves)
 
     def taken_back(self, state: Committed, target: np.ndarray) -> Tuple[Committed, List[np.ndarray], Beside]:
         """The state at or before `target` tokens [B] of each row, and the tokens and numbers of each row that lead from there to the target.

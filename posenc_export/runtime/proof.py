@@ -25,6 +25,7 @@ from posenc_export.runtime.session import Session
 BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: long enough for every cut, short enough for an oracle that goes entry by entry
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
+ENCODED = 11  # tokens of the sequence that an encoder has read
 CHUNK = 512
 SEGMENT_PADDING = 3  # columns in front of the first row
 FAILED = 1e300
@@ -102,6 +103,15 @@ def fill_inputs(manifest: Manifest) -> np.ndarray:
     return inputs(manifest, (1, min(manifest.max_positions, LONGEST)), "tokens to fill a cache")
 
 
+def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
+    """What an encoder gave for each row [q,N], each shorter than the one before, in the artefact's dtype; None where the model reads none."""
+    if not manifest.encoder:
+        return None
+    numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
+    made = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    return [row[: ENCODED - 3 * index] for index, row in enumerate(made)]
+
+
 def fill_chunk(manifest: Manifest) -> int:
     """How many of them are fed at a time."""
     return max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
@@ -112,9 +122,12 @@ def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
-    width = int(manifest.inputs[0].axes[-1])
-    uniform = (_bits((*shape, width), name) + 0.5) / 2**31 - 1
-    return (uniform * math.sqrt(3)).astype(manifest.inputs[0].dtype)
+    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(manifest.inputs[0].dtype)
+
+
+def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
+    """Numbers of variance 1, float64, that follow from a name."""
+    return ((_bits(shape, name) + 0.5) / 2**31 - 1) * math.sqrt(3)
 
 
 def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:

@@ -95,4 +95,5 @@ class Reader:
 
     def _call(self, state: Committed, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray) -> Call:
         window = slice(first, first + len(x))
-        return Call(first, len(x), feeds.build(self.manifest, x, others, counts, state.held[window], state.start[window], state.slots[window]))
+        built = feeds.build(self.manifest, x, others, counts, state.held[window], state.start[window], state.slots[window])
+        return Call(first, len(x), {**built, **(state.encoded.of(window) if state.encoded else {})})

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, beside_inputs, case_inputs, fill_inputs, length_of, numbers, starts
+from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_inputs, length_of, numbers, starts
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import Reference
 
@@ -95,7 +95,8 @@ def _expected(manifest: Manifest, columns: np.ndarray, shapes: List[Tuple[int, .
     for start in starts(manifest):
         tokens, other, fork_at = case_inputs(manifest)
         full, ending = take(next(left)), take(next(left))
-        cases[start] = Case(tokens, full, start, fork_at, other, np.concatenate((full[:, :fork_at], ending), axis=1))
+        sources = encoder_rows(manifest, len(tokens))
+        cases[start] = Case(tokens, full, start, fork_at, other, np.concatenate((full[:, :fork_at], ending), axis=1), sources)
     beside = None
     if has_beside(manifest):
         tokens, beside_tokens, mask = beside_inputs(manifest)

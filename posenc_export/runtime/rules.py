@@ -7,6 +7,7 @@ import msgspec
 from posenc_export.runtime.schema import Axis, Certificate, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
+Q = "encoder_sequence_length"
 ENDS = {"decoder": ("input_ids", "logits"), "encoder": ("input_ids", "last_hidden_state"), "block": ("hidden_states", "output")}
 GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx", "ort-cuda": "model.onnx", "torchscript": "model.pt", "pt2": "model.pt2"}
 GROWING = ("onnx", "torchscript", "pt2")
@@ -23,6 +24,7 @@ def check(manifest: Manifest) -> None:
     _check_names(manifest)
     _check_ends(manifest)
     _check_inputs(manifest)
+    _check_encoder(manifest)
     for index, state in enumerate(manifest.states):
         _check_state(f"states[{index}]", state, manifest)
     _check_caches(manifest)
@@ -49,7 +51,7 @@ def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any
 def _compare_all(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     past = [Value(state.past, state.dtype, state.axes) for state in manifest.states]
     present = [Value(state.present, state.dtype, grown(state)) for state in manifest.states]
-    for what, described, declared in (("input", [*manifest.inputs, *past], inputs), ("output", [*manifest.outputs, *present], outputs)):
+    for what, described, declared in (("input", [*manifest.inputs, *manifest.encoder, *past], inputs), ("output", [*manifest.outputs, *present], outputs)):
         there = {value.name: value for value in declared}
         for value in described:
             if value.name not in there:
@@ -78,7 +80,8 @@ def _refuse(rule: str, found: Any) -> NoReturn:
 
 
 def _check_names(manifest: Manifest) -> None:
-    names = [value.name for value in (*manifest.inputs, *manifest.outputs)] + [name for state in manifest.states for name in (state.past, state.present)]
+    names = [value.name for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)]
+    names += [name for state in manifest.states for name in (state.past, state.present)]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         _refuse("every input, output and state has a name of its own", f"{twice[0]} twice")
@@ -86,8 +89,7 @@ def _check_names(manifest: Manifest) -> None:
 
 def _check_ends(manifest: Manifest) -> None:
     """Kind, first input, output and configuration tell the same model."""
-    (source, output), config = ENDS[manifest.kind], manifest.config
-    first, last = manifest.inputs[0], manifest.outputs[0]
+    config = manifest.config
     if config.get("kind") != manifest.kind:
         _refuse(f"config.kind is {manifest.kind} as kind", repr(config.get("kind"))[:60])
     tokens = config.get("tokens") if manifest.kind != "block" else {"vocabulary": 1, "segments": 0}
@@ -95,17 +97,36 @@ def _check_ends(manifest: Manifest) -> None:
         _refuse("config has the description of tokens", repr(tokens)[:60])
     if config.get("max_positions") != manifest.max_positions:
         _refuse(f"max_positions is {manifest.max_positions} in config as well", repr(config.get("max_positions"))[:60])
-    size = tokens.get("vocabulary") if manifest.kind == "decoder" else config.get("width")
-    if type(size) is not int:
-        _refuse("config has the sizes of the model as whole numbers", repr(size)[:60])
-    wanted = Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, size))
-    for name, found, described in (("inputs[0]", first, wanted), ("outputs[0]", last, Value(output, manifest.dtype, (B, S, size)))):
+    wanted, given = _ends(manifest, tokens)
+    for name, found, described in (("inputs[0]", manifest.inputs[0], wanted), ("outputs[0]", manifest.outputs[0], given)):
         if found != described:
             _refuse(f"{name} of kind {manifest.kind} is {_line(described)}", _line(found))
-    for key, least in (("vocabulary", 1), ("segments", 0)):
+    for key, least in (("vocabulary", 0 if _reads_features(manifest) else 1), ("segments", 0)):
         number = tokens.get(key)
         if type(number) is not int or not least <= number < 2**31:
             _refuse(f"config.tokens.{key} is a whole number of at least {least}", repr(number)[:60])
+
+
+def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
+    """The first input and the output that a configuration asks for."""
+    (source, output), first = ENDS[manifest.kind], manifest.inputs[0]
+    width, key_values = manifest.config.get("width"), manifest.config.get("key_values")
+    size = tokens.get("vocabulary") if manifest.kind == "decoder" else width
+    if manifest.kind == "encoder" and isinstance(key_values, dict):
+        output, size = "encoder_key_values", key_values.get("size")
+    if type(size) is not int or type(width) is not int:
+        _refuse("config has the sizes of the model as whole numbers", repr(size)[:60])
+    given = Value(output, manifest.dtype, (B, S, size))
+    if _reads_features(manifest):  # how many numbers a token has is up to the part that reads them
+        if len(first.axes) != 3 or not isinstance(first.axes[2], int):
+            _refuse(f"inputs[0] is input_features {manifest.dtype} [{B},{S},numbers of a token]", _line(first))
+        return Value("input_features", manifest.dtype, (B, S, first.axes[2])), given
+    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, width)), given
+
+
+def _reads_features(manifest: Manifest) -> bool:
+    tokens = manifest.config.get("tokens")
+    return manifest.kind == "encoder" and isinstance(tokens, dict) and isinstance(tokens.get("features"), dict)
 
 
 def _line(value: Value) -> str:
@@ -139,6 +160,24 @@ def _check_inputs(manifest: Manifest) -> None:
         found = [value.name for value in manifest.inputs[1:]]
         if found != wanted:
             _refuse(f"inputs behind the first are {', '.join(wanted)} for target {manifest.target}", ", ".join(found) or "none")
+
+
+def _check_encoder(manifest: Manifest) -> None:
+    """A mask, then keys and values in pairs of one shape, of a decoder."""
+    if not manifest.encoder:
+        return
+    if manifest.kind != "decoder" or len(manifest.encoder) % 2 == 0:
+        _refuse("encoder belongs to a decoder and has a mask, then keys and values in pairs", f"kind {manifest.kind} with {len(manifest.encoder)}")
+    mask, *pairs = manifest.encoder
+    if mask != Value("encoder_attention_mask", "int64", (B, Q)):
+        _refuse(f"encoder[0] is {_line(Value('encoder_attention_mask', 'int64', (B, Q)))}", _line(mask))
+    for index, value in enumerate(pairs):
+        kind, sizes = ("key", "value")[index % 2], value.axes[1::2]
+        named = value.name.startswith("past_key_values.") and value.name.endswith(f".encoder.{kind}")
+        if not named or value.dtype != manifest.dtype or value.axes[::2] != (B, Q) or not all(isinstance(size, int) for size in sizes):
+            _refuse(f"encoder[{index + 1}] is past_key_values.N.encoder.{kind} {manifest.dtype} [{B},heads,{Q},head size]", _line(value))
+        if value.axes != pairs[index - index % 2].axes:
+            _refuse(f"encoder[{index + 1}] has the axes of its key", _line(value))
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:

@@ -5,7 +5,7 @@ A scenario drives a session and yields (actual, expected) pairs; `tokens` are th
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class Case:
         start: position of the first token.
         fork_at: tokens and other agree up to here.
         other, other_full: the same start with another ending.
+        encoder: what an encoder gave for each row [q,N], where the model reads one.
     """
 
     tokens: np.ndarray
@@ -33,12 +34,22 @@ class Case:
     fork_at: int
     other: np.ndarray
     other_full: np.ndarray
+    encoder: Optional[Sequence[np.ndarray]] = None
 
     def rows(self, count: int) -> "Case":
         """The first rows."""
         return dataclasses.replace(
-            self, tokens=self.tokens[:count], full=self.full[:count], other=self.other[:count], other_full=self.other_full[:count]
+            self,
+            tokens=self.tokens[:count],
+            full=self.full[:count],
+            other=self.other[:count],
+            other_full=self.other_full[:count],
+            encoder=self.encoder and self.encoder[:count],
         )
+
+    def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
+        """Arguments, beside the tokens, of a call that begins the rows first .. end - 1; all rows unless told."""
+        return {"start": self.start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
 
 
 def split(past: int, new: int) -> Scenario:
@@ -46,9 +57,9 @@ def split(past: int, new: int) -> Scenario:
 
     def scenario(session: Session, case: Case) -> Pairs:
         if past:
-            yield session.prefill(case.tokens[:, :past], start=case.start), case.full[:, :past]
+            yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
         after = case.tokens[:, past : past + new]
-        yield session.prefill(after, start=0 if past else case.start), case.full[:, past : past + new]
+        yield session.prefill(after, **({} if past else case.beginning())), case.full[:, past : past + new]
 
     return scenario
 
@@ -57,14 +68,14 @@ def chunked(chunk: int) -> Scenario:
     """One prefill fed in chunks."""
 
     def scenario(session: Session, case: Case) -> Pairs:
-        yield session.prefill(case.tokens, start=case.start, chunk=chunk), case.full
+        yield session.prefill(case.tokens, chunk=chunk, **case.beginning()), case.full
 
     return scenario
 
 
 def stepped(session: Session, case: Case) -> Pairs:
     """One token at a time, from an empty cache."""
-    yield session.prefill(case.tokens[:, :1], start=case.start), case.full[:, :1]
+    yield session.prefill(case.tokens[:, :1], **case.beginning()), case.full[:, :1]
     for index in range(1, case.tokens.shape[1]):
         yield session.step(case.tokens[:, index]), case.full[:, index]
 
@@ -78,7 +89,7 @@ def left_padded(session: Session, case: Case) -> Pairs:
     for row in range(rows):
         mask[row, row + 1 : row + 1 + length] = 1
         padded[row, row + 1 : row + 1 + length] = case.tokens[row, :length]
-    result = session.prefill(padded, start=case.start, attention_mask=mask)
+    result = session.prefill(padded, attention_mask=mask, **case.beginning())
     for row in range(rows):
         yield result[row, row + 1 : row + 1 + length], case.full[row, :length]
     for index in range(length, min(length + 3, total)):
@@ -126,7 +137,7 @@ class Along:
 def ragged(session: Session, case: Case) -> Pairs:
     """Rows of different lengths, then ragged chunks on the filled caches, then steps."""
     rows, along = range(len(case.tokens)), Along(session, case)
-    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], start=case.start)
+    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
     yield from along.read([4 - row for row in rows])
     yield from along.step(3)
 
@@ -134,7 +145,7 @@ def ragged(session: Session, case: Case) -> Pairs:
 def rewound(session: Session, case: Case) -> Pairs:
     """Past the fork by chunk and by step, back, and along the other ending: nothing stale may be seen."""
     at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
-    session.prefill(case.tokens[:, : at + beyond], start=case.start)
+    session.prefill(case.tokens[:, : at + beyond], **case.beginning())
     session.step(case.tokens[:, at + beyond])
     session.rewind(beyond + 1)
     yield session.step(case.other[:, at]), case.other_full[:, at]
@@ -145,7 +156,7 @@ def rewound(session: Session, case: Case) -> Pairs:
 def rewound_by_row(session: Session, case: Case) -> Pairs:
     """Each row back by a count of its own, behind whole and behind ragged calls; rows that went behind the fork take the other ending."""
     along, last = Along(session, case), len(case.tokens) - 1
-    yield from along.read([case.fork_at + 4] * (last + 1), start=case.start)
+    yield from along.read([case.fork_at + 4] * (last + 1), **case.beginning())
     along.rewind([*(4 + row for row in range(last)), 0])
     along.tokens[:last], along.full[:last] = case.other[:last], case.other_full[:last]
     yield from along.read([3 + 2 * row for row in range(last + 1)])
@@ -159,7 +170,7 @@ def rewound_by_row(session: Session, case: Case) -> Pairs:
 def forked(session: Session, case: Case) -> Pairs:
     """Two sessions from one cache, in turn, each along its own ending."""
     at = case.fork_at
-    session.prefill(case.tokens[:, :at], start=case.start)
+    session.prefill(case.tokens[:, :at], **case.beginning())
     other = session.fork()
     for index in range(at, min(at + 4, case.tokens.shape[1])):
         yield session.step(case.tokens[:, index]), case.full[:, index]
@@ -170,7 +181,7 @@ def admitted(session: Session, case: Case) -> Pairs:
     """Rows that come one after the other while those before them run, and go in another order; the last one left starts again."""
     along = Along(session, case)
     running, at = [0], [min(5, case.tokens.shape[1])]
-    yield session.prefill(case.tokens[:1, : at[0]], start=case.start), case.full[:1, : at[0]]
+    yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]
 
     def step(rows: Sequence[int]) -> Pairs:
         if max(at[index] for index in range(len(rows))) < along.total:
@@ -181,7 +192,7 @@ def admitted(session: Session, case: Case) -> Pairs:
 
     for row in range(1, len(case.tokens)):
         count = min(2 + row, along.total)
-        yield session.admit(case.tokens[row : row + 1, :count], start=case.start, chunk=2), case.full[row : row + 1, :count]
+        yield session.admit(case.tokens[row : row + 1, :count], chunk=2, **case.beginning(row, row + 1)), case.full[row : row + 1, :count]
         running.append(row)
         at.append(count)
         yield from step(running)
@@ -193,7 +204,7 @@ def admitted(session: Session, case: Case) -> Pairs:
             numbers.pop()
         if running:
             yield from step(running)
-    yield session.admit(case.other[gone : gone + 1, :3], start=case.start), case.other_full[gone : gone + 1, :3]
+    yield session.admit(case.other[gone : gone + 1, :3], **case.beginning(gone, gone + 1)), case.other_full[gone : gone + 1, :3]
 
 
 def padded_around(session: Session, case: Case) -> Pairs:
@@ -204,7 +215,7 @@ def padded_around(session: Session, case: Case) -> Pairs:
     for row in range(rows):
         mask[row, row + 1 : row + 1 + length] = 1
         padded[row, row + 1 : row + 1 + length] = case.tokens[row]
-    result = session.prefill(padded, start=case.start, attention_mask=mask)
+    result = session.prefill(padded, attention_mask=mask, **case.beginning())
     for row in range(rows):
         yield result[row, row + 1 : row + 1 + length], case.full[row]
 

@@ -95,8 +95,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state) or "block"
-            (hidden_states to output).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features, and token_type_ids where there are segments, to last_hidden_state or, for a
+            decoder, encoder_key_values) or "block" (hidden_states to output).
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.
@@ -109,6 +109,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
         step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
         stop_ids: token ids that end a text.
+        encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
@@ -133,6 +134,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     chunk: AtLeastOne = 512
     step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
     stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    encoder: Annotated[List[Value], Meta(max_length=MOST)] = msgspec.field(default_factory=list)
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Callable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime import feeds, generation, rows
+from posenc_export.runtime import encoded, feeds, generation, rows
 from posenc_export.runtime.committed import Caches, Committed, nothing
 from posenc_export.runtime.exclusive import BUSY, Turn, exclusive, exclusive_as_it_is
 from posenc_export.runtime.manifest import Manifest
@@ -83,6 +83,8 @@ class Session:
         chunk: Optional[int] = None,
         grid: Optional[np.ndarray] = None,
         token_types: Optional[np.ndarray] = None,
+        encoder: Optional[Rows] = None,
+        encoder_attention_mask: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """Feed S tokens per row, behind those in the cache; output [B,S,*], zeros at padding.
 
@@ -93,6 +95,9 @@ class Session:
             chunk: tokens fed at a time; the manifest's where None. A bidirectional model reads all at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them; the position on every axis where None, as for text.
             token_types: [B,S] int64, segments for an encoder; all 0 where None.
+            encoder: what the encoder gave for each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads one, with the first tokens of its rows. Rows
+                that a rewind emptied keep theirs where None.
+            encoder_attention_mask: [B,Q], 0 at padding of encoder.
 
         Raises:
             ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
@@ -106,11 +111,12 @@ class Session:
         starts = self._starts(state, len(given.tokens), start)
         empty = not state.held.any()
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
+        read = encoded.for_call(self.manifest, state.encoded, state.held, len(starts), encoder, encoder_attention_mask)
 
         def commit(following: Committed) -> None:
             self._now = following
 
-        return given.spread(self._reader.read(self._memory.opened(state, starts) if empty else state, 0, given, commit))
+        return given.spread(self._reader.read(self._memory.opened(state, starts).replace(encoded=read) if empty else state, 0, given, commit))
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row: [B] int64 or [B,E] to [B,*].
@@ -182,12 +188,19 @@ class Session:
 
     @exclusive
     def admit(
-        self, inputs: Rows, start: Numbers = None, attention_mask: Optional[np.ndarray] = None, chunk: Optional[int] = None, grid: Optional[np.ndarray] = None
+        self,
+        inputs: Rows,
+        start: Numbers = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        grid: Optional[np.ndarray] = None,
+        encoder: Optional[Rows] = None,
+        encoder_attention_mask: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """New rows behind those that run, prefilled on their own; their output [n,S,*]. The rows that run stay as they are.
 
         Args:
-            inputs, attention_mask, chunk, grid: of the new rows, as `prefill`.
+            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask: of the new rows, as `prefill`.
             start: position of each new row's first token, one or [n]; 0 where None.
 
         Raises:
@@ -201,7 +214,9 @@ class Session:
         starts = rows.per_row("start", start, len(given.tokens))
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts), given.counts)
         state = self._now.without_stepper(self._columns)
-        reached = [self._memory.joined(state, starts) if state.rows else self._memory.opened(state, starts)]
+        new = encoded.take(self.manifest, encoder, encoder_attention_mask, len(starts))
+        joined = self._memory.joined(state, starts) if state.rows else self._memory.opened(state, starts)
+        reached = [joined.replace(encoded=state.encoded.joined(new) if state.encoded and new else new)]
         outputs = self._reader.read(reached[0], state.rows, given, reached.append)
         self._now = reached[-1]
         return given.spread(outputs)
@@ -222,7 +237,15 @@ class Session:
         self._settle()
 
     def generate(
-        self, prompt: Rows, max_tokens: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, stop: Optional[Sequence[int]] = None
+        self,
+        prompt: Rows,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Optional[Sequence[int]] = None,
+        encoder: Optional[Rows] = None,
     ) -> Iterator[np.ndarray]:
         """Yield the next ids [B] int64 after a prompt [B,S] or list of rows, until every row has ended. The last ids are not fed.
 
@@ -231,11 +254,12 @@ class Session:
             max_tokens: ids of a row at most.
             temperature, top_k, top_p, seed: as sampling.choose.
             stop: ids that end a row, which gives -1 from then on; those of the artefact (Manifest.stop_ids) where None.
+            encoder: as prefill.
 
         Raises:
             ValueError: as prefill and step; a model without a vocabulary, a row without tokens, max_tokens below 1. At the first id, as with any generator.
         """
-        return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop)
+        return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
 
     def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
         """Position of each row's first token [B] int64, where a call of `count` rows may follow."""
@@ -268,7 +292,8 @@ class Session:
             room = min(room, self._memory.most - int(state.held.max()), caches.capacity - self._memory.used(state))  # type: ignore[attr-defined]
         # The mask is a column longer at every step: no binding can be kept.
         room = 1 if self.manifest.signature == "mask" else room
-        stepper = Stepper(caches, built, self._input, self._vocabulary, room)
+        given = state.encoded.arrays if state.encoded else {}
+        stepper = Stepper(caches, {**built, **given}, self._input, self._vocabulary, room, given)
         self._now = state.replace(caches=caches, stepper=stepper)
         return stepper
 

@@ -1,6 +1,6 @@
 """One token per row, again and again, on a binding that is kept: the path whose cost every generated token pays."""
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
@@ -21,13 +21,14 @@ class Stepper:
         source: the graph input that takes tokens.
         vocabulary: number of ids, or 0 for activations.
         room: steps before the session has to look at lengths again.
+        constant: names of inputs that are the same for every step.
     """
 
-    def __init__(self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int) -> None:
+    def __init__(self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int, constant: Collection[str] = ()) -> None:
         self.reached: Tuple[int, Any] = (0, caches)
         self.room = room
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
-        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask")])
+        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask", *constant)])
         self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
         self.take = self._taker()
 

@@ -36,7 +36,7 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
-        return TorchGraph(_program(path) if manifest.target == "pt2" else _script(path), manifest)
+        return TorchGraph(_program(path, manifest) if manifest.target == "pt2" else _script(path), manifest)
 
 
 def _script(path: Path) -> Any:
@@ -48,7 +48,7 @@ def _script(path: Path) -> Any:
         raise _damaged(path, error) from None
 
 
-def _program(path: Path) -> Any:
+def _program(path: Path, manifest: Manifest) -> Any:
     import torch
 
     try:
@@ -60,9 +60,30 @@ def _program(path: Path) -> Any:
     with _quiet("torch.export"):
         try:
             # Packed anew: torch reads the entries that were checked, whatever else a zip reader could find in the file.
-            return torch.export.load(io.BytesIO(packed(entries))).module(check_guards=False)
+            program = torch.export.load(io.BytesIO(packed(entries)))
+            module = program.module(check_guards=False)
         except (*DAMAGED, verification) as error:
             raise _damaged(path, error) from None
+    _check_arguments(path, program, manifest)
+    return module
+
+
+def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
+    """Compare what a program takes and gives with what the manifest says: how many tensors, and how they are nested.
+
+    Raises:
+        ValueError: another nesting.
+    """
+    from torch.utils import _pytree
+
+    positions = [state for state in manifest.states if state.past == "past_positions"]
+    others = [0] * (len(manifest.states) - len(positions))
+    taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
+    given = (*[0] * (1 + len(positions)), others)
+    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("gives", program.call_spec.out_spec, given)):
+        if found != _pytree.tree_structure(wanted):
+            rule = f"the program {what} {_pytree.tree_structure(wanted).num_leaves} tensors as the manifest says"
+            raise ValueError(f"runtime: {path.name}: {rule}, got {found.num_leaves if found is not None else 'no'} or another nesting; export again")
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:

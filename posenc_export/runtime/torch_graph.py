@@ -12,7 +12,7 @@ from posenc_export.runtime.manifest import Manifest
 
 
 class TorchGraph:
-    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states).
+    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states), what an encoder gave behind the states.
 
     Args:
         module: eager, compiled, scripted or exported.
@@ -52,8 +52,11 @@ class TorchCaches:
         return list(enumerate(output)), caches
 
     def step(self, feeds: Feeds, rows: int) -> Step:
+        given = {value.name for value in self.graph.manifest.encoder}
+
         def take(caches: "TorchCaches") -> Tuple[np.ndarray, "TorchCaches"]:
-            output, caches = caches._run({name: array.copy() for name, array in feeds.items()})  # states may be views of their inputs
+            moving = {name: array.copy() for name, array in feeds.items() if name not in given}  # states may be views of their inputs
+            output, caches = caches._run({**feeds, **moving})
             return output[:, 0], caches
 
         return Step(take)
@@ -61,15 +64,16 @@ class TorchCaches:
     def _run(self, feeds: Feeds) -> Tuple[np.ndarray, "TorchCaches"]:
         import torch
 
-        arguments = [torch.from_numpy(array) for array in feeds.values()]
         manifest = self.graph.manifest
+        arguments = [torch.from_numpy(feeds[value.name]) for value in manifest.inputs]
+        given = [torch.from_numpy(feeds[value.name]) for value in manifest.encoder]
         try:
             with torch.inference_mode():
                 if manifest.states and manifest.states[0].past == "past_positions":
-                    output, positions, present = self.graph.module(*arguments, self.states[0], list(self.states[1:]))
+                    output, positions, present = self.graph.module(*arguments, self.states[0], [*self.states[1:], *given])
                     present = [positions, *present]
                 else:
-                    output, present = self.graph.module(*arguments, list(self.states))
+                    output, present = self.graph.module(*arguments, [*self.states, *given])
         except RUN_ERRORS as error:
             raise GraphError(error) from None
         return output.numpy(), TorchCaches(self.graph, self.rows, tuple(present))

@@ -1,7 +1,7 @@
 """The registry of model families: one file each reads its config.json into a description and says where its weights stand."""
 
 import importlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
@@ -17,6 +17,7 @@ FILES = {
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
     **{name: "t5" for name in ("t5", "mt5")},
+    "whisper": "whisper",
     **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
     **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
 }
@@ -43,6 +44,7 @@ class Family:
         further: from the description and config.json, lines that depend on them; they go before those of `weights`.
         left_out: from the same, what goes to `unused` besides.
         keys: from config.json to what `describe` reads, where that is a part of it.
+        parts: of a model in two parts, the encoder that a decoder reads and that decoder.
     """
 
     describe: Callable[[Settings], StackConfig]
@@ -53,23 +55,29 @@ class Family:
     further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
     left_out: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _none
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    parts: Mapping[str, "Family"] = field(default_factory=dict)
 
 
-def read(config: Mapping[str, Any], max_positions: Optional[int] = None) -> Tuple[StackConfig, Family]:
+def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None) -> Tuple[StackConfig, Family]:
     """The description of a config.json, and its family.
 
     Args:
         config: of a model, as transformers writes it.
         max_positions: range of positions of the model; max_position_embeddings where None.
+        part: "encoder" or "decoder" of a model that has both.
 
     Raises:
-        ValueError: an unknown model_type; a key that is missing, unknown, or has a value that cannot be exported.
+        ValueError: an unknown model_type; a part of a model that has none; a key that is missing, unknown, or has a value that cannot be exported.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
         known = ", ".join(FILES)
         raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
+    if part is not None:
+        if part not in family.parts:
+            raise ValueError(f"{name}: expected part {' or '.join(family.parts) or 'left out'}, got {part!r}; T5 and Whisper have the parts encoder and decoder")
+        family = family.parts[part]
     settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)
     settings.finish()

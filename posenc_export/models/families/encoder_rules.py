@@ -134,3 +134,30 @@ class Permuted:
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
         return tensors[0].permute(self.axes).contiguous()
+
+
+@dataclass(frozen=True)
+class KeysAndValues:
+    """What a decoder makes of an encoder, for all its layers: keys of the first, values of the first, keys of the second, and so on. A bias that is not there is 0.
+
+    Args:
+        k, v: modules in the checkpoint; `{row}` stands for the layer of the decoder.
+        layers: of the decoder.
+        biases: which of the two have a bias.
+    """
+
+    k: str
+    v: str
+    layers: int
+    biases: Tuple[str, ...] = ()
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        size = shape[0] // (2 * self.layers)
+        given = [module for module in (self.k, self.v) if kind == "weight" or module in self.biases]
+        return {f"{module.replace('{row}', str(row))}.{kind}": (size, *shape[1:]) for row in range(self.layers) for module in given}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        if len(tensors) == 2 * self.layers:
+            return torch.cat(tensors)
+        absent_first = self.k not in self.biases
+        return torch.cat([part for tensor in tensors for part in ((torch.zeros_like(tensor), tensor) if absent_first else (tensor, torch.zeros_like(tensor)))])

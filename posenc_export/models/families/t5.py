@@ -1,11 +1,12 @@
-"""T5 and mT5, their encoder (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): norms in front, no biases, buckets of distances."""
+"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): norms in front, no biases, buckets of distances."""
 
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping, Optional, Tuple
 
-from posenc_export.models.config import AttentionConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families import Family
+from posenc_export.models.families.encoder_rules import KeysAndValues
 from posenc_export.models.families.encoders import ENCODING, OURS, QKV
-from posenc_export.models.families.rules import Joined, Same, Table
+from posenc_export.models.families.rules import Joined, Rule, Same, Table
 from posenc_export.models.families.settings import ACTIVATIONS, Settings
 
 LAYER = "encoder.block.{layer}."
@@ -20,13 +21,54 @@ WEIGHTS: Table = {
     OURS + "mlp.down": Same(LAYER + "layer.1.DenseReluDense.wo"),
     "norm": Same("encoder.final_layer_norm"),
 }
-# Of the decoder, of its head, and of training.
-UNREAD = """classifier_dropout decoder_start_token_id dense_act_fn dropout_rate initializer_factor is_encoder_decoder is_gated_act num_decoder_layers output_past
-    scale_decoder_outputs task_specific_params tie_word_embeddings tokenizer_class""".split()
+BLOCK, DECODER = "decoder.block.{row}.", "^decoder\\.(?!block\\.\\d+\\.layer\\.1\\.EncDecAttention\\.[kv]\\.)"
+# Of training.
+UNREAD = "classifier_dropout decoder_start_token_id dense_act_fn dropout_rate initializer_factor is_encoder_decoder is_gated_act output_past".split()
 
 
 def describe(config: Settings) -> StackConfig:
-    """To hidden states: the decoder is left out. Scores are not divided by sqrt(D). Distances are bounded by buckets alone, so that any range may be given."""
+    """The encoder, to hidden states."""
+    _decoder_size(config)
+    kind = _layer(config, {"name": "both"})
+    return _stack(config, {"layer": kind}, ("layer",) * config.layers)
+
+
+def describe_encoder(config: Settings) -> StackConfig:
+    """The encoder, to the keys and values of the decoder."""
+    layers, _ = _decoder_size(config)
+    kind = _layer(config, {"name": "both"})
+    size = 2 * layers * kind.attention.heads * kind.attention.head_size
+    return _stack(config, {"layer": kind}, ("layer",) * config.layers, key_values=KeyValuesConfig(size=size))
+
+
+def describe_decoder(config: Settings) -> StackConfig:
+    """The decoder: a layer of attention to itself, and one of attention to the encoder with the MLP, in turn."""
+    layers, head = _decoder_size(config)
+    kind = _layer(config, {"name": "causal"})
+    norm, own = kind.norms[0], kind.attention
+    reading = AttentionConfig(
+        heads=own.heads, kv_heads=own.heads, head_size=own.head_size, scale=1.0, sees={"name": "encoder"}, projection={"name": "queries"}
+    )
+    kinds = {
+        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
+        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=reading, mlp=kind.mlp),
+    }
+    return _stack(config, kinds, ("own", "encoder") * layers, head=head)
+
+
+def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
+    """Layers of the decoder, and its head, whose inputs are scaled where the token table is its weights."""
+    for key in ("task_specific_params", "tokenizer_class"):
+        config.take(key, None)
+    tied = config.flag("tie_word_embeddings", True)
+    scaled = config.flag("scale_decoder_outputs", tied)
+    layers = config.whole("num_decoder_layers", config.layers)
+    scale = config.width**-0.5 if scaled and config.family == "t5" else 1.0
+    return layers, HeadConfig(tied=tied, scale=scale)
+
+
+def _layer(config: Settings, sees: Named) -> LayerConfig:
+    """Scores are not divided by sqrt(D). Distances are bounded by buckets alone, so that any range may be given."""
     for key in UNREAD:
         config.take(key, None)
     config.only("is_decoder", False, False)
@@ -42,23 +84,70 @@ def describe(config: Settings) -> StackConfig:
         "buckets": config.whole("relative_attention_num_buckets"),
         "max_distance": config.whole("relative_attention_max_distance", 128),
     }
-    attention = AttentionConfig(heads=config.heads, kv_heads=config.heads, head_size=config.whole("d_kv"), encodings=(buckets,), sees={"name": "both"})
+    attention = AttentionConfig(heads=config.heads, kv_heads=config.heads, head_size=config.whole("d_kv"), encodings=(buckets,), sees=sees)
+    return LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)
+
+
+def _stack(
+    config: Settings,
+    kinds: Dict[str, LayerConfig],
+    order: Tuple[str, ...],
+    head: Optional[HeadConfig] = None,
+    key_values: Optional[KeyValuesConfig] = None,
+) -> StackConfig:
     return StackConfig(
         width=config.width,
         max_positions=config.max_positions,
         tokens=TokensConfig(vocabulary=config.whole("vocab_size")),
-        layers={"layer": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)},
-        order=("layer",) * config.layers,
-        norm=norm,
+        layers=kinds,
+        order=order,
+        norm=next(iter(kinds.values())).norms[0],
+        head=head,
+        key_values=key_values,
     )
 
 
 def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """The first layer of an MLP, which is two where it is gated."""
-    dense = LAYER + "layer.1.DenseReluDense."
-    if description.kinds[0].mlp["name"] == "gated":
-        return {OURS + "mlp.gate": Same(dense + "wi_0"), OURS + "mlp.up": Same(dense + "wi_1")}
-    return {OURS + "mlp.up": Same(dense + "wi")}
+    return _mlp(description, OURS + "mlp.", LAYER + "layer.1.DenseReluDense.")
 
 
-FAMILY = Family(describe, WEIGHTS, base="", unused=(r"^decoder\.", r"^lm_head\.", r"^encoder\.embed_tokens\.", r"layer\.1\.EncDecAttention\."), further=names)
+def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """The same, and the keys and values of the decoder."""
+    module = BLOCK + "layer.1.EncDecAttention."
+    layers = int(config.get("num_decoder_layers") or len(description.order))
+    return {**names(description, config), "head.linear": KeysAndValues(module + "k", module + "v", layers)}
+
+
+def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """Two layers of ours are one of theirs."""
+    table: Dict[str, Rule] = {}
+    for row in range(len(description.order) // 2):
+        block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
+        read, cross = block + "layer.0.SelfAttention.", block + "layer.1.EncDecAttention."
+        table[own + "residual.attention_norm"] = Same(block + "layer.0.layer_norm")
+        table[own + "attention.projection.qkv"] = Joined(read + "q", read + "k", read + "v")
+        table[own + "attention.projection.output"] = Same(read + "o")
+        table[own + "attention.encoding.table"] = Same("decoder.block.0.layer.0.SelfAttention.relative_attention_bias")
+        table[reading + "residual.attention_norm"] = Same(block + "layer.1.layer_norm")
+        table[reading + "attention.projection.query"] = Same(cross + "q")
+        table[reading + "attention.projection.output"] = Same(cross + "o")
+        table[reading + "residual.mlp_norm"] = Same(block + "layer.2.layer_norm")
+        table[reading + "mlp.down"] = Same(block + "layer.2.DenseReluDense.wo")
+        table |= _mlp(description, reading + "mlp.", block + "layer.2.DenseReluDense.")
+    return {**table, "tokens.embedding": Same("shared"), "norm": Same("decoder.final_layer_norm"), "head.linear": Same("lm_head")}
+
+
+def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
+    if description.kinds[-1].mlp["name"] == "gated":
+        return {ours + "gate": Same(theirs + "wi_0"), ours + "up": Same(theirs + "wi_1")}
+    return {ours + "up": Same(theirs + "wi")}
+
+
+UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
+KEYS_AND_VALUES = r"layer\.1\.EncDecAttention\.[kv]\."
+PARTS = {
+    "encoder": Family(describe_encoder, WEIGHTS, base="", unused=(*UNUSED, DECODER), further=names_of_encoder),
+    "decoder": Family(describe_decoder, {}, base="", unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES), further=names_of_decoder),
+}
+FAMILY = Family(describe, WEIGHTS, base="", unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."), further=names, parts=PARTS)

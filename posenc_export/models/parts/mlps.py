@@ -55,3 +55,22 @@ class Gated(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
         return exact.linear(self.down, exact.linear(self.up, x) * self.activation.exact(exact.linear(self.gate, x)))  # type: ignore[operator]
+
+
+class NoMLP(torch.nn.Module):
+    """x as it is: for layers of attention alone.
+
+    Args:
+        width: model width E.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to [B,S,E]."""
+        return x
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E], float64."""
+        return x

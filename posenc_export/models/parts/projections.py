@@ -53,6 +53,30 @@ class Grouped(torch.nn.Module):
         return projected[:, :queries], projected[:, queries : queries + heads], projected[:, queries + heads :]
 
 
+class Queries(torch.nn.Module):
+    """Queries alone, for attention to an encoder, which gives keys and values (Vaswani et al. 2017, 3.2.3).
+
+    Args:
+        width: model width E.
+        heads, kv_heads, head_size: H, K, D.
+        bias: on queries.
+        output_bias: on the way back.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_size: int, bias: bool = False, output_bias: bool = False) -> None:
+        super().__init__()
+        self.query = torch.nn.Linear(width, heads * head_size, bias=bias)
+        self.output = torch.nn.Linear(heads * head_size, width, bias=output_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to q [B,S,H*D]."""
+        return self.query(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E] to [n,H*D], float64."""
+        return exact.linear(self.query, x)
+
+
 class Latent(torch.nn.Module):
     """Keys and values of all heads from one short vector of a token, queries from another (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2; Multi-head Latent Attention).
 

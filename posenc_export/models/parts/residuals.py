@@ -40,6 +40,36 @@ class Pre(torch.nn.Module):
         return x + mlp(self.mlp_norm.exact(x))  # type: ignore[operator]
 
 
+class Alone(torch.nn.Module):
+    """x + attention(norm x), without an MLP: the first sublayer of a decoder that reads an encoder, whose second one is a layer of its own (T5, Whisper).
+
+    Args:
+        norms: one.
+    """
+
+    COUNT = 1
+
+    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        (self.attention_norm,) = norms
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return self.attention_norm(x)
+
+    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
+        return between
+
+    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
+        return y
+
+    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
+        """x [n,E], float64."""
+        return mlp(x + attention(self.attention_norm.exact(x)))  # type: ignore[operator]
+
+
 class Post(torch.nn.Module):
     """norm(x + attention x), then norm(x + mlp x) (Vaswani et al. 2017, 3.1; BERT).
 

@@ -114,3 +114,16 @@ class Near:
     def exact(self, query: int, key: int) -> bool:
         """Whether the query at one position sees the key at another."""
         return abs(query - key) <= self.reach
+
+
+@dataclass(frozen=True)
+class OfEncoder:
+    """All tokens of another sequence, which an encoder has read (Vaswani et al. 2017, 3.2.3, encoder-decoder attention)."""
+
+    before = -1
+    after = -1
+    chunk = 0
+
+    def exact(self, query: int, key: int) -> bool:
+        """Whether the query at one position sees the key at another."""
+        return True

@@ -1,0 +1,151 @@
+"""What stands before the layers of a model and behind them."""
+
+from dataclasses import dataclass
+from typing import List, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import PositionEncoding
+from posenc_export.models.config import HeadConfig, KeyValuesConfig, TokensConfig
+from posenc_export.models.parts import build, exact
+
+
+@dataclass(frozen=True)
+class Text:
+    """What turns text into token ids and says where a text ends: it travels with the artefact of a decoder.
+
+    Args:
+        tokenizer: tokenizer.json of the tokenizers library; empty for none.
+        stop_ids: token ids that end a text.
+    """
+
+    tokenizer: bytes = b""
+    stop_ids: Tuple[int, ...] = ()
+
+
+class Tokens(torch.nn.Module):
+    """norm(embed(scale * table[ids]) + segments[types]).
+
+    Args:
+        width: model width E.
+        config: table, factor, segments, norm.
+        encoding: acts on embedded tokens.
+    """
+
+    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.scale, self.encoding = config.scale, encoding
+        self.embedding = torch.nn.Embedding(config.vocabulary, encoding.token_width(width))
+        encoding.initialise_tokens(self.embedding.weight)
+        self.segments = torch.nn.Embedding(config.segments, width) if config.segments else None
+        if self.segments is not None:
+            torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
+        self.norm = build("norm", config.norm or {"name": "none"}, width)
+
+    def forward(self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """ids, segments [B,S] int64, coordinates [B,S] or [A,B,S], states of the encoding to [B,S,E] and the states' next values."""
+        x = self.embedding(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        x, present = self.encoding.embed_next(x, coordinates, states)
+        if self.segments is not None and segments is not None:
+            x = x + self.segments(segments)
+        return self.norm(x), present
+
+    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
+        """One row of ids [n] to [n,E], float64."""
+        rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
+        x = self.encoding.oracle().embed_rows(rows, positions)
+        if self.segments is not None:
+            x = x + exact.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
+        return np.asarray(self.norm.exact(x))
+
+
+class Features(torch.nn.Module):
+    """norm(embed(scale * stem(features))).
+
+    Args:
+        width: model width E.
+        config: stem, factor, norm.
+        encoding: acts on what the stem gives.
+
+    Raises:
+        ValueError: an encoding of several coordinates, or one that wants a token table of another width.
+    """
+
+    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        if encoding.axes or encoding.token_width(width) != width:
+            raise ValueError(f"config: features take encodings of one coordinate and of the model's width, got {type(encoding).__name__}; choose another")
+        self.scale, self.encoding = config.scale, encoding
+        self.stem = build("features", config.features or {}, width)
+        self.size = int(self.stem.size)
+        self.norm = build("norm", config.norm or {"name": "none"}, width)
+
+    def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,F], no segments, positions [B,S] as coordinates, states of the encoding to [B,S,E] and the states' next values."""
+        made = self.stem(x, coordinates)
+        if self.scale != 1.0:
+            made = made * self.scale
+        made, present = self.encoding.embed_next(made, coordinates, states)
+        return self.norm(made), present
+
+    def exact(self, x: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
+        """One row of features [n,F] to [n,E], float64."""
+        rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, positions)
+        return np.asarray(self.norm.exact(rows))
+
+
+class Head(torch.nn.Module):
+    """softcap tanh(scale (W x + b) / softcap), without the cap where there is none.
+
+    Args:
+        width: model width E.
+        vocabulary: number of token ids V.
+        config: factor, cap, bias.
+        table: weights W to share; own ones where None.
+    """
+
+    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
+        super().__init__()
+        self.scale, self.softcap = config.scale, config.softcap or 0.0
+        self.linear = torch.nn.Linear(width, vocabulary, bias=config.bias)
+        if table is not None:
+            self.linear.weight = table  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to logits [B,S,V]."""
+        logits = self.linear(x)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap > 0:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E] to [n,V], float64."""
+        logits = exact.linear(self.linear, x) * self.scale
+        return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
+
+
+class KeyValues(torch.nn.Module):
+    """W x + b: the keys and values of a decoder that reads an encoder.
+
+    Args:
+        width: model width E.
+        config: size and bias.
+    """
+
+    def __init__(self, width: int, config: KeyValuesConfig) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, config.size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to [B,S,N]."""
+        return self.linear(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E] to [n,N], float64."""
+        return exact.linear(self.linear, x)

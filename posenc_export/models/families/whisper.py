@@ -1,0 +1,148 @@
+"""Whisper (Radford et al. 2022, Robust Speech Recognition via Large-Scale Weak Supervision): spectrogram in, text out; norms in front, rows for positions."""
+
+from typing import Any, Callable, Dict, Mapping, NoReturn
+
+from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.encoder_rules import Biases, KeysAndValues
+from posenc_export.models.families.plain import attention, layer, learned
+from posenc_export.models.families.rules import Joined, Rule, Same, Table
+from posenc_export.models.families.settings import Settings
+
+NORM = {"name": "layer", "epsilon": 1e-5}
+# Of training, of other tasks, and of what `generate` of transformers suppresses.
+UNREAD = """apply_spec_augment begin_suppress_tokens classifier_proj_size forced_decoder_ids is_encoder_decoder mask_feature_length mask_feature_min_masks
+    mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_length median_filter_width suppress_tokens use_weighted_layer_sum
+    num_mel_bins tie_word_embeddings vocab_size""".split()
+# Keys of each part: what they are called in a model of one part.
+PART_KEYS = {"layers": "num_hidden_layers", "attention_heads": "num_attention_heads", "ffn_dim": "intermediate_size"}
+POSITIONS = {"encoder": "max_source_positions", "decoder": "max_target_positions"}
+
+
+def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """From config.json to the keys of a part; those of the other one are left out."""
+
+    def keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {POSITIONS[part]: "max_position_embeddings"}
+        theirs = [f"{other}_{name}" for other in POSITIONS for name in (*PART_KEYS, "layerdrop")] + [*POSITIONS.values(), *PART_KEYS.values()]
+        rest = {key: value for key, value in config.items() if key not in theirs}
+        return {**rest, **{usual: config[key] for key, usual in own.items() if key in config}, "decoder_layers": config.get("decoder_layers")}
+
+    return keys
+
+
+def describe(config: Settings) -> NoReturn:
+    """Neither part alone is the model."""
+    raise ValueError("whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'")
+
+
+def describe_encoder(config: Settings) -> StackConfig:
+    """From two frames of the spectrogram a token to the keys and values of the decoder."""
+    kind = _layer(config, {"name": "both"})
+    channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
+    _unread(config)
+    features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # whatever the layers have
+    return StackConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        tokens=TokensConfig(features=features, encodings=(learned(config),)),
+        layers={"layer": kind},
+        order=("layer",) * config.layers,
+        norm=NORM,
+        key_values=KeyValuesConfig(size=size, bias=True),
+    )
+
+
+def describe_decoder(config: Settings) -> StackConfig:
+    """A layer of attention to itself, and one of attention to the encoder with the MLP, in turn."""
+    kind = _layer(config, {"name": "causal"})
+    own = LayerConfig(residual={"name": "alone"}, norms=(NORM,), attention=kind.attention, mlp={"name": "none"})
+    queries = {"name": "queries", "bias": True, "output_bias": True}
+    heads, size = kind.attention.heads, kind.attention.head_size
+    reading = AttentionConfig(heads=heads, kv_heads=heads, head_size=size, sees={"name": "encoder"}, projection=queries)
+    tied = config.flag("tie_word_embeddings", True)
+    layers, vocabulary = config.whole("decoder_layers"), config.whole("vocab_size")
+    _unread(config)
+    return StackConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        tokens=TokensConfig(vocabulary=vocabulary, encodings=(learned(config),)),
+        layers={"own": own, "encoder": LayerConfig(residual={"name": "pre"}, norms=(NORM, NORM), attention=reading, mlp=kind.mlp)},
+        order=("own", "encoder") * layers,
+        norm=NORM,
+        head=HeadConfig(tied=tied),
+    )
+
+
+def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
+    hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")
+    return layer(attention(config, bias=True, sees=sees), NORM, hidden, activation)
+
+
+def _unread(config: Settings) -> None:
+    config.only("scale_embedding", False, False)  # no published model has it, and transformers does not read it
+    for key in UNREAD:
+        config.take(key, None)
+
+
+def _sublayers(ours: str, theirs: str, norm: str, attention: str) -> Dict[str, Rule]:
+    """Weights of attention to itself."""
+    read = f"{theirs}{attention}."
+    return {
+        ours + "residual.attention_norm": Same(theirs + norm),
+        ours + "attention.projection.qkv.weight": Joined(read + "q_proj", read + "k_proj", read + "v_proj"),
+        ours + "attention.projection.qkv.bias": Biases(read + "q_proj.bias", read + "v_proj.bias"),
+        ours + "attention.projection.output": Same(read + "out_proj"),
+    }
+
+
+def _mlp(ours: str, theirs: str) -> Dict[str, Rule]:
+    return {
+        ours + "residual.mlp_norm": Same(theirs + "final_layer_norm"),
+        ours + "mlp.up": Same(theirs + "fc1"),
+        ours + "mlp.down": Same(theirs + "fc2"),
+    }
+
+
+def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """The keys and values of the decoder stand in the decoder."""
+    read = "model.decoder.layers.{row}.encoder_attn."
+    layers = int(config["decoder_layers"])
+    return {"head.linear": KeysAndValues(read + "k_proj", read + "v_proj", layers, biases=(read + "v_proj",))}
+
+
+def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """Two layers of ours are one of theirs."""
+    table: Dict[str, Rule] = {}
+    for row in range(len(description.order) // 2):
+        theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
+        table |= _sublayers(own, theirs, "self_attn_layer_norm", "self_attn")
+        table[reading + "residual.attention_norm"] = Same(theirs + "encoder_attn_layer_norm")
+        table[reading + "attention.projection.query"] = Same(theirs + "encoder_attn.q_proj")
+        table[reading + "attention.projection.output"] = Same(theirs + "encoder_attn.out_proj")
+        table |= _mlp(reading, theirs)
+    return table
+
+
+ENCODER: Table = {
+    "tokens.stem.first": Same("model.encoder.conv1"),
+    "tokens.stem.second": Same("model.encoder.conv2"),
+    "token_encoding.table": Same("model.encoder.embed_positions"),
+    **_sublayers("layers.{layer}.", "model.encoder.layers.{layer}.", "self_attn_layer_norm", "self_attn"),
+    **_mlp("layers.{layer}.", "model.encoder.layers.{layer}."),
+    "norm": Same("model.encoder.layer_norm"),
+}
+DECODER: Table = {
+    "tokens.embedding": Same("model.decoder.embed_tokens"),
+    "token_encoding.table": Same("model.decoder.embed_positions"),
+    "norm": Same("model.decoder.layer_norm"),
+    "head.linear": Same("proj_out"),
+}
+OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
+PARTS = {
+    "encoder": Family(describe_encoder, ENCODER, unused=(OF_DECODER, r"^proj_out\."), further=names_of_encoder, keys=keys_of("encoder")),
+    "decoder": Family(
+        describe_decoder, DECODER, unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."), further=names_of_decoder, keys=keys_of("decoder")
+    ),
+}
+FAMILY = Family(describe, {}, keys=keys_of("encoder"), parts=PARTS)

@@ -1,0 +1,101 @@
+"""Small random checkpoints of models with an encoder and a decoder, and what stands for such a decoder where one of a single part is expected."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import torch
+import transformers
+
+from posenc_export.runtime import Session
+
+SOURCES = 13  # tokens of the longest source
+LENGTHS = [SOURCES, 5, 9]
+POSITIONS = 400
+T5 = {
+    "vocab_size": 61, "d_model": 48, "d_kv": 16, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "n_positions": POSITIONS,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+}  # fmt: skip
+WHISPER = {
+    "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 6, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 56, "num_mel_bins": 10, "max_source_positions": SOURCES, "max_target_positions": POSITIONS, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "t5": ("T5", T5),
+    "t5 untied": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 12}),
+    "whisper": ("Whisper", WHISPER),
+    "whisper relu": ("Whisper", {**WHISPER, "activation_function": "relu", "decoder_layers": 1}),
+}
+
+
+def made(name: str) -> Any:
+    """Transformers' model, every parameter random, float32, in eval mode."""
+    torch.manual_seed(0)
+    kind, keys = MODELS[name]
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys)).eval()
+    if name == "t5 untied":  # transformers 5 makes every T5 with one table for tokens and head; a published checkpoint with two keeps them apart
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
+            if "norm" in key and key.endswith("weight"):
+                parameter += 1.0
+            if kind != "Whisper" and key.endswith(".q.weight"):  # T5 has no factor on scores: its queries are the smaller
+                parameter *= model.config.d_kv**-0.5
+    return model
+
+
+def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
+    """What the encoder reads, three rows, and its mask [3,Q]; Whisper has none but ones."""
+    random = np.random.default_rng(5)
+    if MODELS[name][0] == "Whisper":
+        return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(np.float32), np.ones((3, SOURCES), np.int64)
+    return random.integers(3, 61, (3, SOURCES)), (np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]).astype(np.int64)
+
+
+def ours_of(features: np.ndarray) -> np.ndarray:
+    """Frames [B,C,2Q] of a spectrogram as our encoder reads them: two frames a token [B,Q,2C]."""
+    return np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(len(features), features.shape[2] // 2, -1) if features.ndim == 3 else features
+
+
+class Peer:
+    """Transformers' model on its source, called as a model of one part: with token ids of the decoder."""
+
+    def __init__(self, name: str) -> None:
+        self.model = made(name)
+        self.config, self.untied = self.model.config, name == "t5 untied"
+        read, mask = source(name)
+        self.whisper = read.ndim == 3
+        self.given = {"input_features": torch.from_numpy(read)} if self.whisper else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
+
+    def __call__(self, tokens: torch.Tensor, use_cache: bool = False, attention_mask: Any = None, position_ids: Any = None) -> Any:
+        given = {key: value[: len(tokens)] for key, value in self.given.items()}
+        places = {"decoder_position_ids": position_ids} if self.whisper else {}  # T5 counts distances alone
+        return self.model(**given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, use_cache=use_cache, **places)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """As published: transformers 5 writes tie_word_embeddings as true for every T5, and drops it when it reads."""
+        self.model.save_pretrained(folder)
+        if self.untied:
+            path = folder / "config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
+
+
+class Reading:
+    """A decoder's session, called as one that reads no encoder.
+
+    Args:
+        session: of the decoder.
+        encoded: what the encoder gave for each row [q,N].
+    """
+
+    def __init__(self, session: Session, encoded: List[np.ndarray]) -> None:
+        self.session, self.encoded, self.step = session, encoded, session.step
+
+    def prefill(self, inputs: Any, **how: Any) -> np.ndarray:
+        return self.session.prefill(inputs, encoder=None if self.session.length.any() else self.encoded[: len(inputs)], **how)
+
+

@@ -1,0 +1,152 @@
+"""Decoders that read an encoder, against transformers: every call, every target, and rows that come and go with what their encoder gave."""
+
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import export_model, from_pretrained, load
+from posenc_export.export import TARGETS, Sources, VerificationError
+from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import Session
+from posenc_export.runtime.encoded import MASK, Encoded
+from tests.tiny import decoder
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.models.pairs import MODELS, Peer, Reading, ours_of, source  # noqa: E402
+from tests.models.patterns import DECODER, share, theirs, tokens_of  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("pairs")  # one worker, so that each model is traced once
+MADE: Dict[str, Tuple[Peer, Sources, List[np.ndarray], Path]] = {}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pairs")
+
+
+def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Path]:
+    """Transformers' model, our decoder, what our encoder gives for each row [q,N], and their folder; made once."""
+    if name not in MADE:
+        folder = folders / name
+        peer = Peer(name)
+        peer.save_pretrained(folder)
+        (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))
+        encoded = encoder.prefill(ours_of(read), attention_mask=mask)
+        MADE[name] = (peer, Sources(from_pretrained(folder, part="decoder")), [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)], folder)
+    return MADE[name]
+
+
+def _session(name: str, target: str, signature: str, folders: Path) -> Session:
+    place = folders / f"{name} {target} {signature}"
+    if not place.exists():
+        export_model(_pair(name, folders)[1], target, place, signature, verify=False)
+    return load(place, threads=1).session()
+
+
+CALLS = [(target, signature) for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2") for signature in TARGETS[target].layout]
+QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "positions"): ("t5", "whisper"), ("onnx", "mask"): ("t5",)}
+CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive) for name in MODELS for call in CALLS]
+
+
+@pytest.mark.parametrize("pattern", DECODER)
+@pytest.mark.parametrize(("name", "target", "signature"), CASES)
+def test_logits_are_those_of_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
+    if signature == "mask" and pattern == "shifted":
+        pytest.skip("positions count the mask from 0")
+    peer, _, encoded, _ = _pair(name, folders)
+    assert share(DECODER[pattern](peer, Reading(_session(name, target, signature, folders), encoded))) <= 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["t5", "whisper"])
+def test_both_parts_are_certified(name: str, folders: Path) -> None:
+    _, decoder, _, folder = _pair(name, folders)
+    for part, model in (("encoder", from_pretrained(folder, part="encoder")), ("decoder", decoder)):
+        manifest = export_model(model, "ort", folders / f"{name} {part} certified")
+        assert manifest.certificate is not None and manifest.certificate["passed"]
+        assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
+
+
+def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
+    manifest = export_model(_pair("t5", folders)[1], "ort", folders / "t5 half", dtype="float16")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+
+
+def test_the_grid_sees_a_row_that_keeps_the_encoder_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoded, "ordered", lambda self, order: Encoded(self.of(slice(len(order)))))  # rows move, what they read stays
+    with pytest.raises(VerificationError, match="rows come and go|beside guests"):
+        export_model(_pair("t5", folders)[1], "ort", folders / "t5 fault")
+
+
+def test_the_grid_sees_padding_of_an_encoder_that_is_read(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = Encoded.of
+    monkeypatch.setattr(Encoded, "of", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
+    with pytest.raises(VerificationError, match="do not deploy"):
+        export_model(_pair("t5", folders)[1], "ort", folders / "t5 mask fault")
+
+
+def test_rows_that_a_rewind_emptied_keep_their_encoder(folders: Path) -> None:
+    peer, _, encoded, _ = _pair("t5", folders)
+    session, tokens = _session("t5", "ort", "positions", folders), tokens_of()
+    session.prefill(tokens[:, :4], encoder=encoded[:2])
+    session.rewind(4)
+    assert share([(session.prefill(tokens), theirs(peer, tokens))]) <= 1
+
+
+def test_a_fork_reads_the_same_encoder(folders: Path) -> None:
+    peer, _, encoded, _ = _pair("whisper", folders)
+    session, tokens = _session("whisper", "ort", "positions", folders), tokens_of()
+    session.prefill(tokens[:, :4], encoder=encoded[:2])
+    other = session.fork()
+    session.reset()
+    assert share([(other.prefill(tokens[:, 4:]), theirs(peer, tokens)[:, 4:])]) <= 1
+
+
+def test_greedy_text_is_that_of_transformers(folders: Path) -> None:
+    peer, _, encoded, _ = _pair("mt5", folders)
+    start = np.zeros((3, 1), np.int64)
+    made = np.stack(list(_session("mt5", "onnx", "positions", folders).generate(start, max_tokens=12, encoder=encoded, stop=())), 1)
+    with torch.no_grad():
+        wanted = peer.model.generate(**peer.given, max_new_tokens=12, min_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0)[:, 1:].numpy()
+    kept = wanted != 1  # transformers forbids the end before 12 tokens; ours may choose it
+    assert (made == wanted)[kept].all() and kept.any()
+
+
+REFUSED: Dict[str, Tuple[Any, str]] = {
+    "none": (lambda session, rows: session.prefill([[3], [4]]), "expected encoder=, the outputs of the encoder for each row, got none"),
+    "too few rows": (lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]), r"expected encoder with 2 rows of at least one token, got rows of \[13\]"),
+    "an empty row": (lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]), r"got rows of \[13, 0\] tokens"),
+    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"a row of encoder is \['encoder_sequence_length', 384\]"),
+    "a second time": (
+        lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.prefill([[3]], encoder=rows[:1])),
+        "expected encoder with the first tokens of its rows",
+    ),
+    "admitted without": (lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])), "expected encoder="),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_encoder_that_does_not_fit_is_refused(what: str, folders: Path) -> None:
+    call, said = REFUSED[what]
+    with pytest.raises(ValueError, match=said):
+        call(_session("t5", "ort", "positions", folders), _pair("t5", folders)[2])
+
+
+def test_an_encoder_for_a_model_that_reads_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected no encoder for a model that reads none, got one"):
+        eager_session(seeded(decoder("rope"))).prefill([[3]], encoder=np.zeros((1, 3, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "said"),
+    [
+        ("t5", "head", "t5: expected part encoder or decoder, got 'head'"),
+        ("whisper", None, "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(name: str, part: Any, said: str, folders: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        from_pretrained(_pair(name, folders)[3], part=part)
