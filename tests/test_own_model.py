@@ -18,6 +18,7 @@ from posenc_export.export.expected import eager_session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
+from tests.models.pairs import Peer  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "docs/own-model.md"
 
@@ -90,11 +91,13 @@ def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: 
 
 def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path / "checkpoint")
+    Peer("mt5 both parts").save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(program, names)
-    assert names["logits"].shape == (1, 5, 61) and names["output"].shape == (1, 40, 64) and (tmp_path / "build/block/posenc.json").is_file()
+    assert names["logits"].shape == (1, 5, 61) and names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
+    assert (tmp_path / "build/block/posenc.json").is_file()
 
 
 def test_the_description_that_the_page_of_models_shows_is_a_model() -> None:

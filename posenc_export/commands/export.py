@@ -10,7 +10,7 @@ from posenc_export.terminal import nearest, refuse, show
 FAILED_CHECK = 1
 # What describes a block and its default; a preset brings its own.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
-OF_CHECKPOINT = ("layer", "max_positions")
+OF_CHECKPOINT = ("layer", "max_positions", "part")
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -26,6 +26,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--weights", type=Path, help="of a block: a .safetensors file with q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it")
     exporting.add_argument("--layout", choices=("half", "interleaved"), help="of the rotary pairs in --weights (default: that of the encoding)")
     exporting.add_argument("--layer", type=int, help="of a checkpoint: the attention of this layer alone")
+    exporting.add_argument("--part", choices=("encoder", "decoder"), help="of a checkpoint with both (T5, Whisper)")
     exporting.add_argument("--signature", default="positions", help="positions or mask")
     exporting.add_argument("--dtype", help="float32 or float16 (default: the target's own)")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
@@ -72,7 +73,7 @@ def _model(options: argparse.Namespace) -> Any:
     """The model that the arguments name."""
     from posenc_export.models.presets import PRESETS, load_preset
 
-    given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer") if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part") if getattr(options, name) is not None}
     if options.model == "block":
         return _own_block(given) if "weights" in given else _seeded_block(given)
     if options.model in PRESETS:
@@ -84,7 +85,7 @@ def _model(options: argparse.Namespace) -> Any:
     from posenc_export.models.pretrained import from_pretrained
 
     _only(OF_CHECKPOINT, given, "a checkpoint brings its own shape and weights")
-    return from_pretrained(options.model, given.get("layer"), given.get("max_positions"))
+    return from_pretrained(options.model, given.get("layer"), given.get("max_positions"), given.get("part"))
 
 
 def _seeded_block(given: Dict[str, Any]) -> Any:

@@ -15,7 +15,8 @@ Pieces = Callable[[int], str]  # the text that a token id brings, which may wait
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """What `posenc generate` takes."""
     generating.add_argument("folder", type=Path)
-    generating.add_argument("--prompt", required=True)
+    generating.add_argument("--prompt", required=True, help="text to go on with; beside --encoder, text for the encoder")
+    generating.add_argument("--encoder", type=Path, help="folder of the encoder, for a decoder that reads one")
     generating.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most; fewer where the text ends before")
     generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
@@ -35,9 +36,12 @@ def run(options: argparse.Namespace) -> int:
     prompt, shown, piece, rest = _by_tokenizer(options) if "tokenizer.json" in session.manifest.files else _by_bytes(options, session.manifest)
     if not prompt:
         raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
+    begin, encoded = np.array(prompt), None
+    if options.encoder is not None:
+        begin, shown, encoded = _start(session.manifest), "", _encoded(options, prompt)
     made: List[int] = []
     parts: List[str] = []
-    for token in session.generate([np.array(prompt)], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
+    for token in session.generate([begin], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoded):
         parts.append(piece(int(token[0])))
         if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
             print(("" if made else shown) + parts[-1], end="", flush=True)
@@ -48,6 +52,33 @@ def run(options: argparse.Namespace) -> int:
     parts.append(rest())
     print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": made}) if options.json else parts[-1])
     return 0
+
+
+def _start(manifest: Any) -> np.ndarray:
+    """What a decoder begins with that reads an encoder.
+
+    Raises:
+        ValueError: an artefact that does not say.
+    """
+    if not manifest.encoder or not manifest.start_ids:
+        found = "one that reads none" if not manifest.encoder else "one without start_ids"
+        raise ValueError(f"generate: expected a decoder that reads an encoder and says how it starts, got {found}; leave --encoder out, or use posenc_export.load")
+    return np.array(manifest.start_ids)
+
+
+def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
+    """What the encoder gives for the prompt [1,Q,N].
+
+    Raises:
+        ValueError: an encoder that reads no token ids.
+    """
+    from posenc_export.runtime import load
+
+    encoder = load(options.encoder, options.provider).session()
+    if not encoder.manifest.vocabulary:
+        found = encoder.manifest.inputs[0].name
+        raise ValueError(f"generate: expected an encoder of token ids, got one of {found}; drive it through posenc_export.load")
+    return encoder.prefill(np.array([prompt]))
 
 
 def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, Callable[[], str]]:

@@ -54,6 +54,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         encoder=_encoder(model, dtype),
         step_weights=step_weights(model),
         stop_ids=list(model.text.stop_ids) if isinstance(model, Stack) else [],
+        start_ids=list(model.text.start_ids) if isinstance(model, Stack) else [],
         source=dict(getattr(model, "source", {})),
         **geometry,
     )

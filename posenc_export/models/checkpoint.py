@@ -183,8 +183,11 @@ def read_tokenizer(folder: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def read_stop_ids(folder: Path, vocabulary: int) -> Tuple[int, ...]:
-    """The ids that end a text: eos_token_id of generation_config.json, or of config.json where that does not say. Ids beyond the vocabulary are never met.
+def read_ids(folder: Path, key: str, vocabulary: int) -> Tuple[int, ...]:
+    """The ids of a key of generation_config.json, or of config.json where that does not say. Ids beyond the vocabulary are left out.
+
+    Args:
+        key: eos_token_id, ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
 
     Raises:
         ValueError: no whole numbers of 0 or more.
@@ -192,10 +195,10 @@ def read_stop_ids(folder: Path, vocabulary: int) -> Tuple[int, ...]:
     given = None
     for name in ("generation_config.json", "config.json"):
         if given is None and (folder / name).is_file():
-            given = _json(folder / name).get("eos_token_id")
+            given = _json(folder / name).get(key)
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
-        raise ValueError(f"checkpoint: eos_token_id is null, a whole number of 0 or more, or a list of these, got {given!r}; correct generation_config.json")
+        raise ValueError(f"checkpoint: {key} is null, a whole number of 0 or more, or a list of these, got {given!r}; correct generation_config.json")
     return tuple(one for one in ids if one < vocabulary)
 
 

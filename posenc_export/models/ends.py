@@ -19,10 +19,12 @@ class Text:
     Args:
         tokenizer: tokenizer.json of the tokenizers library; empty for none.
         stop_ids: token ids that end a text.
+        start_ids: token ids that a decoder begins with which reads an encoder.
     """
 
     tokenizer: bytes = b""
     stop_ids: Tuple[int, ...] = ()
+    start_ids: Tuple[int, ...] = ()
 
 
 class Tokens(torch.nn.Module):

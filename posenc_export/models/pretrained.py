@@ -9,7 +9,7 @@ import torch
 from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_stop_ids, read_tokenizer
+from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
@@ -53,7 +53,8 @@ def from_pretrained(
                 model = AttentionBlock(_alone(config, layer))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
     if isinstance(model, Stack) and config.head is not None:
-        model.text = Text(read_tokenizer(folder), read_stop_ids(folder, config.tokens.vocabulary))
+        stops, starts = (read_ids(folder, key, config.tokens.vocabulary) for key in ("eos_token_id", "decoder_start_token_id"))
+        model.text = Text(read_tokenizer(folder), stops, starts if part else ())
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()

@@ -109,6 +109,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
         step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
         stop_ids: token ids that end a text.
+        start_ids: token ids that a decoder begins with which reads an encoder.
         encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         files: file name to {"sha256", "bytes"}.
@@ -134,6 +135,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     chunk: AtLeastOne = 512
     step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
     stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    start_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
     encoder: Annotated[List[Value], Meta(max_length=MOST)] = msgspec.field(default_factory=list)
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)

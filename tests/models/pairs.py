@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import transformers
 
+from posenc_export import from_pretrained
+from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Session
 
 SOURCES = 13  # tokens of the longest source
@@ -23,9 +25,9 @@ WHISPER = {
     "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
 MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
-    "t5": ("T5", T5),
-    "t5 untied": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-    "mt5": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 12}),
+    "t5 both parts": ("T5", T5),
+    "t5 both parts, untied": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5 both parts": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 8}),
     "whisper": ("Whisper", WHISPER),
     "whisper relu": ("Whisper", {**WHISPER, "activation_function": "relu", "decoder_layers": 1}),
 }
@@ -36,7 +38,7 @@ def made(name: str) -> Any:
     torch.manual_seed(0)
     kind, keys = MODELS[name]
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys)).eval()
-    if name == "t5 untied":  # transformers 5 makes every T5 with one table for tokens and head; a published checkpoint with two keeps them apart
+    if name == "t5 both parts, untied":  # transformers 5 makes every T5 with one table for tokens and head; a published checkpoint with two keeps them apart
         model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -66,7 +68,7 @@ class Peer:
 
     def __init__(self, name: str) -> None:
         self.model = made(name)
-        self.config, self.untied = self.model.config, name == "t5 untied"
+        self.config, self.untied = self.model.config, name == "t5 both parts, untied"
         read, mask = source(name)
         self.whisper = read.ndim == 3
         self.given = {"input_features": torch.from_numpy(read)} if self.whisper else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
@@ -99,3 +101,13 @@ class Reading:
         return self.session.prefill(inputs, encoder=None if self.session.length.any() else self.encoded[: len(inputs)], **how)
 
 
+
+
+def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
+    """Transformers' model, our decoder of it, and what our encoder of it gives for each row [q,N]."""
+    peer = Peer(name)
+    peer.save_pretrained(folder)
+    (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))
+    encoded = encoder.prefill(ours_of(read), attention_mask=mask)
+    rows = [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)]
+    return peer, from_pretrained(folder, part="decoder"), rows

@@ -65,7 +65,7 @@ def test_layers_in_turn_share_the_tables_of_equal_encodings() -> None:
 BAD_PARTS = {
     "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: name is one of rms, layer, none, got 'batch'"),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "residual pre has 2 norms, got 1"),
-    "residual": ({"residual": {"name": "highway"}}, "residual: name is one of pre, post"),
+    "residual": ({"residual": {"name": "highway"}}, "residual: name is one of pre, alone, post"),
     "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation is one of silu"),
     "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: parameter is one of hidden, activation, bias, got 'depth'"),
     "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: hidden must be given"),

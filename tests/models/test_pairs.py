@@ -1,5 +1,6 @@
 """Decoders that read an encoder, against transformers: every call, every target, and rows that come and go with what their encoder gave."""
 
+import json
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -8,15 +9,17 @@ import pytest
 import torch
 
 from posenc_export import export_model, from_pretrained, load
+from posenc_export.cli import main
 from posenc_export.export import TARGETS, Sources, VerificationError
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
+from posenc_export.models.short import decoder_config
 from posenc_export.runtime import Session
 from posenc_export.runtime.encoded import MASK, Encoded
-from tests.tiny import decoder
+from tests.tiny import block
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.pairs import MODELS, Peer, Reading, ours_of, source  # noqa: E402
+from tests.models.pairs import MODELS, Peer, Reading, saved  # noqa: E402
 from tests.models.patterns import DECODER, share, theirs, tokens_of  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("pairs")  # one worker, so that each model is traced once
@@ -31,12 +34,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Path]:
     """Transformers' model, our decoder, what our encoder gives for each row [q,N], and their folder; made once."""
     if name not in MADE:
-        folder = folders / name
-        peer = Peer(name)
-        peer.save_pretrained(folder)
-        (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))
-        encoded = encoder.prefill(ours_of(read), attention_mask=mask)
-        MADE[name] = (peer, Sources(from_pretrained(folder, part="decoder")), [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)], folder)
+        peer, decoder, encoded = saved(name, folders / name)
+        MADE[name] = (peer, Sources(decoder), encoded, folders / name)
     return MADE[name]
 
 
@@ -48,7 +47,7 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
 
 
 CALLS = [(target, signature) for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2") for signature in TARGETS[target].layout]
-QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "positions"): ("t5", "whisper"), ("onnx", "mask"): ("t5",)}
+QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "positions"): ("t5 both parts", "whisper"), ("onnx", "mask"): ("t5 both parts",)}
 CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive) for name in MODELS for call in CALLS]
 
 
@@ -61,7 +60,7 @@ def test_logits_are_those_of_transformers(name: str, target: str, signature: str
     assert share(DECODER[pattern](peer, Reading(_session(name, target, signature, folders), encoded))) <= 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["t5", "whisper"])
+@pytest.mark.parametrize("name", ["t5 both parts", "whisper"])
 def test_both_parts_are_certified(name: str, folders: Path) -> None:
     _, decoder, _, folder = _pair(name, folders)
     for part, model in (("encoder", from_pretrained(folder, part="encoder")), ("decoder", decoder)):
@@ -71,26 +70,26 @@ def test_both_parts_are_certified(name: str, folders: Path) -> None:
 
 
 def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
-    manifest = export_model(_pair("t5", folders)[1], "ort", folders / "t5 half", dtype="float16")
+    manifest = export_model(_pair("t5 both parts", folders)[1], "ort", folders / "half", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 def test_the_grid_sees_a_row_that_keeps_the_encoder_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoded, "ordered", lambda self, order: Encoded(self.of(slice(len(order)))))  # rows move, what they read stays
     with pytest.raises(VerificationError, match="rows come and go|beside guests"):
-        export_model(_pair("t5", folders)[1], "ort", folders / "t5 fault")
+        export_model(_pair("t5 both parts", folders)[1], "ort", folders / "fault")
 
 
 def test_the_grid_sees_padding_of_an_encoder_that_is_read(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     masked = Encoded.of
     monkeypatch.setattr(Encoded, "of", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
     with pytest.raises(VerificationError, match="do not deploy"):
-        export_model(_pair("t5", folders)[1], "ort", folders / "t5 mask fault")
+        export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 
 
 def test_rows_that_a_rewind_emptied_keep_their_encoder(folders: Path) -> None:
-    peer, _, encoded, _ = _pair("t5", folders)
-    session, tokens = _session("t5", "ort", "positions", folders), tokens_of()
+    peer, _, encoded, _ = _pair("t5 both parts", folders)
+    session, tokens = _session("t5 both parts", "ort", "positions", folders), tokens_of()
     session.prefill(tokens[:, :4], encoder=encoded[:2])
     session.rewind(4)
     assert share([(session.prefill(tokens), theirs(peer, tokens))]) <= 1
@@ -106,9 +105,9 @@ def test_a_fork_reads_the_same_encoder(folders: Path) -> None:
 
 
 def test_greedy_text_is_that_of_transformers(folders: Path) -> None:
-    peer, _, encoded, _ = _pair("mt5", folders)
+    peer, _, encoded, _ = _pair("mt5 both parts", folders)
     start = np.zeros((3, 1), np.int64)
-    made = np.stack(list(_session("mt5", "onnx", "positions", folders).generate(start, max_tokens=12, encoder=encoded, stop=(1,))), 1)
+    made = np.stack(list(_session("mt5 both parts", "onnx", "positions", folders).generate(start, max_tokens=12, encoder=encoded, stop=(1,))), 1)
     with torch.no_grad():
         wanted = peer.model.generate(**peer.given, max_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0)[:, 1:].numpy()
     assert (np.where(made < 0, 0, made) == wanted).all()  # 0 is the padding of transformers behind an end
@@ -131,21 +130,45 @@ REFUSED: Dict[str, Tuple[Any, str]] = {
 def test_an_encoder_that_does_not_fit_is_refused(what: str, folders: Path) -> None:
     call, said = REFUSED[what]
     with pytest.raises(ValueError, match=said):
-        call(_session("t5", "ort", "positions", folders), _pair("t5", folders)[2])
+        call(_session("t5 both parts", "ort", "positions", folders), _pair("t5 both parts", folders)[2])
 
 
 def test_an_encoder_for_a_model_that_reads_none_is_refused() -> None:
     with pytest.raises(ValueError, match="expected no encoder for a model that reads none, got one"):
-        eager_session(seeded(decoder("rope"))).prefill([[3]], encoder=np.zeros((1, 3, 8), np.float32))
+        eager_session(seeded(decoder_config(61, 1, 40, block("rope")))).prefill([[3]], encoder=np.zeros((1, 3, 8), np.float32))
 
 
 @pytest.mark.parametrize(
     ("name", "part", "said"),
     [
-        ("t5", "head", "t5: expected part encoder or decoder, got 'head'"),
+        ("t5 both parts", "head", "t5: expected part encoder or decoder, got 'head'"),
         ("whisper", None, "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"),
     ],
 )
 def test_a_part_that_is_not_there_is_refused(name: str, part: Any, said: str, folders: Path) -> None:
     with pytest.raises(ValueError, match=said):
         from_pretrained(_pair(name, folders)[3], part=part)
+
+
+def test_the_command_exports_both_parts_and_generates_from_a_text(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    peer, _, _, folder = _pair("mt5 both parts", folders)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{index}": index for index in range(61)}, unk_token="w2"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"decoder_start_token_id": 0, "eos_token_id": 1}')
+    for part in ("encoder", "decoder"):
+        assert main(["export", str(folder), "--part", part, "--target", "onnx", "--no-verify", "-o", str(tmp_path / part)]) == 0
+    capsys.readouterr()
+    asked = ["generate", str(tmp_path / "decoder"), "--encoder", str(tmp_path / "encoder"), "--prompt", "w7 w9 w21 w40", "--max-tokens", "6", "--json"]
+    assert main(asked) == 0
+    made = json.loads(capsys.readouterr().out)["tokens"]
+    with torch.no_grad():
+        wanted = peer.model.generate(input_ids=torch.tensor([[7, 9, 21, 40]]), max_new_tokens=6, do_sample=False, num_beams=1, decoder_start_token_id=0)
+    assert made == wanted[0, 1:].tolist()[: len(made)] and len(made) in (6, wanted.shape[1] - 1)
+
+
+def test_an_encoder_beside_a_decoder_that_reads_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    export_model(seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False)
+    assert main(["generate", str(tmp_path / "alone"), "--encoder", str(tmp_path / "alone"), "--prompt", "x"]) == 2
+    assert "expected a decoder that reads an encoder and says how it starts, got one that reads none" in capsys.readouterr().err
