@@ -1,7 +1,9 @@
 """Tiny models for tests: every registered encoding, in the smallest shape that still has groups, an odd slope count and partial sizes."""
 
+from msgspec.structs import replace
+
 from posenc_export.encodings import REGISTRY
-from posenc_export.models.config import BlockConfig, StackConfig
+from posenc_export.models.config import AttentionConfig, BlockConfig, LayerConfig, StackConfig
 from posenc_export.models.short import block_config, decoder_config, encoder_config
 
 VARIANTS = {
@@ -64,3 +66,16 @@ def decoder(variant: str, **overrides: object) -> StackConfig:
 
 def encoder(variant: str) -> StackConfig:
     return encoder_config(vocabulary=61, layers=2, hidden=40, block=block(variant, causal=False, qkv_bias=True, output_bias=True), segments=3)
+
+
+def reading(variant: str, **overrides: object) -> StackConfig:
+    """A decoder of two layers, each of attention to itself and attention to an encoder."""
+    whole = decoder(variant, **overrides)
+    layer = whole.kinds[0]
+    own, norm = layer.attention, layer.norms[0]
+    given = AttentionConfig(heads=own.heads, kv_heads=own.kv_heads, head_size=own.head_size, sees={"name": "encoder"}, projection={"name": "queries"})
+    kinds = {
+        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
+        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=given, mlp=layer.mlp),
+    }
+    return replace(whole, layers=kinds, order=("own", "encoder") * 2)

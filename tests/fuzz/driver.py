@@ -73,6 +73,7 @@ class Driver:
         if self.manifest.signature == "mask" and starts is not None and starts.any():
             wrong = True
         arguments, columns = self._given(call, more, rows)
+        arguments |= self._encoder(twin, rows, call["start"])
         if wrong:
             self._must_refuse(twin, lambda: twin.session.prefill(**arguments))
             return
@@ -85,13 +86,25 @@ class Driver:
         rows = [row.copy() for row in twin.rows] if self.subject.cached else []
         if any(row.length for row in rows):
             return rows if len(rows) == count else None
+        sources = self._sources(count)
         if start is None and len(rows) == count:
-            starts = [row.start for row in rows]
+            starts, sources = [row.start for row in rows], [row.source for row in rows]
         elif np.shape(start) in ((), (count,)):
             starts = [int(n) for n in np.broadcast_to(0 if start is None else start, count)]
         else:
             return None
-        return [Reading(first, self.limit) for first in starts]
+        return [Reading(first, self.limit, source=source) for first, source in zip(starts, sources, strict=True)]
+
+    def _sources(self, count: int) -> List[int]:
+        """Which encoder sequence each of `count` rows that begin reads; others at each call."""
+        return [(self.calls + index) % max(len(self.subject.encoded), 1) for index in range(count)]
+
+    def _encoder(self, twin: Twin, rows: Optional[List[Reading]], start: Any) -> Dict[str, Any]:
+        """What an encoder gives to rows that begin; nothing for those that keep theirs."""
+        kept = any(row.length for row in twin.rows) or (start is None and rows is not None and len(twin.rows) == len(rows))
+        if not self.subject.encoded or rows is None or kept:
+            return {}
+        return {"encoder": [self.subject.encoded[row.source] for row in rows]}
 
     def _beyond(self, rows: Sequence[Reading], more: Sequence[List[Token]]) -> bool:
         """Whether positions or slots end before the last token."""
@@ -187,9 +200,11 @@ class Driver:
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         shaped = np.shape(call["start"]) in ((), (len(more),))
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if shaped else []
-        rows = [Reading(int(start), self.limit) for start in starts]
+        rows = [Reading(int(start), self.limit, source=source) for start, source in zip(starts, self._sources(len(starts)), strict=True)]
         arguments, columns = self._given(call, more, rows)
         arguments.pop("token_types", None)
+        if self.subject.encoded:
+            arguments["encoder"] = [self.subject.encoded[row.source] for row in rows]
         if not self.subject.cached or self.subject.columns or not shaped or not all(more) or self._beyond(rows, more):
             self._must_refuse(twin, lambda: twin.session.admit(**arguments))
             return
@@ -244,7 +259,7 @@ class Driver:
 
     def _compare(self, output: np.ndarray, row: Reading, first: int, call: Call) -> None:
         """Outputs of a row from place `first` on."""
-        error = worst_error(output, self.subject.full(row.start, row.tokens)[first : row.length]) / self.subject.bound
+        error = worst_error(output, self.subject.full(row.start, row.tokens, row.source)[first : row.length]) / self.subject.bound
         self.worst = max(self.worst, error)
         assert error <= 1, f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}: error {error:.3g} of what rounding explains"
 

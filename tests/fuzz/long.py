@@ -22,6 +22,7 @@ from tests.tiny import VARIANTS, works
 # What bidirectional models cannot be built of: a token table of another width, digits that LayerNorm takes away (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
+READING = ("rope", "t5", "learned", "input_rnn")
 LONG = 600  # positions: caches grow past a bucket
 SHORT = 40
 SEQUENCES, CALLS = 12, 30  # of one unit
@@ -52,6 +53,7 @@ def groups(chosen: random.Random) -> Iterator[List[Spec]]:
         modules = [(variant, kind) for variant in VARIANTS for kind in ("decoder", "block") if works(variant, "causal")]
         modules += [(v, "encoder") for v, what in VARIANTS.items() if works(v, "bidirectional") and what["name"] not in NO_ENCODER]
         modules += [(name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")] + [(variant, "linear") for variant in LINEAR]
+        modules += [(variant, "reading") for variant in READING]
         chosen.shuffle(modules)
         for variant, kind in modules:
             size = SHORT if kind in ("encoder", "bidirectional") or chosen.random() < 0.7 else LONG

@@ -22,6 +22,7 @@ class Reading:
     tokens: List[Token] = field(default_factory=list)
     marks: List[int] = field(default_factory=list)
     furthest: int = 0
+    source: int = 0  # of Subject.encoded
 
     @property
     def length(self) -> int:

@@ -17,10 +17,11 @@ from posenc_export.export.verify import bound_of
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
-from tests.tiny import block, decoder, encoder
+from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # token sequences, and as many of coordinates or segments
 ROUND = 48  # tokens to which a full pass is extended, so that it serves the next calls too
+ENCODED = (7, 2, 5, 1, 9)  # tokens of the sequences that an encoder has read
 KEPT = 400  # full passes kept at a time
 
 
@@ -47,6 +48,7 @@ class Token(NamedTuple):
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
+    "reading": lambda variant, size: reading(variant, max_positions=size),
     "linear": lambda variant, size: decoder(variant, max_positions=size, mechanism="linear", kv_heads=6),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
@@ -77,6 +79,8 @@ class Subject:
         random = np.random.default_rng(0)
         self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
         self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
+        numbers = sum(int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:])
+        self.encoded = [random.standard_normal((length, numbers)).astype(np.float32) for length in ENCODED] if numbers else []
         self._eager, self._passes = eager_session(spec), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
@@ -93,22 +97,27 @@ class Subject:
         ]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((self.beside.shape[1], 0), np.int64)
 
-    def full(self, start: int, row: List[Token]) -> np.ndarray:
-        """What one pass of the eager module gives for a row alone, at least [len(row),V]: where tokens look back only, more of them follow it."""
+    def full(self, start: int, row: List[Token], source: int = 0) -> np.ndarray:
+        """What one pass of the eager module gives for a row alone, at least [len(row),V]: where tokens look back only, more of them follow it.
+
+        Args:
+            source: which of `encoded` it reads, where the model reads an encoder.
+        """
         wanted = min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
         whole = tuple(row) + (row[-1],) * (wanted - len(row))
-        key = (start, whole)
+        key = (start, source, whole)
         if key not in self._passes:
             if len(self._passes) >= KEPT:
                 self._passes.clear()
-            self._passes[key] = self._pass(start, list(whole))
+            self._passes[key] = self._pass(start, list(whole), source)
         return self._passes[key]  # type: ignore[no-any-return]
 
-    def _pass(self, start: int, row: List[Token]) -> np.ndarray:
+    def _pass(self, start: int, row: List[Token], source: int) -> np.ndarray:
         numbers, tokens = self.numbers(row, start)[:, None], self.tokens(row)[None]
         self._eager.reset()
         grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
-        return self._eager.prefill(tokens, start=start, chunk=len(row), grid=grid, token_types=numbers[0] if self.segments else None)[0]
+        given = self.encoded[source : source + 1] or None
+        return self._eager.prefill(tokens, start=start, chunk=len(row), grid=grid, token_types=numbers[0] if self.segments else None, encoder=given)[0]
 
 
 @functools.lru_cache(maxsize=8)

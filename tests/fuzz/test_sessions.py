@@ -33,6 +33,7 @@ SPECS = [  # blocks where one layer shows as much as two: most of the time is tr
     Spec("rope_longrope-short", "block", "onnx-static", "mask"),
     *(Spec("conditional_conv", "block", target) for target in ("onnx", "ort")),
     *(Spec("cope", "block", target) for target in ("onnx-static", "torchscript")),
+    *(Spec("t5", "reading", target) for target in ("onnx-static", "ort", "torchscript")),
     Spec("rope", "bidirectional", "ort"),
     Spec("learned", "encoder", "torchscript"),
 ]
