@@ -21,7 +21,7 @@ def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected
     """Outputs of a model that has the artefact's dtype.
 
     Args:
-        filled: those of a filled cache too, which takes a pass over up to proof.LONGEST tokens.
+        filled: those of a filled cache too, which takes a pass over proof.fill_length tokens.
     """
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}

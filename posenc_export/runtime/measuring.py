@@ -18,7 +18,7 @@ from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.guests import WithGuests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
-from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, encoder_rows, fill_chunk, rounded_up
+from posenc_export.runtime.proof import BATCHES, SHORT, Beside, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_whole_calls
 from posenc_export.runtime.session import Session
@@ -26,7 +26,6 @@ from posenc_export.runtime.session import Session
 GUEST_LENGTH = 8  # tokens that a guest row may need
 LARGE = 64 << 20  # bytes of weights that one core reads in 5 ms, the time for which Python lets a thread run
 MOST_WORKERS = 4  # each has caches and activations of its own
-SHORT = 256  # tokens of a row, padding included, in every cell but the full cache; memory of caches comes in pages of 2 MiB, so that a long range is not free
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,12 @@ class Part:
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """What measures a model: a session of up to LONGEST tokens and, where the weights are large, smaller ones for the threads that measure beside each other.
+    """What measures a model: a session for the full cache and, where the weights are large, smaller ones for the threads that measure beside each other.
 
     Args:
         threads: of one operator, as the model was loaded.
     """
-    whole = model.session(capacity=min(model.manifest.max_positions, LONGEST))
+    whole = model.session(capacity=fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= LARGE
     if not large or threads != 1 or model.provider != "cpu" or graph_file(model.manifest) != "model.onnx":
         return [whole]
@@ -99,6 +98,8 @@ def _parts(manifest: Manifest, expected: Expected) -> List[Part]:
         parts.append(Part("a full cache", {"cache filled to its end": functools.partial(_filled, tokens=tokens, last=last)}, long=True))
     for batch in sorted(BATCHES, reverse=True):
         for start, largest in expected.cases.items():
+            if start and batch == min(BATCHES) and is_large(manifest):
+                continue
             case, name = largest.rows(batch), f"batch {batch}, start {start}"
             scenarios = _scenarios(manifest, case)
             parts.append(Part(name, {f"{name}: {cell}": _on(scenario, case) for cell, scenario in scenarios.items()}))

@@ -25,6 +25,9 @@ from posenc_export.runtime.session import Session
 BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: long enough for every cut, short enough for an oracle that goes entry by entry
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
+SHORT = 256  # tokens of a row, padding included, in every cell but the full cache; memory of caches comes in pages of 2 MiB, so that a long range is not free
+LARGE = 1 << 26  # weights that a token reads: from here on the grid is thinner, or it would take minutes
+WORK = 1 << 37  # weights times tokens of the cell that fills a cache: 4096 tokens of 32 M weights, 1024 of 128 M
 ENCODED = 11  # tokens of the sequence that an encoder has read
 CHUNK = 512
 SEGMENT_PADDING = 3  # columns in front of the first row
@@ -67,16 +70,26 @@ class Expected:
 
 
 def starts(manifest: Manifest) -> List[int]:
-    """Positions that sequences start from: the first, one further on, and the last that leaves room."""
+    """Positions that sequences start from: the first, one further on unless the model is large, and the last that leaves room."""
     if manifest.signature == "mask":
         return [0]  # positions are counted from the mask
     last = manifest.max_positions - length_of(manifest)
-    return sorted({0, min(1000, last), last})
+    return sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
+
+
+def is_large(manifest: Manifest) -> bool:
+    """Whether the grid is thinner: shorter sequences, two starts, a single row at the first of them alone, a full cache of fewer tokens."""
+    return manifest.step_weights >= LARGE
+
+
+def fill_length(manifest: Manifest) -> int:
+    """Tokens of the cell that fills a cache, and slots of that cache."""
+    return min(manifest.max_positions, LONGEST, max(WORK // max(manifest.step_weights, 1), SHORT))
 
 
 def length_of(manifest: Manifest) -> int:
     """Tokens of a sequence L."""
-    return min(LENGTH, manifest.max_positions)
+    return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
@@ -100,7 +113,7 @@ def beside_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, np.ndarra
 
 def fill_inputs(manifest: Manifest) -> np.ndarray:
     """Tokens that fill a cache [1,n]."""
-    return inputs(manifest, (1, min(manifest.max_positions, LONGEST)), "tokens to fill a cache")
+    return inputs(manifest, (1, fill_length(manifest)), "tokens to fill a cache")
 
 
 def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:

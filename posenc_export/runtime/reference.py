@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import BATCHES, LONGEST, Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_inputs, length_of, numbers, starts
+from posenc_export.runtime.proof import BATCHES, Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_inputs, fill_length, length_of, numbers, starts
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import Reference
 
@@ -81,7 +81,7 @@ def _shapes(manifest: Manifest, filled: bool) -> List[Tuple[int, ...]]:
     for _ in starts(manifest):
         shapes += [(rows, length), (rows, length - length // 2)]
     shapes += [(2, length)] if has_beside(manifest) else []
-    return shapes + ([(1, min(LAST, manifest.max_positions, LONGEST))] if filled else [])
+    return shapes + ([(1, min(LAST, fill_length(manifest)))] if filled else [])
 
 
 def has_beside(manifest: Manifest) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc_export.export import export
+from posenc_export.export import VerificationError, export
 from posenc_export.numerics import worst_error
-from posenc_export.runtime import load, measuring, reference
+from posenc_export.runtime import feeds, load, measuring, proof, reference
 from posenc_export.runtime.errors import GraphError
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -83,3 +83,22 @@ def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -
     actual = expected.copy()
     actual[0, 0] = np.nan
     assert np.isnan(worst_error(expected, actual))  # and no bound holds for it
+
+
+def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = export(sources(decoder("rope")), "ort", tmp_path / "whole")
+    monkeypatch.setattr(proof, "LARGE", 1)
+    thin = export(sources(decoder("rope")), "ort", tmp_path / "thin")
+    assert whole.certificate is not None and thin.certificate is not None and thin.certificate["passed"]
+    assert {cell.split(":")[0] for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])} >= {"batch 1, start 1064", "batch 3, start 1000"}
+    assert 10 * (tmp_path / "thin/reference.bin").stat().st_size < 4 * (tmp_path / "whole/reference.bin").stat().st_size
+    build = feeds.build
+
+    def shifted(*given: Any) -> Any:
+        made = build(*given)
+        late = given[0].target == "ort"  # the eager module reads what it should
+        return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in made.items()}
+
+    monkeypatch.setattr(feeds, "build", shifted)
+    with pytest.raises(VerificationError):
+        export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")
