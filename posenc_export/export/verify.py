@@ -7,6 +7,7 @@ import numpy as np
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import of_module
+from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
 from posenc_export.models.config import from_json, to_json, widest
@@ -76,6 +77,7 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
         VerificationError: a cell exceeds the tolerance.
     """
     exact = oracle_cells(model, manifest, expected)  # before the graph is loaded: its weights and a head in float64 would add up
+    page_out(model.parameters())
     session, *beside = sessions(single_threaded(folder, "cpu"), 1)
     certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
     if not certificate["passed"]:

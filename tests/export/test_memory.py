@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from posenc_export.export.paging import page_out
 
 MOST = 2.5  # peak over the weights: module 1, packed by ONNX Runtime 1, what a call needs
 CALLS = 32 << 20  # bytes of activations, caches and expected outputs, which do not follow the weights
@@ -38,3 +43,25 @@ def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(target: s
     peak, weights = map(int, run.stdout.split())
     assert weights > 100 << 20
     assert peak <= MOST * weights + CALLS, f"{peak / weights:.2f} times the weights"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is read from /proc")
+def test_weights_that_are_mapped_from_a_file_leave_memory_and_come_back_as_they_were(tmp_path: Path) -> None:
+    written = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
+    save_file({"weight": written}, tmp_path / "weights.safetensors")
+    with safe_open(tmp_path / "weights.safetensors", framework="pt") as file:
+        mapped = file.get_tensor("weight")
+    assert torch.equal(mapped, written)
+    before = _resident()
+    assert page_out([mapped]) > 15 << 20
+    assert before - _resident() > 12 << 20
+    assert torch.equal(mapped, written)
+
+
+def test_tensors_that_no_file_stands_behind_are_left_alone() -> None:
+    assert page_out([torch.ones(1 << 20)]) == 0
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
