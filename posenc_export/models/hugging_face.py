@@ -132,6 +132,8 @@ def _finished(config: Mapping[str, Any], kind: str, spec: Spec, partial: Optiona
 
 
 def _longrope_magnitude(factor: float, length: int) -> float:
+    if length < 2:
+        raise ValueError(f"hugging_face: expected original_max_position_embeddings of at least 2 beside longrope, got {length}; correct config.json")
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
 
@@ -139,7 +141,7 @@ def _ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
     for key, source in (("max_position_embeddings", config), ("original_max_position_embeddings", rest)):
         if not source.get(key):
             raise ValueError(f"hugging_face: without factor, {key} must be given, got none")
-    return float(config["max_position_embeddings"] / rest["original_max_position_embeddings"])
+    return _whole("max_position_embeddings", config["max_position_embeddings"]) / _whole(key, rest[key])
 
 
 def _head_size(config: Mapping[str, Any]) -> int:

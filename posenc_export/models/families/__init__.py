@@ -58,6 +58,12 @@ class Family:
     parts: Mapping[str, "Family"] = field(default_factory=dict)
 
 
+def parts_of(name: str) -> Tuple[str, ...]:
+    """The parts that a known model_type is read in; empty where it is read as a whole, with or without parts."""
+    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
+    return () if family.weights else tuple(family.parts)
+
+
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None) -> Tuple[StackConfig, Family]:
     """The description of a config.json, and its family.
 

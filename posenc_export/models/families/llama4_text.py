@@ -13,10 +13,8 @@ from posenc_export.models.families.settings import Settings
 
 def _turned(config: Settings) -> List[bool]:
     """Whether each layer turns: no_rope_layers has a 1 where it does; where it is missing or empty, no_rope_layer_interval counts."""
-    interval, given = config.whole("no_rope_layer_interval", 4), config.take("no_rope_layers", None)
-    if given and len(given) != config.layers:
-        raise ValueError(f"llama4_text: no_rope_layers has an entry for each of {config.layers} layers, got {len(given)}; correct config.json")
-    return [bool(turns) for turns in given or [(index + 1) % interval for index in range(config.layers)]]
+    interval = config.whole("no_rope_layer_interval", 4)
+    return [bool(turns) for turns in config.per_layer("no_rope_layers", [(index + 1) % interval for index in range(config.layers)], or_empty=True)]
 
 
 def _attention(config: Settings) -> List[LayerConfig]:

@@ -12,7 +12,7 @@ def describe(config: Settings) -> StackConfig:
     for key in ("num_key_value_heads", "head_dim", "rope_parameters"):
         config.needs(key)
     keys = config.rotation_keys()
-    given = dict(keys["rope_parameters"])
+    given = dict(keys["rope_parameters"] or {})
     beta, _ = given.pop("llama_4_scaling_beta", None), given.pop("max_position_embeddings", None)
     rotation = rope_spec({**keys, "rope_parameters": given})
     if rotation.get("name") != "rope_yarn" or "rotary" in rotation or not isinstance(beta, (int, float)):

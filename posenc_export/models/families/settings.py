@@ -164,14 +164,14 @@ class Settings:
             raise ValueError(f"{self.family}: pad_token_id is a whole number of 0 or more, got {value!r}; correct config.json")
         return value
 
-    def per_layer(self, key: str, default: Sequence[Any]) -> List[Any]:
-        """A list with an entry for each layer; `default` where the key is missing or null.
+    def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
+        """A list with an entry for each layer; `default` where the key is missing or null, or, with or_empty, an empty list.
 
         Raises:
             ValueError: a list of another length.
         """
         given = self.take(key, None)
-        if given is None:
+        if given is None or (or_empty and given == []):
             return list(default)
         if not isinstance(given, list) or len(given) != self.layers:
             found = len(given) if isinstance(given, list) else repr(given)
@@ -235,15 +235,22 @@ class Settings:
 
     def full_attention(self) -> None:
         """Refuse layers that do not see all that came before."""
-        types = self.take("layer_types", None) or []
+        types = self.per_layer("layer_types", [])
         other = next((name for name in types if name != "full_attention"), None)
         if other is not None:
             raise ValueError(f"{self.family}: layer_types are full_attention, got {other!r}; nothing else of them can be exported yet")
 
     def rotation_keys(self, theta: float = 10000.0, share: float = 1.0) -> Dict[str, Any]:
         """What hugging_face.rope_spec reads, with the family's own theta and share of a head where the config names none.
-        Sizes are not taken: they serve elsewhere too."""
+        Sizes are not taken: they serve elsewhere too.
+
+        Raises:
+            ValueError: rope_parameters or rope_scaling that is no mapping.
+        """
         keys = {key: self._left.pop(key) for key in ROTATION if key in self._left}
+        for key in ("rope_parameters", "rope_scaling"):
+            if keys.get(key) is not None and not isinstance(keys[key], dict):
+                raise ValueError(f"{self.family}: expected {key} as a mapping, got {keys[key]!r}; correct config.json")
         nested = [part for part in (keys.get("rope_parameters"), keys.get("rope_scaling")) if isinstance(part, dict)]
         for key, default in (("rope_theta", theta), ("partial_rotary_factor", share)):
             if not any(key in part for part in (keys, *nested)):

@@ -1,0 +1,62 @@
+"""Every model type of the installed transformers: the page says what becomes of it, and no key that names positions is passed over."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from posenc_export.models import families
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from bench import model_types  # noqa: E402
+
+PAGE = Path(__file__).parents[2] / "docs/model-types.md"
+pytestmark = pytest.mark.filterwarnings("ignore")  # of configurations that are no longer kept
+# Keys that say nothing in every model that is read, and why.
+SILENT = {("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window"}
+
+
+def _whole(name: str) -> Dict[str, Any]:
+    """The default configuration with every key that names positions written out."""
+    config = model_types.default_config(name)
+    assert config is not None
+    whole = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string(use_diff=False))
+    return {**{key: whole[key] for key in model_types.known_keys(name)}, **config, **OFF_DEFAULT.get(name, {})}
+
+
+# Types whose defaults are refused or do not read every key, with what a published model has.
+OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "electra": {"embedding_size": 256},
+    "phi3": {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
+}
+OTHERS: List[Any] = [None, True, False, 1, 3, 7, 96, 0.5, "other", [1], {"rope_type": "other"}]
+
+
+def _effect(name: str, key: str, value: Any) -> str:
+    """What another value of a key does: "refused", "felt" or "nothing"."""
+    config, parts = _whole(name), model_types.families.parts_of(name) or (None,)
+    found = set()
+    for part in parts:
+        before = model_types.described(config, part)
+        try:
+            found.add("felt" if model_types.described({**config, key: value}, part) != before else "nothing")
+        except ValueError as refusal:
+            found.add("refused" if str(refusal) else "nothing")
+    return "felt" if "felt" in found else "refused" if "refused" in found else "nothing"
+
+
+CASES = [(name, key) for name in families.FILES for key in model_types.known_keys(name) if (name, key) not in SILENT]
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_no_key_that_names_positions_is_passed_over(name: str, key: str) -> None:
+    effects = {str(value): _effect(name, key, value) for value in OTHERS if value != _whole(name)[key]}
+    assert set(effects.values()) & {"felt", "refused"}, effects
+
+
+@pytest.mark.exhaustive
+def test_the_page_is_what_the_command_writes() -> None:
+    assert PAGE.read_text() == model_types.table(model_types.rows(), transformers.__version__)
