@@ -163,6 +163,8 @@ def _inspect(options: argparse.Namespace) -> int:
     print(f"{manifest.kind} for {manifest.target}, {manifest.dtype}, signature {manifest.signature}, positions 0 .. {manifest.max_positions - 1}")
     print("operators  " + ", ".join(f"{name} {count}" for name, count in manifest.operators.items()))
     print("opset      " + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items()))
+    for name, package in manifest.packages.items():
+        print(f"encoding   {name}, from {package.name} {package.version or '(no version)'}")
     for title, values in (("input", manifest.inputs), ("output", manifest.outputs)):
         for value in values:
             print(f"{title:<10} {value.name} {value.dtype} {list(value.axes)}")

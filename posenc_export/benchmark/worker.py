@@ -32,6 +32,7 @@ def open_session(request: Request) -> Opened:
         return _open_artefact(folder, request["provider"], threads)
     import torch
 
+    from posenc_export.encodings import check_installed
     from posenc_export.export.describe import eager
     from posenc_export.models.config import from_json
     from posenc_export.models.presets import seeded
@@ -41,6 +42,7 @@ def open_session(request: Request) -> Opened:
 
     torch.set_num_threads(threads)
     described = manifests.read(folder)
+    check_installed(described.packages)
     start = time.perf_counter()
     module: Any
     module, manifest = eager(seeded(from_json(described.config)).to(getattr(torch, described.dtype)))

@@ -5,11 +5,12 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import Tensor
 
+from posenc_export import encodings
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
-from posenc_export.models.config import kind_of, to_json
+from posenc_export.models.config import AnyConfig, encodings_of, kind_of, to_json
 from posenc_export.models.stack import Stack
-from posenc_export.runtime.manifest import Axis, Manifest, State, Value
+from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 TRACE = {B: 2, S: 5, P: 3, T: 8}  # no 0 or 1: torch.export would fix those sizes
@@ -53,8 +54,15 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         step_weights=step_weights(model),
         stop_ids=list(model.text.stop_ids) if isinstance(model, Stack) else [],
         source=dict(getattr(model, "source", {})),
+        packages=_packages(model.config),
         **geometry,
     )
+
+
+def _packages(config: AnyConfig) -> Dict[str, Package]:
+    """Packages of encodings from outside, by the encoding's name."""
+    found = {name: encodings.origin(name) for name in encodings_of(config)}
+    return {name: Package(package.name, package.version) for name, package in found.items() if package is not None}
 
 
 def step_weights(model: Model) -> int:

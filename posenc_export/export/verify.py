@@ -58,7 +58,7 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
     folder = Path(folder)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
-    model = rebuild(from_json(manifest.config), manifest.source) if model is None else model
+    model = rebuild(from_json(manifest.config), manifest.source, manifest.packages) if model is None else model
     if to_json(model.config) != manifest.config:
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
     model = in_dtype(model, manifest.dtype)

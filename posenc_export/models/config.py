@@ -243,6 +243,13 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     return config
 
 
+def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
+    """Names of the encodings of a model, each once."""
+    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
+    on_tokens = config.encodings if isinstance(config, BlockConfig) else config.tokens.encodings
+    return tuple(dict.fromkeys(spec["name"] for spec in (*on_tokens, *(spec for attention in attentions for spec in attention.encodings))))
+
+
 def widest(config: AnyConfig) -> int:
     """The longest sum that a model forms over activations: its width, or that of an MLP."""
     hidden = [] if isinstance(config, BlockConfig) else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]

@@ -91,6 +91,18 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     filled: bool
 
 
+class Package(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an encoding from outside this package comes from.
+
+    Args:
+        name: of the distribution, or of the module where it belongs to none.
+        version: of the distribution; empty for none.
+    """
+
+    name: Text
+    version: Text
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
@@ -110,6 +122,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
         stop_ids: token ids that end a text.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
+        packages: encodings from outside this package, by name, and the package of each: what is needed to build the model again, and not to run it.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
         certificate: what was measured against the module, or None.
@@ -137,6 +150,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None
     certificate: Optional[Dict[str, Any]] = None
