@@ -171,6 +171,8 @@ def _inspect(options: argparse.Namespace) -> int:
     for state in manifest.states:
         print(f"state      {state.past} -> {state.present} {state.dtype} {list(state.axes)} {state.update}")
     print(f"digest     {manifest.digest}")
+    if manifest.certificate and manifest.certificate.get("against"):
+        print(f"against    {manifest.certificate['against']}")
     print("certificate " + ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()))
     return 0
 

@@ -206,18 +206,38 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(self.layers[name] for name in self.order)
 
 
+class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is known of a module of the user's own beside its code.
+
+    Args:
+        name: of its class, with that of its Python module.
+        inside: the description of the block or stack in it, as `to_json` gives it.
+        width: of the hidden states that it reads; 0 where it reads token ids.
+        tokens: {"vocabulary": number of token ids, "segments": 0} where it reads them.
+        outputs: numbers that it gives for each token.
+        max_positions: positions 0 .. max_positions - 1 are the range.
+    """
+
+    name: str
+    inside: Dict[str, Any]
+    width: int
+    tokens: Dict[str, int]
+    outputs: int
+    max_positions: int
+
+
 AnyConfig = Union[BlockConfig, StackConfig]
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
 
 
-def kind_of(config: AnyConfig) -> str:
-    """ "block", "decoder" or "encoder"."""
-    if isinstance(config, BlockConfig):
-        return "block"
+def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
+    """ "block", "decoder", "encoder" or "module"."""
+    if isinstance(config, (BlockConfig, ModuleConfig)):
+        return "block" if isinstance(config, BlockConfig) else "module"
     return "encoder" if config.head is None else "decoder"
 
 
-def to_json(config: AnyConfig) -> Dict[str, Any]:
+def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
     """Plain JSON values, "kind" first; what stands at its default is named too."""
     return {"kind": kind_of(config), **msgspec.json.decode(msgspec.json.encode(config))}
 
@@ -226,10 +246,12 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """The config that `to_json` wrote.
 
     Raises:
-        ValueError: unknown kind, unknown or missing keys, values that a config refuses.
+        ValueError: unknown kind, unknown or missing keys, values that a config refuses, a module of the user's own.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
+    if kind == "module":
+        raise ValueError(f"config: expected a model that a description builds, got the user's own {rest.get('name')}; pass the module, as verify(folder, module)")
     if kind not in KINDS:
         raise ValueError(f"config: kind is one of {', '.join(KINDS)}, got {kind!r}")
     try:

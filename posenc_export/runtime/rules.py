@@ -86,23 +86,26 @@ def _check_names(manifest: Manifest) -> None:
 
 def _check_ends(manifest: Manifest) -> None:
     """Kind, first input, output and configuration tell the same model."""
-    (source, output), config = ENDS[manifest.kind], manifest.config
-    first, last = manifest.inputs[0], manifest.outputs[0]
+    config, first, last = manifest.config, manifest.inputs[0], manifest.outputs[0]
     if config.get("kind") != manifest.kind:
         _refuse(f"config.kind is {manifest.kind} as kind", repr(config.get("kind"))[:60])
     tokens = config.get("tokens") if manifest.kind != "block" else {"vocabulary": 1, "segments": 0}
     if not isinstance(tokens, dict):
         _refuse("config has the description of tokens", repr(tokens)[:60])
+    ids = manifest.kind != "module" or bool(tokens)
+    source, output = ENDS[manifest.kind] if manifest.kind != "module" else ("input_ids" if ids else "hidden_states", "output")
     if config.get("max_positions") != manifest.max_positions:
         _refuse(f"max_positions is {manifest.max_positions} in config as well", repr(config.get("max_positions"))[:60])
-    size = tokens.get("vocabulary") if manifest.kind == "decoder" else config.get("width")
-    if type(size) is not int:
-        _refuse("config has the sizes of the model as whole numbers", repr(size)[:60])
-    wanted = Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, size))
+    size: Any = tokens.get("vocabulary") if manifest.kind == "decoder" else config.get("outputs" if manifest.kind == "module" else "width")
+    width: Any = config.get("width")
+    for number in (size, width):
+        if type(number) is not int:
+            _refuse("config has the sizes of the model as whole numbers", repr(number)[:60])
+    wanted = Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, width))
     for name, found, described in (("inputs[0]", first, wanted), ("outputs[0]", last, Value(output, manifest.dtype, (B, S, size)))):
         if found != described:
             _refuse(f"{name} of kind {manifest.kind} is {_line(described)}", _line(found))
-    for key, least in (("vocabulary", 1), ("segments", 0)):
+    for key, least in (("vocabulary", 1), ("segments", 0)) if ids else ():
         number = tokens.get(key)
         if type(number) is not int or not least <= number < 2**31:
             _refuse(f"config.tokens.{key} is a whole number of at least {least}", repr(number)[:60])

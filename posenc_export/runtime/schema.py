@@ -68,6 +68,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         provider: "cpu" or "cuda".
         machine: processor or GPU, and the library that ran the graph.
         cells: worst error by name of a cell of the grid.
+        against: what the cells of the oracle were compared with.
     """
 
     passed: bool
@@ -75,6 +76,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     provider: Text
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+    against: Text = ""
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,8 +109,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state) or "block"
-            (hidden_states to output).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids, and token_type_ids where there are segments, to last_hidden_state), "block"
+            (hidden_states to output) or "module" (input_ids or hidden_states to output), one of the user's own.
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.
@@ -129,7 +131,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         proofs: what was measured against the reference, the newest last, one for each machine and provider.
     """
 
-    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block)\Z")]
+    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
     target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2)\Z")]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: Real
@@ -162,7 +164,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; 0 for a block."""
+        """Number of token ids; 0 where hidden states are read."""
         return int(self.config.get("tokens", {}).get("vocabulary", 0))
 
     @property
