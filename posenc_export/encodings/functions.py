@@ -14,6 +14,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 from posenc_export.encodings.rotary import LAYOUTS, check_choice
 
 Function = Callable[..., Tensor]
+ROUNDED = 2.0**-50  # of angles in float64: a product of three rounded numbers
 ALLOWED = (torch.float64, torch.int64, torch.bool)  # of what a function gives where Python's floats are float64
 
 
@@ -63,7 +64,7 @@ class FunctionBias(PositionEncoding):
         self.register_buffer("head", torch.arange(geometry.heads)[:, None, None], persistent=False)
         example = (self.head, torch.tensor([[7, 8, 9]] * 2)[:, None, :, None], torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None])
         shape = tuple(_scores(self.function(*example), type(self)).shape)
-        if torch.broadcast_shapes(shape, (2, geometry.heads, 3, 4)) != (2, geometry.heads, 3, 4):
+        if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
             raise ValueError(f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key")
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
         self.traced = _traced(self.function, example, type(self))
@@ -122,10 +123,10 @@ class FunctionRotation(PositionEncoding):
         positions, pairs = torch.arange(geometry.max_positions)[:, None], torch.arange(geometry.head_size // 2)
         with float64():
             angles = _double(self.function(pairs, positions), type(self))
-        if torch.broadcast_shapes(angles.shape, (len(positions), len(pairs))) != (len(positions), len(pairs)):
+        if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
             raise ValueError(f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position")
         self.interleaved, turned = layout == "interleaved", angles.expand(len(positions), len(pairs))
-        self.linear = torch.equal(turned, positions * turned[1 if len(turned) > 1 else 0])
+        self.linear = torch.allclose(turned, positions * turned[min(1, len(turned) - 1)], rtol=ROUNDED, atol=0.0)
         self.cos, self.sin = Table(turned.cos().numpy()), Table(turned.sin().numpy())
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -195,6 +196,11 @@ def _double(made: Any, cls: Type[PositionEncoding]) -> Tensor:
     return found.to(torch.float64)
 
 
+def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to another as it is."""
+    return len(shape) <= len(wanted) and all(size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False))
+
+
 class _Called(torch.nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -206,12 +212,12 @@ class _Called(torch.nn.Module):
 
 def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]) -> torch.nn.Module:
     """The operations of a function, for TorchScript."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
-        warnings.simplefilter("error", torch.jit.TracerWarning)  # a branch on values, of which a trace keeps one side
-        try:
-            made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
-        except torch.jit.TracerWarning as warning:
-            problem = str(warning).partition(".")[0]
-            raise ValueError(f"encoding {cls.__name__}: expected a function without branches on values, got: {problem}; use torch.where") from None
+        warnings.simplefilter("always", torch.jit.TracerWarning)
+        made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
+    branch = next((str(warning.message) for warning in said if warning.category is torch.jit.TracerWarning), None)
+    if branch is not None:  # a trace keeps one side of it
+        problem = branch.partition(" might ")[0]
+        raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")
     return made
