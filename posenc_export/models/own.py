@@ -103,7 +103,8 @@ class OwnModule(torch.nn.Module):
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
         """One row x [n] or [n,width] at positions and coordinates to [n,N]: the block by its formula in float64, the module around it in `exact_dtype`."""
         inner, index = self.inner(), torch.tensor(list(positions))[None]
-        coordinates = torch.tensor([list(place) for place in places]).T[:, None] if self.axes else index
+        axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))  # one number for all axes where there is no grid
+        coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
         return self._around(lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates)
 
     def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
