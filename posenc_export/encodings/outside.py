@@ -160,12 +160,12 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
 
 
 def _package(point: metadata.EntryPoint) -> Package:
-    return Package(point.dist.name, point.dist.version) if point.dist is not None else Package(point.module, "")
+    return Package(point.dist.name, point.dist.version) if point.dist is not None else Package(point.value, "")
 
 
 def _leads_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
     """Whether an entry point names a class that is registered too."""
-    return (point.module, point.attr) == (cls.__module__, cls.__qualname__)
+    return point.value == f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _same(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:

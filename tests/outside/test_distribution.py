@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from posenc_export import block_config, export_model, load
+from posenc_export import load
 from posenc_export.cli import main
 from posenc_export.export import verify
-from posenc_export.models.presets import seeded
 
 pytest.importorskip("setuptools", reason="setuptools builds the distribution")
 pytestmark = pytest.mark.xdist_group("distribution")  # one worker builds it
@@ -47,29 +45,37 @@ def _proved_elsewhere(folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("spec", ["cosine:period=20", "slow"])
-def test_an_installed_encoding_is_exported_and_proved_in_another_process_without_its_package(
-    spec: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    folder = tmp_path / "artefact"
-    assert main([*BLOCK, "--encoding", spec, "-o", str(folder)]) == 0
-    assert _proved_elsewhere(folder)["passed"] and verify(folder)["passed"]
-    assert load(folder).manifest.config["attention"]["encodings"][0]["name"] == spec.partition(":")[0]
+@pytest.fixture(scope="module")
+def artefact(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the encoding, exported by the command."""
+    folder = tmp_path_factory.mktemp("cosine") / "artefact"
+    with pytest.MonkeyPatch.context() as path:
+        path.syspath_prepend(str(distribution))
+        assert main([*BLOCK, "--encoding", "cosine:period=20", "-o", str(folder)]) == 0
+    return folder
 
 
-def test_an_artefact_names_the_package_and_inspect_prints_it(installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = tmp_path / "artefact"
-    assert main([*BLOCK, "--encoding", "cosine", "--no-verify", "-o", str(folder)]) == 0
-    assert main(["inspect", str(folder)]) == 0
+def test_an_installed_encoding_is_proved_in_another_process_without_its_package(artefact: Path) -> None:
+    assert _proved_elsewhere(artefact)["passed"]
+
+
+def test_an_installed_encoding_is_built_again_and_proved_against_its_module(artefact: Path, installed: Path) -> None:
+    assert verify(artefact)["passed"]
+
+
+def test_an_installed_function_is_exported_and_proved_in_another_process(installed: Path, tmp_path: Path) -> None:
+    assert main([*BLOCK, "--encoding", "slow", "-o", str(tmp_path / "artefact")]) == 0
+    assert _proved_elsewhere(tmp_path / "artefact")["passed"]
+
+
+def test_an_artefact_names_the_package_and_inspect_prints_it(artefact: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(artefact)]) == 0
     assert "encoding   cosine, from posenc-mine 1.2.3" in capsys.readouterr().out.splitlines()
 
 
-def test_building_again_without_the_package_names_it(distribution: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as path:
-        path.syspath_prepend(str(distribution))
-        assert main([*BLOCK, "--encoding", "cosine", "--no-verify", "-o", str(tmp_path / "artefact")]) == 0
+def test_building_again_without_the_package_names_it(artefact: Path) -> None:
     with pytest.raises(ValueError, match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine"):
-        verify(tmp_path / "artefact")
+        verify(artefact)
 
 
 def test_list_has_what_is_installed_and_says_of_the_rest_why_not(installed: Path, capsys: pytest.CaptureFixture) -> None:
@@ -111,7 +117,22 @@ def test_what_is_broken_does_not_touch_what_does_not_use_it(installed: Path, tmp
 
 
 def test_a_module_of_the_distribution_is_exported_and_proved_in_another_process(installed: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tagger = importlib.import_module("posenc_mine.tagger").Tagger(seeded(block_config(48, 6, 64, kv_heads=3, head_size=16, encoding={"name": "slow"})), 5)
-    manifest = export_model(tagger.eval(), "ort", tmp_path / "artefact")
-    assert _proved_elsewhere(tmp_path / "artefact")["passed"] and manifest.config["name"] == "posenc_mine.tagger.Tagger"
+    folder = tmp_path / "artefact"
+    assert main(["export", "posenc_mine.tagger:trained", "--target", "ort", "-o", str(folder)]) == 0
+    assert _proved_elsewhere(folder)["passed"] and verify(folder, importlib.import_module("posenc_mine.tagger").trained())["passed"]
+    assert load(folder).manifest.packages["slow"].version == "1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("posenc_mine.taggers:trained", "expected a module posenc_mine.taggers that can be imported, got No module named"),
+        ("posenc_mine.tagger:untrained", "expected a function untrained without arguments in posenc_mine.tagger, got None"),
+        ("posenc_mine.cosine:CosineOracle", "in posenc_mine.cosine, got missing a required argument: 'period'; write one"),
+        ("posenc_mine.tagger:torch", "expected a function torch without arguments"),
+    ],
+)
+def test_a_function_that_gives_no_model_is_one_line_and_status_2(model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["export", model, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and message in errors[0] and not list(tmp_path.iterdir())

@@ -5,7 +5,8 @@ from typing import List, Tuple
 import torch
 from torch import Tensor
 
-from posenc_export import AttentionBlock
+from posenc_export import AttentionBlock, block_config
+from posenc_export.models.presets import seeded
 
 
 class Tagger(torch.nn.Module):
@@ -21,3 +22,10 @@ class Tagger(torch.nn.Module):
     ) -> Tuple[Tensor, List[Tensor]]:
         y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
         return self.head(torch.nn.functional.gelu(x + y)), present
+
+
+def trained() -> Tagger:
+    """A tagger with weights of its own, as `posenc export posenc_mine.tagger:trained` takes it."""
+    block = seeded(block_config(48, 6, 64, kv_heads=3, head_size=16, encoding={"name": "slow"}))
+    torch.manual_seed(1)
+    return Tagger(block, 5).eval()
