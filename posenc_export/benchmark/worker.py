@@ -125,7 +125,7 @@ class Bench:
     def _prompt(self, tokens: int) -> Any:
         """[1,S] int64 token ids or [1,S,E] hidden states, all alike: no value changes what a call costs."""
         source = self.manifest.inputs[0]
-        if self.manifest.kind == "decoder":
+        if source.dtype == "int64":
             return np.zeros((1, tokens), np.int64)
         return np.full((1, tokens, source.axes[-1]), 0.5, source.dtype)
 

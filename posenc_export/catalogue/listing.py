@@ -45,6 +45,7 @@ def encodings() -> List[Dict[str, str]]:
 def _row(name: str) -> Dict[str, str]:
     row = {"name": name, "hook": "-", "state": "-", "parameters": "-", "package": "-"}
     try:
+        registry.KNOWN.check_one(name)
         found = registry.parameters(name)
         said = {"hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(map(_parameter, found.values())) or "-"}
     except ValueError as error:

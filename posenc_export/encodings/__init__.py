@@ -129,10 +129,11 @@ def parse(text: str) -> Dict[str, Any]:
     """'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; numbers take the parameter's type.
 
     Raises:
-        ValueError: unknown name or parameter, or text that is no name=value list.
+        ValueError: unknown name or parameter, a name that several encodings have, or text that is no name=value list.
     """
     name, _, rest = text.partition(":")
     known = parameters(name)
+    KNOWN.check_one(name)
     spec: Dict[str, Any] = {"name": name}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")

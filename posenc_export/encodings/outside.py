@@ -52,20 +52,33 @@ class Known(Encodings):
         return name in self.built_in or name in self.registered or name in _offered()
 
     def __getitem__(self, name: str) -> Type[PositionEncoding]:
-        """The class; of an entry point, after its import.
+        """The class; of an entry point, after its import. A name of this package means its own encoding: presets and checkpoints say it so.
 
         Raises:
-            ValueError: two encodings of that name, an entry point that cannot be imported or gives no encoding.
+            ValueError: two packages that offer the name, an entry point that cannot be imported or gives no encoding.
             KeyError: no encoding of that name.
         """
         found = self.built_in.get(name) or self.registered.get(name)
+        if found is not None:
+            return found
         points = _offered().get(name, ())
-        others = [str(_package(point)) for point in points if found is None or not _leads_to(point, found)]
-        if found is not None and others:
-            raise ValueError(_clash(name, f"{'posenc-export' if name in self.built_in else self.origin(name)} and {', '.join(others)}"))
-        if len(others) > 1:
-            raise ValueError(_clash(name, " and ".join(others)))
-        return found or _loaded(points[0] if points else _missing(name))
+        if not points:
+            raise KeyError(name)
+        self.check_one(name)
+        return _loaded(points[0])
+
+    def check_one(self, name: str) -> None:
+        """Refuse a name that more than one encoding has.
+
+        Raises:
+            ValueError: the packages that offer it.
+        """
+        found = self.built_in.get(name) or self.registered.get(name)
+        others = [str(_package(point)) for point in _offered().get(name, ()) if found is None or not _leads_to(point, found)]
+        first = [] if found is None else [str(self.origin(name) or "this package")]
+        if len(first + others) > 1:
+            remedy = "rename one in its package, or uninstall it"
+            raise ValueError(f"encoding {name}: expected one encoding of that name, got those of {' and '.join(first + others)}; {remedy}")
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
         """`encodings.register`."""
@@ -151,7 +164,7 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
     try:
         cls = point.load()
     except Exception as error:  # code of another package: whatever it raises is one line, which names the package
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"{where}: expected {said} to be importable, got {problem}; repair or uninstall {_package(point).name}") from error
     check_class(f"{where}, {said}", cls)
     if not NAME.match(point.name):
@@ -171,11 +184,3 @@ def _leads_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
 def _same(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:
     """Whether a class is another one or its definition once more, as a notebook runs it."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
-def _missing(name: str) -> metadata.EntryPoint:
-    raise KeyError(name)
-
-
-def _clash(name: str, found: str) -> str:
-    return f"encoding {name}: expected one encoding of that name, got {found}; rename one in its package or uninstall it"

@@ -21,7 +21,7 @@ class OwnModule(torch.nn.Module):
     """A module of the user's own around one AttentionBlock or Stack.
 
     Its `forward` takes x and then what the block takes, hands that to the block as it came, once, and gives its output [B,S,N] and the states of the block.
-    Its own layers act on each token alone, as norms and linear layers do: what mixes tokens fails the grid.
+    Its own layers act on each token alone, as norms and linear layers do: what a layer remembered of other tokens would be a state, which it has not.
 
     Args:
         module: float32, with one AttentionBlock or Stack somewhere in it.
@@ -29,7 +29,7 @@ class OwnModule(torch.nn.Module):
         width: x is hidden states [B,S,width].
 
     Raises:
-        ValueError: another number of blocks and stacks, weights of another dtype, a forward of another form, a stack with segments.
+        ValueError: another number of blocks and stacks, weights of another dtype, a forward of another form, layers that mix tokens, a stack with segments.
     """
 
     __jit_unused_properties__ = ["token_encoding"]

@@ -1,6 +1,7 @@
 """Modules of the user's own around a block or a stack: what is exported, what is refused, and what their certificate is made of."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -20,6 +21,7 @@ from posenc_export.runtime import Model
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder
 
+pytestmark = pytest.mark.xdist_group("own module")
 WIDTH = 48
 
 
@@ -87,6 +89,14 @@ MODELS = {
     "ids of its own": _reader,
     "a decoder": lambda: Cooled(seeded(decoder("learned"))).eval(),
 }
+
+
+@functools.lru_cache(maxsize=2)
+def _sources(name: str) -> Sources:
+    """Traced once for the tests that follow each other."""
+    return Sources(MODELS[name]())
+
+
 QUICK = [("a block with rotation", "ort"), ("a block with a state", "torchscript"), ("ids of its own", "onnx"), ("a decoder", "ort")]
 MORE = [(name, target) for name in MODELS for target in ("onnx", "onnx-static", "ort", "ort-cuda", "pt2")]
 MORE += [(name, "torchscript") for name in MODELS if "block" in name]
@@ -95,21 +105,21 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in
 
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_a_module_around_a_block_matches_eager_at_every_cut(name: str, target: str, tmp_path: Path) -> None:
-    certificate = export(MODELS[name](), target, tmp_path / "artefact").certificate
+    certificate = export(_sources(name), target, tmp_path / "artefact").certificate
     assert certificate is not None and certificate["passed"] and "oracle, start 0" in certificate["cells"]
     assert certificate["against"] == "the formula of its block in float64, its own layers in float64"
 
 
-@pytest.mark.xdist_group("tagger")
-@pytest.mark.parametrize("signature", ["mask", "positions"])
+@pytest.mark.parametrize("signature", ["mask", pytest.param("positions", marks=pytest.mark.exhaustive)])
 def test_a_module_has_the_signatures_of_its_block(signature: str, tmp_path: Path) -> None:
-    manifest = export(_tagger(), "ort", tmp_path / "artefact", signature=signature, dtype="float16")
+    manifest = export(_sources("a block with rotation"), "ort", tmp_path / "artefact", signature=signature, dtype="float16")
     assert manifest.kind == "module" and manifest.config["name"] == "tests.models.test_own_module.Tagger" and manifest.certificate["passed"]  # type: ignore[index]
 
 
 def test_an_artefact_of_a_module_gives_what_the_module_gives(tmp_path: Path) -> None:
-    model, ids = _reader(), np.arange(12)[None]
-    export(model, "ort", tmp_path / "artefact", verify=False)
+    sources, ids = _sources("ids of its own"), np.arange(12)[None]
+    model: Any = sources.model
+    export(sources, "ort", tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact").session()
     actual = np.concatenate([session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1)
     place = torch.arange(90, 102)[None]
@@ -123,15 +133,14 @@ def _empty(model: OwnModule) -> List[Tensor]:
 
 
 def test_a_module_that_gives_logits_of_its_ids_generates(tmp_path: Path) -> None:
-    export(_reader(), "ort", tmp_path / "artefact", verify=False)
+    export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
     tokens = [int(token[0]) for token in load(tmp_path / "artefact").session().generate([[3, 4]], max_tokens=3)]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
 
 
 def test_an_artefact_of_a_module_is_proved_again_against_the_module_alone(tmp_path: Path) -> None:
-    module = _tagger()
-    export(module, "ort", tmp_path / "artefact", verify=False)
-    assert verify(tmp_path / "artefact", module)["passed"]
+    export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
+    assert verify(tmp_path / "artefact", _tagger())["passed"]
     with pytest.raises(ValueError, match=r"expected a model that a description builds, got the user's own tests\.models\.test_own_module\.Tagger; pass the module"):
         verify(tmp_path / "artefact")
 

@@ -97,7 +97,7 @@ REFUSED = {
     "absent": "entry point absent = posenc_mine.absent:Absent of posenc-mine 1.2.3 to be importable, got ModuleNotFoundError",
     "failing": "to be importable, got RuntimeError: no licence for this machine; repair or uninstall posenc-mine",
     "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
-    "alibi": "encoding alibi: expected one encoding of that name, got posenc-export and posenc-mine 1.2.3",
+    "alibi": "encoding alibi: expected one encoding of that name, got those of this package and posenc-mine 1.2.3; rename one",
     "cosin": "name is one of",
     "cosine:perod=3": "parameter is one of period, got 'perod'",
     "cosine:period=1.5": "period is of type int, got '1.5'",
@@ -112,8 +112,12 @@ def test_what_cannot_be_used_is_one_line_and_status_2(spec: str, installed: Path
     assert len(errors) == 1 and REFUSED[spec] in errors[0] and not list(tmp_path.iterdir())
 
 
-def test_what_is_broken_does_not_touch_what_does_not_use_it(installed: Path, tmp_path: Path) -> None:
-    assert main([*BLOCK, "--encoding", "t5", "--no-verify", "-o", str(tmp_path / "artefact")]) == 0
+def test_what_is_broken_does_not_touch_what_does_not_use_it(distribution: Path) -> None:
+    """In a new process: what is made when a module is imported is made beside the entry points."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), str(distribution)])}
+    program = "from posenc_export import load_preset; print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "posenc_export.encodings.alibi"
 
 
 def test_a_module_of_the_distribution_is_exported_and_proved_in_another_process(installed: Path, tmp_path: Path) -> None:
