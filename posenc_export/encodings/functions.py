@@ -14,6 +14,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 from posenc_export.encodings.rotary import LAYOUTS, check_choice
 
 Function = Callable[..., Tensor]
+CONVERTED = "Converting a tensor to a Python"  # what torch says of a trace that depends on a value
 ROUNDED = 2.0**-50  # of angles in float64: a product of three rounded numbers
 ALLOWED = (torch.float64, torch.int64, torch.bool)  # of what a function gives where Python's floats are float64
 
@@ -216,7 +217,7 @@ def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionE
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("always", torch.jit.TracerWarning)
         made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
-    branch = next((str(warning.message) for warning in said if warning.category is torch.jit.TracerWarning), None)
+    branch = next((str(warning.message) for warning in said if str(warning.message).startswith(CONVERTED)), None)
     if branch is not None:  # a trace keeps one side of it
         problem = branch.partition(" might ")[0]
         raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")

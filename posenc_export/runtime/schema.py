@@ -179,6 +179,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> Dict[str, Any]:
         """Dicts, lists, strings and numbers only."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
+        if not self.packages:  # digests stay those of artefacts that were written without the field
+            del plain["packages"]
         return plain
 
     @property

@@ -70,8 +70,13 @@ def _by_key(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return torch.where(key % 5 == 0, 0.5, -0.25)
 
 
-BIASES = {"of all three": _decaying, "of the key alone": _by_key, "a lambda": lambda head, query, key: -0.1 * (query - key)}
+def _by_slope(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return torch.tensor([0.5, 0.25, 0.125, 0.3, 0.2, 0.1])[head] * (key - query)
+
+
+BIASES = {"of all three": _decaying, "of a table": _by_slope, "of the key alone": _by_key, "a lambda": lambda head, query, key: -0.1 * (query - key)}
 NUMBERS: Any = {  # the same in Python's own numbers
+    "of a table": lambda head, query, key: [0.5, 0.25, 0.125, 0.3, 0.2, 0.1][head] * (key - query),
     "of all three": lambda head, query, key: -0.01 * (head + 1) * math.sqrt(abs(query - key) + 1.0),
     "of the key alone": lambda head, query, key: -0.25 if key % 5 else 0.5,
     "a lambda": lambda head, query, key: -0.1 * (query - key),
@@ -197,7 +202,7 @@ def _export(name: str, cls: Any, target: str, folder: Path) -> Any:
 
 @pytest.mark.xdist_group("functions")
 @pytest.mark.parametrize("target", ["ort", "torchscript", pytest.param("onnx", marks=pytest.mark.exhaustive), pytest.param("pt2", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", ["of all three", "a lambda", pytest.param("of the key alone", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["of all three", "of a table", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a lambda", "of the key alone"))])
 def test_a_bias_of_a_function_is_certified_at_every_cut(name: str, target: str, tmp_path: Path) -> None:
     certificate = _export(name.replace(" ", "_"), encodings.bias(BIASES[name]), target, tmp_path)
     assert certificate["passed"] and "oracle, start 0" in certificate["cells"]
