@@ -8,7 +8,7 @@ import torch
 
 from posenc_export import registry
 from posenc_export.encodings import outside
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.base import Carried, Exact, Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.functions import bias, rotation
 from posenc_export.encodings.outside import Package
 from posenc_export.encodings.together import Together
@@ -63,10 +63,13 @@ KNOWN = outside.Known(REGISTRY)
 __all__ = [
     "KNOWN",
     "REGISTRY",
+    "Carried",
+    "Exact",
     "Geometry",
     "Oracle",
     "Package",
     "PositionEncoding",
+    "Table",
     "bias",
     "build",
     "build_all",
