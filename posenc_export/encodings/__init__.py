@@ -85,7 +85,8 @@ __all__ = [
 def register(name: str, cls: Type[PositionEncoding]) -> None:
     """Give an encoding from outside the package a name, for this process.
 
-    An installed package offers its encodings to every process by the entry-point group `posenc_export.encodings`.
+    An installed package offers its encodings to every process by the entry-point group `posenc_export.encodings`. A class that is defined once more in the
+    same place, as a notebook does, takes the place of the first.
 
     Args:
         name: lower-case letters, digits and _.

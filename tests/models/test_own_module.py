@@ -145,10 +145,11 @@ def test_an_artefact_of_a_module_is_proved_again_against_the_module_alone(tmp_pa
         verify(tmp_path / "artefact")
 
 
-def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate(tmp_path: Path) -> None:
-    single = Single(seeded(block("rope"))).eval()
-    certificate = export(single, "ort", tmp_path / "artefact").certificate
-    assert certificate is not None and certificate["passed"] and certificate["against"].endswith("its own layers in float32")
+def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> None:
+    single = OwnModule(Single(seeded(block("rope"))).eval())
+    module, manifest = eager(single)
+    certificate = certify(Model(TorchGraph(module, manifest)).session(), single, of_module(single, manifest), lambda _: None)
+    assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
 
 
 def test_a_fault_in_an_own_layer_of_an_artefact_is_seen() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from posenc_export import load
+from posenc_export import encodings, load
 from posenc_export.cli import main
 from posenc_export.export import verify
+from posenc_export.testing import check_encoding
 
 pytest.importorskip("setuptools", reason="setuptools builds the distribution")
 pytestmark = pytest.mark.xdist_group("distribution")  # one worker builds it
@@ -87,10 +88,17 @@ def test_list_has_what_is_installed_and_says_of_the_rest_why_not(installed: Path
     assert refused == {"absent", "failing", "period", "alibi"} and rows["rope"]["package"] == "-"
 
 
-def test_an_installed_encoding_is_plotted(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", ["cosine:period=40", "slow"])
+def test_an_installed_encoding_is_plotted(spec: str, installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert main(["plot", "cosine:period=40", "-o", str(tmp_path / "cosine.svg")]) == 0
-    assert (tmp_path / "cosine.svg").read_text().startswith("<?xml")
+    assert main(["plot", spec, "-o", str(tmp_path / "picture.svg")]) == 0
+    assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["cosine", "slow"])
+def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(name: str, installed: Path) -> None:
+    assert all(certificate["passed"] for certificate in check_encoding(encodings.KNOWN[name])["targets"].values())
 
 
 REFUSED = {
