@@ -21,7 +21,7 @@ class OwnModule(torch.nn.Module):
     """A module of the user's own around one AttentionBlock or Stack.
 
     Its `forward` takes x and then what the block takes, hands that to the block as it came, once, and gives its output [B,S,N] and the states of the block.
-    Its own layers act on each token alone, as norms and linear layers do: what a layer remembered of other tokens would be a state, which it has not.
+    Its own layers act on each token alone, as norms and linear layers do. A layer that mixes tokens would need a state from call to call, and is refused.
 
     Args:
         module: float32, with one AttentionBlock or Stack somewhere in it.

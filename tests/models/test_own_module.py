@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import shutil
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -18,6 +19,7 @@ from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model
+from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder
 
@@ -230,3 +232,43 @@ def test_code_that_a_target_cannot_take_is_named_in_one_line(target: str, messag
     with pytest.raises(ValueError, match=message) as refused:
         export(_around(_branching), target, tmp_path / "artefact")
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tagged") / "artefact"
+    export(_sources("a block with rotation"), "ort", folder, verify=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"outputs": 6}, "outputs.0. of kind module is output float32 .*6"),
+        ({"outputs": "5"}, "config has the sizes of the model as whole numbers, got '5'"),
+        ({"width": "batch_size"}, "config has the sizes of the model as whole numbers, got 'batch_size'"),
+        ({"width": 47}, "inputs.0. of kind module is hidden_states"),
+        ({"tokens": {"vocabulary": 9, "segments": 0}}, "inputs.0. of kind module is input_ids int64"),
+        ({"tokens": {"vocabulary": 0}}, "inputs.0. of kind module is input_ids"),
+        ({"tokens": []}, "config has the description of tokens"),
+        ({"kind": "block"}, "config.kind is module as kind, got 'block'"),
+        ({"max_positions": 7}, "max_positions is 1100 in config as well, got 7"),
+    ],
+)
+def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(config: Any, message: str, tagged: Path, tmp_path: Path) -> None:
+    shutil.copytree(tagged, tmp_path / "artefact")
+    manifest = manifests.read(tmp_path / "artefact")
+    manifests.write(manifest.replace(config={**manifest.config, **config}), tmp_path / "artefact")
+    with pytest.raises(ValueError, match=message):
+        manifests.read(tmp_path / "artefact")
+
+
+def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> None:
+    def counting(self: Any, x: Tensor, *where: Any) -> Any:
+        self.count += 1
+        return self.block(x, *where)
+
+    module = _around(counting)
+    module.register_buffer("count", torch.zeros(()))
+    with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of model.module.count"):
+        export(module, "onnx", tmp_path / "artefact")
