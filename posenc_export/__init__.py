@@ -13,6 +13,7 @@ _HOME = {
     "Manifest": "posenc_export.runtime",
     "AttentionBlock": "posenc_export.models.block",
     "Stack": "posenc_export.models.stack",
+    "OwnModule": "posenc_export.models.own",
     "block_config": "posenc_export.models.short",
     "decoder_config": "posenc_export.models.short",
     "encoder_config": "posenc_export.models.short",

@@ -163,12 +163,16 @@ def _inspect(options: argparse.Namespace) -> int:
     print(f"{manifest.kind} for {manifest.target}, {manifest.dtype}, signature {manifest.signature}, positions 0 .. {manifest.max_positions - 1}")
     print("operators  " + ", ".join(f"{name} {count}" for name, count in manifest.operators.items()))
     print("opset      " + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items()))
+    for name, package in manifest.packages.items():
+        print(f"encoding   {name}, from {package.name} {package.version or '(no version)'}")
     for title, values in (("input", manifest.inputs), ("output", manifest.outputs)):
         for value in values:
             print(f"{title:<10} {value.name} {value.dtype} {list(value.axes)}")
     for state in manifest.states:
         print(f"state      {state.past} -> {state.present} {state.dtype} {list(state.axes)} {state.update}")
     print(f"digest     {manifest.digest}")
+    if manifest.certificate and manifest.certificate.get("against"):
+        print(f"against    {manifest.certificate['against']}")
     print("certificate " + ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()))
     return 0
 

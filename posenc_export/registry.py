@@ -23,7 +23,7 @@ def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: 
     """
     if name not in classes:
         raise ValueError(f"{kind}: name is one of {', '.join(classes)}, got {name!r}")
-    return dict(list(inspect.signature(classes[name].__init__).parameters.items())[1 + context :])
+    return dict(list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[1 + context :])
 
 
 def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:

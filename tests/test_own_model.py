@@ -98,6 +98,7 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
         exec(program, names)
     assert names["logits"].shape == (1, 5, 61) and names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
     assert (tmp_path / "build/block/posenc.json").is_file()
+    assert names["tags"].shape == (1, 7)
 
 
 def test_the_description_that_the_page_of_models_shows_is_a_model() -> None:

@@ -32,6 +32,7 @@ def open_session(request: Request) -> Opened:
         return _open_artefact(folder, request["provider"], threads)
     import torch
 
+    from posenc_export.encodings import check_installed
     from posenc_export.export.describe import eager
     from posenc_export.models.config import from_json
     from posenc_export.models.presets import seeded
@@ -41,6 +42,7 @@ def open_session(request: Request) -> Opened:
 
     torch.set_num_threads(threads)
     described = manifests.read(folder)
+    check_installed(described.packages)
     start = time.perf_counter()
     module: Any
     module, manifest = eager(seeded(from_json(described.config)).to(getattr(torch, described.dtype)))
@@ -123,7 +125,7 @@ class Bench:
     def _prompt(self, tokens: int) -> Any:
         """[1,S] int64 token ids or [1,S,E] hidden states, all alike: no value changes what a call costs."""
         source = self.manifest.inputs[0]
-        if self.manifest.kind == "decoder":
+        if source.dtype == "int64":
             return np.zeros((1, tokens), np.int64)
         return np.full((1, tokens, source.axes[-1]), 0.5, source.dtype)
 

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import sys
 from typing import Dict, List
 
 from posenc_export import encodings as registry
@@ -17,13 +16,15 @@ SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 def hooks_of(name: str) -> str:
     """Where the encoding acts: its overridden hooks."""
-    cls = registry.REGISTRY[name]
+    cls = registry.KNOWN[name]
     found = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
     return ", ".join(dict.fromkeys(found)) or "none"
 
 
 def states_of(name: str) -> str:
-    """What crosses the graph boundary beside keys and values, by name and axes."""
+    """What crosses the graph boundary beside keys and values, by name and axes; "by parameters" where there are parameters without a default."""
+    if any(parameter.default is inspect.Parameter.empty for parameter in registry.parameters(name).values()):
+        return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
     replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
     appended = [f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()]
@@ -32,17 +33,28 @@ def states_of(name: str) -> str:
 
 def source_of(name: str) -> str:
     """First line of the module: title and source."""
-    cls = registry.REGISTRY[name]
-    return (inspect.getdoc(sys.modules[cls.__module__]) or "").splitlines()[0]
+    module = inspect.getmodule(registry.KNOWN[name])
+    return next(iter((inspect.getdoc(module) or "").splitlines()), "-")
 
 
 def encodings() -> List[Dict[str, str]]:
-    """One row per encoding: name, hook, state, parameters with defaults, source."""
-    rows = []
-    for name in registry.REGISTRY:
-        defaults = [f"{key}={p.default}" for key, p in registry.parameters(name).items()]
-        rows.append({"name": name, "hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(defaults) or "-", "source": source_of(name)})
-    return rows
+    """One row per encoding: name, hook, state, parameters with defaults, package, source. What cannot be used says why in place of its source."""
+    return [_row(name) for name in registry.KNOWN]
+
+
+def _row(name: str) -> Dict[str, str]:
+    row = {"name": name, "hook": "-", "state": "-", "parameters": "-", "package": "-"}
+    try:
+        registry.KNOWN.check_one(name)
+        found = registry.parameters(name)
+        said = {"hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(map(_parameter, found.values())) or "-"}
+    except ValueError as error:
+        return {**row, "source": f"refused: {error}"}
+    return {**row, **said, "package": str(registry.origin(name) or "-"), "source": source_of(name)}
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    return parameter.name if parameter.default is inspect.Parameter.empty else f"{parameter.name}={parameter.default}"
 
 
 def families() -> List[Dict[str, str]]:

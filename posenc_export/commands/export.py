@@ -1,7 +1,12 @@
 """`posenc export`: a preset, a checkpoint, or a block to artefacts."""
 
 import argparse
+import importlib
+import inspect
 import json
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -11,12 +16,13 @@ FAILED_CHECK = 1
 # What describes a block and its default; a preset brings its own.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
 OF_CHECKPOINT = ("layer", "max_positions", "part")
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """What `posenc export` takes."""
-    exporting.add_argument("model", help="a preset, a folder with a checkpoint, or 'block'")
+    exporting.add_argument("model", help="a preset, a folder with a checkpoint, 'block', or package.module:function, which returns a model")
     exporting.add_argument("--target", action="append", required=True, help="may be given several times: one subfolder each")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
     for name, default in BLOCK.items():  # absent is not the default: a preset refuses them
@@ -79,13 +85,41 @@ def _model(options: argparse.Namespace) -> Any:
     if options.model in PRESETS:
         _only((), given, f"{options.model} brings its own shape and weights")
         return load_preset(options.model)
+    if CALLABLE.match(options.model) and not Path(options.model).exists():
+        _only((), given, f"{options.model} brings its own shape and weights")
+        return _called(options.model)
     if not Path(options.model).is_dir():
         near = nearest(options.model, [*PRESETS, "block"])
-        raise ValueError(f"export: model is block, a folder with a checkpoint, or one of {', '.join(PRESETS)}, got {options.model!r}; {near}")
+        known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
+        raise ValueError(f"export: model is {known}, got {options.model!r}; {near}")
     from posenc_export.models.pretrained import from_pretrained
 
     _only(OF_CHECKPOINT, given, "a checkpoint brings its own shape and weights")
     return from_pretrained(options.model, given.get("layer"), given.get("max_positions"), given.get("part"))
+
+
+def _called(text: str) -> Any:
+    """What the function package.module:function gives, found on Python's path or in the folder that the command runs in.
+
+    Raises:
+        ValueError: no such module or function.
+    """
+    place, _, name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(f"export: expected a module {place} that can be imported, got {error}; run the command where it can be") from error
+    function = getattr(module, name, None)
+    rule, remedy = f"export: expected a function {name} without arguments in {place}", "write one that returns the model"
+    if not callable(function):
+        raise ValueError(f"{rule}, got {function!r}; {remedy}")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"{rule}, got {error}; {remedy}") from None
+    return function()
 
 
 def _seeded_block(given: Dict[str, Any]) -> Any:

@@ -2,12 +2,15 @@
 
 import importlib
 import inspect
-from typing import Any, Dict, Mapping, Sequence, Type
+from typing import Any, Dict, Mapping, Optional, Sequence, Type
 
 import torch
 
 from posenc_export import registry
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings import outside
+from posenc_export.encodings.base import Carried, Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.functions import bias, rotation
+from posenc_export.encodings.outside import Package
 from posenc_export.encodings.together import Together
 
 # The file and the class in it.
@@ -54,27 +57,87 @@ CLASSES = {
     "fox": "FoX",
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
+# Those above, those that `register` adds, and entry points of installed packages.
+KNOWN = outside.Known(REGISTRY)
 
-__all__ = ["REGISTRY", "Geometry", "Oracle", "PositionEncoding", "build", "build_all", "parameters", "parse"]
+__all__ = [
+    "KNOWN",
+    "REGISTRY",
+    "Carried",
+    "Exact",
+    "Geometry",
+    "Oracle",
+    "Package",
+    "PositionEncoding",
+    "Table",
+    "bias",
+    "build",
+    "build_all",
+    "check_installed",
+    "origin",
+    "parameters",
+    "parse",
+    "register",
+    "rotation",
+]
 
 
-def parameters(name: str) -> Dict[str, inspect.Parameter]:
-    """Parameters of a registered encoding, by name.
+def register(name: str, cls: Type[PositionEncoding]) -> None:
+    """Give an encoding from outside the package a name, for this process.
+
+    An installed package offers its encodings to every process by the entry-point group `posenc_export.encodings`. A class that is defined once more in the
+    same place, as a notebook does, takes the place of the first.
+
+    Args:
+        name: lower-case letters, digits and _.
+        cls: takes a Geometry, then parameters with names and types.
+
+    Raises:
+        ValueError: a name that another encoding has, a class that is no PositionEncoding, parameters without a type.
+    """
+    KNOWN.add(name, cls)
+
+
+def origin(name: str) -> Optional[Package]:
+    """The package that an encoding comes from; None for one of this package.
 
     Raises:
         ValueError: no encoding of that name.
     """
-    return registry.parameters("encoding", REGISTRY, name)
+    parameters(name)
+    return KNOWN.origin(name)
+
+
+def check_installed(packages: Mapping[str, Any]) -> None:
+    """Refuse to build a model again where packages of its encodings are missing.
+
+    Args:
+        packages: of a manifest.
+
+    Raises:
+        ValueError: the first that is missing, with its package and version.
+    """
+    outside.check_installed(KNOWN, packages)
+
+
+def parameters(name: str) -> Dict[str, inspect.Parameter]:
+    """Parameters of an encoding, by name.
+
+    Raises:
+        ValueError: no encoding of that name, or one of a package that cannot be used.
+    """
+    return registry.parameters("encoding", KNOWN, name)
 
 
 def parse(text: str) -> Dict[str, Any]:
     """'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; numbers take the parameter's type.
 
     Raises:
-        ValueError: unknown name or parameter, or text that is no name=value list.
+        ValueError: unknown name or parameter, a name that several encodings have, or text that is no name=value list.
     """
     name, _, rest = text.partition(":")
     known = parameters(name)
+    KNOWN.check_one(name)
     spec: Dict[str, Any] = {"name": name}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
@@ -91,7 +154,7 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
     Raises:
         ValueError: unknown name or parameter, a number that is not finite, sizes beyond the memory, or a value the encoding refuses.
     """
-    made: PositionEncoding = registry.build("encoding", REGISTRY, spec, geometry)
+    made: PositionEncoding = registry.build("encoding", KNOWN, spec, geometry)
     return made
 
 

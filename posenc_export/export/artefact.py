@@ -5,14 +5,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Union
 
-from posenc_export.export.describe import Model, describe
+import torch
+
+from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import of_module
+from posenc_export.export.foreign import named
 from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import bound_of, check
-from posenc_export.models.stack import Stack
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -27,7 +29,7 @@ def silent(_: str) -> None:
 
 
 def export(
-    model: Union[Model, Sources],
+    model: Union[Model, Sources, torch.nn.Module],
     target: str,
     folder: Union[str, Path],
     signature: str = "positions",
@@ -38,7 +40,8 @@ def export(
     """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
 
     Args:
-        model: a Stack or AttentionBlock, float32; its weights are left as they are. For several targets, Sources(model): traced once for all.
+        model: a Stack, an AttentionBlock, or a torch.nn.Module around one of them (models.own.OwnModule says of what form), float32; its weights are left
+            as they are. For several targets, Sources(model): traced once for all.
         target: a name in TARGETS.
         folder: made or, where it holds an artefact, replaced.
         signature: "positions" (position_ids) or "mask" (attention_mask).
@@ -55,7 +58,7 @@ def export(
 
 
 def export_all(
-    model: Union[Model, Sources],
+    model: Union[Model, Sources, torch.nn.Module],
     targets: Sequence[str],
     output: Union[str, Path],
     signature: str = "positions",
@@ -111,11 +114,13 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     source = sources.of(dtype or kind.dtypes[0])
     folder.mkdir(parents=True)
     say(f"{target}: tracing and lowering")
-    manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
+    manifest = describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
+    with named(target, source.model, manifest.packages):
+        manifest = kind.write(source, manifest, folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
-    if isinstance(source.model, Stack) and source.model.text.tokenizer:
-        files.write(folder / TOKENIZER, source.model.text.tokenizer)
+    if text_of(source.model).tokenizer:
+        files.write(folder / TOKENIZER, text_of(source.model).tokenizer)
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)

@@ -5,11 +5,14 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import Tensor
 
+from posenc_export import encodings
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
-from posenc_export.models.config import kind_of, to_json
-from posenc_export.models.stack import Stack
-from posenc_export.runtime.manifest import Axis, Manifest, State, Value
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import AnyConfig, encodings_of, kind_of, to_json
+from posenc_export.models.own import OwnModule, inner_of
+from posenc_export.models.stack import Stack, Text
+from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q = "encoder_sequence_length"
@@ -53,15 +56,31 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         chunk=min(encoding.chunk for encoding in (model.token_encoding, *(attention.encoding for attention in model.attentions()))),
         encoder=_encoder(model, dtype),
         step_weights=step_weights(model),
-        stop_ids=list(model.text.stop_ids) if isinstance(model, Stack) else [],
-        start_ids=list(model.text.start_ids) if isinstance(model, Stack) else [],
+        stop_ids=list(text_of(model).stop_ids),
+        start_ids=list(text_of(model).start_ids),
         source=dict(getattr(model, "source", {})),
+        packages=_packages(inner_of(model).config),
         **geometry,
     )
 
 
+def text_of(model: Model) -> Text:
+    """Tokenizer and stop ids of a model; none where it reads hidden states."""
+    return Text() if isinstance(model, AttentionBlock) else model.text
+
+
+def _packages(config: AnyConfig) -> Dict[str, Package]:
+    """Packages of encodings from outside, by the encoding's name."""
+    found = {name: encodings.origin(name) for name in encodings_of(config)}
+    return {name: Package(package.name, package.version) for name, package in found.items() if package is not None}
+
+
 def step_weights(model: Model) -> int:
     """Weights that a step reads: every matrix once, of the token table one row."""
+    if isinstance(model, OwnModule):
+        tables = [part.weight for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+        own = [any(weight is table for table in tables) for weight in model.own_weights()]
+        return step_weights(model.inner()) + sum(w.size(1) if row else w.numel() for w, row in zip(model.own_weights(), own, strict=True))
     total = sum(parameter.numel() for name, parameter in model.named_parameters() if ".encoding." not in name and not name.startswith("token_encoding."))
     if not isinstance(model, Stack) or not model.config.tokens.vocabulary:
         return total
@@ -72,6 +91,9 @@ def step_weights(model: Model) -> int:
 def _ends(model: Model) -> Tuple[List[Value], Value]:
     """What is read beside positions, and what comes out."""
     dtype, width = dtype_of(model), model.config.width
+    if isinstance(model, OwnModule):
+        read = Value("input_ids", "int64", (B, S)) if model.vocabulary else Value("hidden_states", dtype, (B, S, width))
+        return [read], Value("output", dtype, (B, S, model.config.outputs))
     if isinstance(model, Stack):
         ids = [Value(name, "int64", (B, S)) for name in ("input_ids", *(["token_type_ids"] if has_segments(model) else []))]
         if model.config.tokens.features is not None:

@@ -3,16 +3,14 @@
 Shapes: B batch, S new tokens, P past, T = P + S, E width.
 """
 
-from typing import List, Tuple, Union
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.models.block import AttentionBlock
+from posenc_export.models.own import Model
 from posenc_export.models.stack import Stack
-
-Model = Union[Stack, AttentionBlock]
 
 
 class PositionSignature(torch.nn.Module):

@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from typing import Dict
+from typing import Dict, Union
 
 import onnx_ir as ir
 import torch
@@ -11,6 +11,7 @@ import torch
 from posenc_export import ops
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
 from posenc_export.export.signatures import wrap
+from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
 
 OPSET = 23  # of the trace; what it holds means the same in later ones
@@ -42,11 +43,14 @@ class Sources:
     """The sources of one model by dtype.
 
     Args:
-        model: float32; left as it is, and as it is for as long as this is used.
+        model: float32, of this package or a module around one; left as it is, and as it is for as long as this is used.
+
+    Raises:
+        ValueError: as models.own.as_model.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
+        self.model = as_model(model)
         self._by_dtype: Dict[str, Source] = {}
 
     def of(self, dtype: str) -> Source:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import torch
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import of_module
@@ -11,6 +12,7 @@ from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
 from posenc_export.models.config import from_json, to_json, widest
+from posenc_export.models.own import OwnModule, as_model
 from posenc_export.models.presets import rebuild
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session, load
@@ -43,7 +45,9 @@ class VerificationError(Exception):
         return VerificationError, (self.certificate,)
 
 
-def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Optional[Progress] = None, provider: str = "cpu") -> Dict[str, Any]:
+def verify(
+    folder: Union[str, Path], model: Union[Model, torch.nn.Module, None] = None, progress: Optional[Progress] = None, provider: str = "cpu"
+) -> Dict[str, Any]:
     """Run the grid on an artefact against its module and the module against its oracle; write the certificate into the manifest and return it.
 
     Without the module, on any machine: posenc_export.runtime.verify.
@@ -52,7 +56,7 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
         model: the float32 module it was exported from; may be left out for presets and seeded models.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}.
+        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": what the module was compared with}.
 
     Raises:
         ValueError: not an artefact, or a model whose description differs.
@@ -60,12 +64,12 @@ def verify(folder: Union[str, Path], model: Optional[Model] = None, progress: Op
     folder = Path(folder)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
-    model = rebuild(from_json(manifest.config), manifest.source) if model is None else model
-    if to_json(model.config) != manifest.config:
+    made = rebuild(from_json(manifest.config), manifest.source, manifest.packages) if model is None else as_model(model)
+    if to_json(made.config) != manifest.config:
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
-    model = in_dtype(model, manifest.dtype)
+    made = in_dtype(made, manifest.dtype)
     session, *beside = sessions(loaded, 1)
-    certificate = certify(session, model, of_module(model, manifest), progress or (lambda _: None), beside)
+    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -99,12 +103,20 @@ def certify(session: Session, model: Model, expected: Expected, progress: Progre
 
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
     bound = bound_of(model, session.manifest)
-    return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
+    passed = all(error <= bound for error in cells.values())
+    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
+    return {**found, "against": against(model)}
 
 
 def bound_of(model: Model, manifest: Manifest) -> float:
     """The error that rounding explains in an artefact of this model."""
-    return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
+    depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
+    return tolerance(manifest.dtype, depth, reduction)
+
+
+def against(model: Model) -> str:
+    """What the eager module is compared with."""
+    return f"the formula of its block in float64, its own layers in {model.exact_dtype}" if isinstance(model, OwnModule) else "its formula in float64"
 
 
 def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:

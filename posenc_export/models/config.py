@@ -251,18 +251,38 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(self.layers[name] for name in self.order)
 
 
+class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is known of a module of the user's own beside its code.
+
+    Args:
+        name: of its class, with that of its Python module.
+        inside: the description of the block or stack in it, as `to_json` gives it.
+        width: of the hidden states that it reads; 0 where it reads token ids.
+        tokens: {"vocabulary": number of token ids, "segments": 0} where it reads them.
+        outputs: numbers that it gives for each token.
+        max_positions: positions 0 .. max_positions - 1 are the range.
+    """
+
+    name: str
+    inside: Dict[str, Any]
+    width: int
+    tokens: Dict[str, int]
+    outputs: int
+    max_positions: int
+
+
 AnyConfig = Union[BlockConfig, StackConfig]
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
 
 
-def kind_of(config: AnyConfig) -> str:
-    """ "block", "decoder" or "encoder"."""
-    if isinstance(config, BlockConfig):
-        return "block"
+def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
+    """ "block", "decoder", "encoder" or "module"."""
+    if isinstance(config, (BlockConfig, ModuleConfig)):
+        return "block" if isinstance(config, BlockConfig) else "module"
     return "encoder" if config.head is None else "decoder"
 
 
-def to_json(config: AnyConfig) -> Dict[str, Any]:
+def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
     """Plain JSON values, "kind" first; what stands at its default is named too."""
     return {"kind": kind_of(config), **msgspec.json.decode(msgspec.json.encode(config))}
 
@@ -271,10 +291,12 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """The config that `to_json` wrote.
 
     Raises:
-        ValueError: unknown kind, unknown or missing keys, values that a config refuses.
+        ValueError: unknown kind, unknown or missing keys, values that a config refuses, a module of the user's own.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
+    if kind == "module":
+        raise ValueError(f"config: expected a model that a description builds, got the user's own {rest.get('name')}; pass the module, as verify(folder, module)")
     if kind not in KINDS:
         raise ValueError(f"config: kind is one of {', '.join(KINDS)}, got {kind!r}")
     try:
@@ -286,6 +308,13 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     if kind_of(config) != kind:
         raise ValueError(f"config: a decoder has a head and an encoder none, got kind {kind} with head={rest.get('head')!r}")
     return config
+
+
+def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
+    """Names of the encodings of a model, each once."""
+    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
+    on_tokens = config.encodings if isinstance(config, BlockConfig) else config.tokens.encodings
+    return tuple(dict.fromkeys(spec["name"] for spec in (*on_tokens, *(spec for attention in attentions for spec in attention.encodings))))
 
 
 def widest(config: AnyConfig) -> int:

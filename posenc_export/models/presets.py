@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from posenc_export.allocation import enough_memory
+from posenc_export.encodings import check_installed
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
 from posenc_export.models.short import block_config, decoder_config
@@ -77,12 +78,16 @@ def seeded(config: AnyConfig, seed: int = 0) -> Model:
     return model.eval()
 
 
-def rebuild(config: AnyConfig, source: Mapping[str, Any]) -> Model:
+def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str, Any]) -> Model:
     """The model that `load_preset` or `seeded` gave, from its source.
 
+    Args:
+        packages: of its encodings, as the manifest has them.
+
     Raises:
-        ValueError: the model was neither; give the model itself.
+        ValueError: the model was neither; give the model itself. A package that is missing.
     """
+    check_installed(packages)
     if "preset" in source:
         return load_preset(source["preset"])
     if "seed" in source:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import msgspec
 
 from posenc_export import registry
-from posenc_export.encodings import REGISTRY, PositionEncoding
+from posenc_export.encodings import KNOWN, PositionEncoding
 from posenc_export.models.config import AttentionConfig, BlockConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
@@ -134,8 +134,8 @@ def _stack(
 
 def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
     """The encodings on tokens, and those in layers: one of the two has it."""
-    registry.parameters("encoding", REGISTRY, encoding.get("name", ""))
-    cls, spec = REGISTRY[encoding["name"]], (dict(encoding),)
+    registry.parameters("encoding", KNOWN, encoding.get("name", ""))
+    cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
     on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next"))
     return (spec, ()) if on_tokens else ((), spec)
 

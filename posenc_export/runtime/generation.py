@@ -22,8 +22,9 @@ def generate(
     encoder: Optional[Rows],
 ) -> Iterator[np.ndarray]:
     """Session.generate."""
-    if session.manifest.kind != "decoder":
-        raise ValueError(f"session: generate takes a decoder, got kind {session.manifest.kind}; call prefill")
+    manifest = session.manifest
+    if manifest.kind != "decoder" and not (manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary):
+        raise ValueError(f"session: generate takes a decoder, got kind {manifest.kind}; call prefill")
     if max_tokens < 1:
         raise ValueError(f"session: max_tokens is at least 1, got {max_tokens}; give max_tokens=N")
     counts = [len(row) for row in prompt]

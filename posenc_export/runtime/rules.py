@@ -101,7 +101,7 @@ def _check_ends(manifest: Manifest) -> None:
     for name, found, described in (("inputs[0]", manifest.inputs[0], wanted), ("outputs[0]", manifest.outputs[0], given)):
         if found != described:
             _refuse(f"{name} of kind {manifest.kind} is {_line(described)}", _line(found))
-    for key, least in (("vocabulary", 0 if _reads_features(manifest) else 1), ("segments", 0)):
+    for key, least in (("vocabulary", 0 if _reads_features(manifest) else 1), ("segments", 0)) if tokens else ():
         number = tokens.get(key)
         if type(number) is not int or not least <= number < 2**31:
             _refuse(f"config.tokens.{key} is a whole number of at least {least}", repr(number)[:60])
@@ -109,9 +109,10 @@ def _check_ends(manifest: Manifest) -> None:
 
 def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
     """The first input and the output that a configuration asks for."""
-    (source, output), first = ENDS[manifest.kind], manifest.inputs[0]
+    of_module = "input_ids" if tokens else "hidden_states", "output"
+    (source, output), first = ENDS.get(manifest.kind, of_module), manifest.inputs[0]
     width, key_values = manifest.config.get("width"), manifest.config.get("key_values")
-    size = tokens.get("vocabulary") if manifest.kind == "decoder" else width
+    size = {"decoder": tokens.get("vocabulary"), "module": manifest.config.get("outputs")}.get(manifest.kind, width)
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         output, size = "encoder_key_values", key_values.get("size")
     if type(size) is not int or type(width) is not int:

@@ -68,6 +68,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         provider: "cpu" or "cuda".
         machine: processor or GPU, and the library that ran the graph.
         cells: worst error by name of a cell of the grid.
+        against: what the cells of the oracle were compared with.
     """
 
     passed: bool
@@ -75,6 +76,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     provider: Text
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+    against: Text = ""
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,12 +93,24 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     filled: bool
 
 
+class Package(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an encoding from outside this package comes from.
+
+    Args:
+        name: of the distribution, or of the module where it belongs to none.
+        version: of the distribution; empty for none.
+    """
+
+    name: Text
+    version: Text
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
         kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features, and token_type_ids where there are segments, to last_hidden_state or, for a
-            decoder, encoder_key_values) or "block" (hidden_states to output).
+            decoder, encoder_key_values), "block" (hidden_states to output) or "module" (input_ids or hidden_states to output), one of the user's own.
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
         signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
         dtype: "float32" or "float16", of activations and caches.
@@ -112,13 +126,14 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         start_ids: token ids that a decoder begins with which reads an encoder.
         encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
+        packages: encodings from outside this package, by name, and the package of each: what is needed to build the model again, and not to run it.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
         certificate: what was measured against the module, or None.
         proofs: what was measured against the reference, the newest last, one for each machine and provider.
     """
 
-    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block)\Z")]
+    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
     target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2)\Z")]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: Real
@@ -141,6 +156,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None
     certificate: Optional[Dict[str, Any]] = None
@@ -152,7 +168,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; 0 for a block."""
+        """Number of token ids; 0 where hidden states are read."""
         return int(self.config.get("tokens", {}).get("vocabulary", 0))
 
     @property
@@ -167,6 +183,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> Dict[str, Any]:
         """Dicts, lists, strings and numbers only."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
+        if not self.packages:  # digests stay those of artefacts that were written without the field
+            del plain["packages"]
         return plain
 
     @property

@@ -1,0 +1,153 @@
+"""Checks of an encoding for the test-suite of its author: module against oracle, the parity grid on every target, planted faults."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type
+
+import numpy as np
+import torch
+
+from posenc_export import encodings
+from posenc_export.encodings import Geometry, PositionEncoding
+from posenc_export.encodings.together import acts
+from posenc_export.export import TARGETS, Sources, export
+from posenc_export.export.describe import eager
+from posenc_export.export.expected import of_module
+from posenc_export.export.verify import bound_of
+from posenc_export.models.config import StackConfig
+from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config, decoder_config
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime.measuring import measure
+from posenc_export.runtime.model import Model
+from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.testing.faults import FAULTS, applicable, planted
+
+__all__ = ["FAULTS", "check_encoding"]
+
+NAME = "encoding_under_test"
+HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48  # no power of two heads, groups, and a width that is no power of two
+PLACES = (0, 1, 2, 255, 1000)  # and the last position
+
+
+def check_encoding(
+    cls: Type[PositionEncoding],
+    parameters: Optional[Mapping[str, Any]] = None,
+    targets: Sequence[str] = tuple(TARGETS),
+    faults: Sequence[str] = tuple(FAULTS),
+    max_positions: int = 1100,
+) -> Dict[str, Any]:
+    """Check an encoding as those of this package are checked. A decoder of two layers is exported to each target, which takes some seconds a target.
+
+    Args:
+        cls: the encoding, registered or not.
+        parameters: by name; their defaults where left out.
+        targets: names of posenc_export.export.TARGETS.
+        faults: of FAULTS, those that the grid must see; one that the encoding has no place for is passed over. Leave out those of positions for an
+            encoding that does not read them.
+        max_positions: range of the models.
+
+    Returns:
+        {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: worst error}}.
+
+    Raises:
+        ValueError: a class or parameters that cannot be registered or built, a target that cannot represent the encoding.
+        AssertionError: a hook that differs from the oracle, a fault that the grid does not see.
+        VerificationError: an artefact that differs from the module.
+    """
+    for name in faults:
+        if name not in FAULTS:
+            raise ValueError(f"check_encoding: expected faults among {', '.join(FAULTS)}, got {name!r}")
+    with _registered(cls):
+        config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
+        found: Dict[str, Any] = {"oracle": _check_oracle(cls, {"name": NAME, **(parameters or {})}, max_positions)}
+        sources, certificates = Sources(seeded(config)), {}
+        with tempfile.TemporaryDirectory() as folder:
+            for target in targets:
+                certificates[target] = export(sources, target, Path(folder) / target).certificate
+        return {**found, "targets": certificates, "faults": _check_faults(cls, config, faults)}
+
+
+@contextlib.contextmanager
+def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
+    """While open, the class has a name of its own."""
+    encodings.register(NAME, cls)
+    try:
+        yield
+    finally:
+        del encodings.KNOWN.registered[NAME]
+
+
+def _geometry(max_positions: int, causal: bool) -> Geometry:
+    return Geometry(WIDTH, HEADS, HEAD_SIZE, max_positions, causal, KV_HEADS)
+
+
+def _config(spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions: int) -> StackConfig:
+    causal = "causal" in cls.works_in
+    block = block_config(WIDTH, HEADS, max_positions, kv_heads=KV_HEADS, head_size=HEAD_SIZE, encoding=spec, causal=causal)
+    tied = encodings.build(spec, _geometry(max_positions, causal)).token_width(WIDTH) == WIDTH
+    return decoder_config(61, 2, 40, block, tied=tied)
+
+
+def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> Dict[str, float]:
+    """Worst errors of embed, rotate and bias, near 0 and far out; scores by content are compared in whole models."""
+    errors: Dict[str, float] = {}
+    places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
+    for kind in cls.works_in:
+        torch.manual_seed(0)
+        encoding = encodings.build(spec, _geometry(max_positions, kind == "causal"))
+        for hook, actual, expected in (*_rows(encoding, places), *_scores(encoding, places, kind == "causal")):
+            errors[hook] = max(worst_error(actual, expected), errors.get(hook, 0.0))
+    bound = tolerance("float32", 1, 1)
+    for hook, error in errors.items():
+        if not error <= bound:
+            said = f"expected {hook} within {bound:.1e} of its oracle at positions {', '.join(map(str, places))}, got {error:.1e}"
+            raise AssertionError(f"check_encoding {cls.__name__}: {said}; one of the two is wrong")
+    return errors
+
+
+def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
+    """What embed and rotate give, and their oracles, where the encoding has them."""
+    oracle, index = encoding.oracle(), torch.tensor([places])
+    coordinates = index.expand(encoding.axes, 1, -1) if encoding.axes else index
+    if acts(encoding, "embed", "embed_next"):
+        x = torch.randn(1, len(places), encoding.token_width(WIDTH))
+        states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
+        yield "embed", _numbers(encoding.embed_next(x, coordinates, states)[0][0]), oracle.embed_rows(_numbers(x[0]), places)
+    if acts(encoding, "rotate"):
+        heads = torch.randn(1, len(places), HEADS, HEAD_SIZE), torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
+        turned = zip(heads, (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(*heads, coordinates), strict=True)
+        for x, turn, actual in turned:
+            yield "rotate", _numbers(actual[0]), np.stack([turn(_numbers(row), place) for row, place in zip(x[0], places, strict=True)])
+
+
+def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Any]:
+    """The bias and its oracle, where the encoding has one and a query sees the key."""
+    index, oracle = torch.tensor([places]), encoding.oracle()
+    made = encoding.bias(index, index)
+    if made is not None:
+        expected = np.array([[[oracle.bias(head, query, key) for key in places] for query in places] for head in range(HEADS)])
+        seen = np.tril(np.ones(expected.shape, bool)) if causal else np.ones(expected.shape, bool)
+        yield "bias", np.where(seen, np.broadcast_to(_numbers(made[0]), expected.shape), 0.0), np.where(seen, expected, 0.0)
+
+
+def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str]) -> Dict[str, float]:
+    """Worst errors of models with a fault, each beyond what rounding explains."""
+    right = seeded(config)
+    module, manifest = eager(right)
+    expected, bound, errors = of_module(right, manifest), bound_of(right, manifest), {}
+    for name in faults:
+        if not applicable(name, right):
+            continue
+        wrong = planted(name, seeded(config))
+        session = Model(TorchGraph(eager(wrong)[0], manifest)).session()
+        errors[name] = max(measure(session, expected, lambda _: None).values())
+        if errors[name] <= bound:
+            remedy = "choose parameters that tell positions apart, or leave the fault out where the encoding does not read them"
+            raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to see the planted fault {name!r}, got no difference; {remedy}")
+    return errors
+
+
+def _numbers(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()

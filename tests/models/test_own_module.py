@@ -1,0 +1,274 @@
+"""Modules of the user's own around a block or a stack: what is exported, what is refused, and what their certificate is made of."""
+
+import copy
+import functools
+import shutil
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posenc_export import OwnModule, load
+from posenc_export.export import Sources, export, verify
+from posenc_export.export.describe import eager
+from posenc_export.export.expected import eager_session, of_module
+from posenc_export.export.verify import certify
+from posenc_export.models.presets import seeded
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import Model
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.torch_graph import TorchGraph
+from tests.tiny import block, decoder, encoder
+
+pytestmark = pytest.mark.xdist_group("own module")
+WIDTH = 48
+
+
+class Tagger(torch.nn.Module):
+    """Hidden states to five numbers: a norm and a sum around the block, written out for TorchScript."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm, self.block, self.head = torch.nn.LayerNorm(WIDTH), inner, torch.nn.Linear(WIDTH, 5)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
+        return self.head(torch.nn.functional.gelu(x + y)), present
+
+
+class Reader(torch.nn.Module):
+    """Token ids of a table of its own to logits, everything behind x handed on."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.table, self.block = torch.nn.Embedding(50, WIDTH), inner
+
+    def forward(self, ids: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
+        y, present = self.block(self.table(ids), *where)
+        return y @ self.table.weight.T, present
+
+
+class Cooled(torch.nn.Module):
+    """A decoder whose logits are scaled by one trained number."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.stack, self.temperature = inner, torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, ids: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
+        logits, present = self.stack(ids, *where)
+        return logits * self.temperature, present
+
+
+class Single(Tagger):
+    """A layer that computes in float32 whatever it is cast to."""
+
+    def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:  # type: ignore[override]
+        y, present = self.block(self.norm(x), *where)
+        return torch.nn.functional.linear(x + y, self.head.weight.float()), present
+
+
+def _tagger(variant: str = "rope", **sizes: Any) -> Tagger:
+    torch.manual_seed(1)
+    return Tagger(seeded(block(variant, **sizes))).eval()
+
+
+def _reader() -> OwnModule:
+    torch.manual_seed(1)
+    return OwnModule(Reader(seeded(block("alibi", max_positions=200))).eval(), vocabulary=50)
+
+
+MODELS = {
+    "a block with rotation": _tagger,
+    "a block with a state": lambda: _tagger("fox"),
+    "a block with coordinates": lambda: _tagger("mrope"),
+    "a block without a cache": lambda: _tagger(causal=False),
+    "ids of its own": _reader,
+    "a decoder": lambda: Cooled(seeded(decoder("learned"))).eval(),
+}
+
+
+@functools.lru_cache(maxsize=2)
+def _sources(name: str) -> Sources:
+    """Traced once for the tests that follow each other."""
+    return Sources(MODELS[name]())
+
+
+QUICK = [("a block with rotation", "ort"), ("a block with a state", "torchscript"), ("ids of its own", "onnx"), ("a decoder", "ort")]
+MORE = [(name, target) for name in MODELS for target in ("onnx", "onnx-static", "ort", "ort-cuda", "pt2")]
+MORE += [(name, "torchscript") for name in MODELS if "block" in name]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE if case not in QUICK)]
+
+
+@pytest.mark.parametrize(("name", "target"), CASES)
+def test_a_module_around_a_block_matches_eager_at_every_cut(name: str, target: str, tmp_path: Path) -> None:
+    certificate = export(_sources(name), target, tmp_path / "artefact").certificate
+    assert certificate is not None and certificate["passed"] and "oracle, start 0" in certificate["cells"]
+    assert certificate["against"] == "the formula of its block in float64, its own layers in float64"
+
+
+@pytest.mark.parametrize("signature", ["mask", pytest.param("positions", marks=pytest.mark.exhaustive)])
+def test_a_module_has_the_signatures_of_its_block(signature: str, tmp_path: Path) -> None:
+    manifest = export(_sources("a block with rotation"), "ort", tmp_path / "artefact", signature=signature, dtype="float16")
+    assert manifest.kind == "module" and manifest.config["name"] == "tests.models.test_own_module.Tagger" and manifest.certificate["passed"]  # type: ignore[index]
+
+
+def test_an_artefact_of_a_module_gives_what_the_module_gives(tmp_path: Path) -> None:
+    sources, ids = _sources("ids of its own"), np.arange(12)[None]
+    model: Any = sources.model
+    export(sources, "ort", tmp_path / "artefact", verify=False)
+    session = load(tmp_path / "artefact").session()
+    actual = np.concatenate([session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1)
+    place = torch.arange(90, 102)[None]
+    with torch.no_grad():
+        expected, _ = model.module(torch.from_numpy(ids), place, place, place, torch.zeros(1, dtype=torch.int64), _empty(model))
+    assert worst_error(actual, expected.numpy()) <= tolerance("float32", *model.extent())
+
+
+def _empty(model: OwnModule) -> List[Tensor]:
+    return [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for attention in model.attentions() for state in attention.states()]
+
+
+def test_a_module_that_gives_logits_of_its_ids_generates(tmp_path: Path) -> None:
+    export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
+    tokens = [int(token[0]) for token in load(tmp_path / "artefact").session().generate([[3, 4]], max_tokens=3)]
+    assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
+
+
+def test_an_artefact_of_a_module_is_proved_again_against_the_module_alone(tmp_path: Path) -> None:
+    export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
+    assert verify(tmp_path / "artefact", _tagger())["passed"]
+    with pytest.raises(ValueError, match=r"expected a model that a description builds, got the user's own tests\.models\.test_own_module\.Tagger; pass the module"):
+        verify(tmp_path / "artefact")
+
+
+def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> None:
+    single = OwnModule(Single(seeded(block("rope"))).eval())
+    module, manifest = eager(single)
+    certificate = certify(Model(TorchGraph(module, manifest)).session(), single, of_module(single, manifest), lambda _: None)
+    assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
+
+
+def test_a_fault_in_an_own_layer_of_an_artefact_is_seen() -> None:
+    right, wrong = OwnModule(_tagger()), _tagger()
+    with torch.no_grad():
+        wrong.head.bias[2] += 0.01
+    module, manifest = eager(OwnModule(wrong))
+    session = Model(TorchGraph(module, manifest)).session()
+    assert not certify(session, right, of_module(right, manifest), lambda _: None)["passed"]
+
+
+def test_a_fault_in_the_block_of_a_module_is_seen_by_the_oracle() -> None:
+    model = OwnModule(_tagger())
+    model.inner().attention.encoding.sin.rows.neg_()  # type: ignore[union-attr]
+    module, manifest = eager(model)
+    certificate = certify(Model(TorchGraph(module, manifest)).session(), model, of_module(model, manifest), lambda _: None)
+    assert certificate["cells"]["oracle, start 0"] > certificate["tolerance"]
+
+
+def test_a_module_in_training_is_left_as_it_is() -> None:
+    module = _tagger().train()
+    before = copy.deepcopy(module.state_dict())
+    eager_session(Sources(module).of("float32").model)
+    assert module.training and module.norm.training and all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+def _around(body: Any, inner: Any = None) -> torch.nn.Module:
+    """A module with a norm, a block and a forward of that body."""
+    module = _tagger() if inner is None else Tagger(inner).eval()
+    return type("Own", (Tagger,), {"forward": body})(module.block).eval()
+
+
+def _branching(self: Any, x: Tensor, *where: Any) -> Any:
+    return self.block(x if bool(x.sum() > 0) else -x, *where)
+
+
+WRONG = {
+    "no block": (lambda: torch.nn.Linear(3, 3), "own module Linear: expected one AttentionBlock or Stack in it, got none"),
+    "two blocks": (lambda: torch.nn.Sequential(seeded(block("rope")), seeded(block("rope"))), "got 2; describe all layers as one Stack"),
+    "segments": (lambda: Cooled(seeded(encoder("learned"))), "expected a Stack without segments, got 3 token types"),
+    "float64 weights": (lambda: _tagger().double(), "expected float32 weights, got float64 in norm.weight"),
+    "x alone": (lambda: _around(lambda self, x: x), "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError"),
+    "another width": (lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)), r"x being hidden states of width 48, got RuntimeError"),
+    "no call": (lambda: _around(lambda self, x, *w: (x, w[-1])), "expected one call of its block in forward, got 0"),
+    "two calls": (lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)), "expected one call of its block in forward, got 2"),
+    "moved positions": (lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)), "expected positions to reach the block as they came"),
+    "no states": (lambda: _around(lambda self, x, *w: self.block(x, *w)[0]), "the states that the block gave, got Tensor; return output, states"),
+    "other states": (lambda: _around(lambda self, x, *w: (self.block(x, *w)[0], list(w[-1]))), "got other states"),
+    "a mean over tokens": (lambda: _around(lambda self, x, *w: _pooled(*self.block(x, *w))), r"got an output \[2, 48\] of float32 for B=2, S=3"),
+    "a sum over tokens": (lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)), "expected its own layers to act on each token alone"),
+    "both": (lambda: OwnModule(_tagger(), vocabulary=3, width=48), "expected vocabulary or width, got both"),
+    "no width": (lambda: OwnModule(_tagger(), width=0), "expected width of at least 1, got 0"),
+    "no module": (lambda: 3, "expected a Stack, an AttentionBlock or a torch.nn.Module around one, got int"),
+}
+
+
+def _pooled(output: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    return output.mean(1), states
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_module_of_another_form_is_refused_by_rule_and_value(case: str, tmp_path: Path) -> None:
+    made, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        export(made(), "ort", tmp_path / "artefact")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("torchscript", "target torchscript: own module Own: expected code that TorchScript compiles, got NotSupportedError"),
+        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export takes, got GuardOnDataDependentSymNode"),
+        ("pt2", "target pt2: own module Own: expected code that torch.export takes with every size free, got"),
+    ],
+)
+def test_code_that_a_target_cannot_take_is_named_in_one_line(target: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        export(_around(_branching), target, tmp_path / "artefact")
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tagged") / "artefact"
+    export(_sources("a block with rotation"), "ort", folder, verify=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"outputs": 6}, "outputs.0. of kind module is output float32 .*6"),
+        ({"outputs": "5"}, "config has the sizes of the model as whole numbers, got '5'"),
+        ({"width": "batch_size"}, "config has the sizes of the model as whole numbers, got 'batch_size'"),
+        ({"width": 47}, "inputs.0. of kind module is hidden_states"),
+        ({"tokens": {"vocabulary": 9, "segments": 0}}, "inputs.0. of kind module is input_ids int64"),
+        ({"tokens": {"vocabulary": 0}}, "inputs.0. of kind module is input_ids"),
+        ({"tokens": []}, "config has the description of tokens"),
+        ({"kind": "block"}, "config.kind is module as kind, got 'block'"),
+        ({"max_positions": 7}, "max_positions is 1100 in config as well, got 7"),
+    ],
+)
+def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(config: Any, message: str, tagged: Path, tmp_path: Path) -> None:
+    shutil.copytree(tagged, tmp_path / "artefact")
+    manifest = manifests.read(tmp_path / "artefact")
+    manifests.write(manifest.replace(config={**manifest.config, **config}), tmp_path / "artefact")
+    with pytest.raises(ValueError, match=message):
+        manifests.read(tmp_path / "artefact")
+
+
+def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> None:
+    def counting(self: Any, x: Tensor, *where: Any) -> Any:
+        self.count += 1
+        return self.block(x, *where)
+
+    module = _around(counting)
+    module.register_buffer("count", torch.zeros(()))
+    with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of model.module.count"):
+        export(module, "onnx", tmp_path / "artefact")

@@ -1,0 +1,1 @@
+"""A distribution of its own with an encoding, a bias function and a module."""

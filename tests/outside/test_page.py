@@ -1,0 +1,42 @@
+"""The page about encodings of one's own runs as it stands."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from posenc_export import encodings
+from posenc_export.encodings.outside import GROUP
+
+PAGE = (Path(__file__).parents[2] / "docs/own-encoding.md").read_text()
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What the page registers and imports goes with it."""
+    yield
+    for name in ("decay", "slow_turn"):
+        encodings.KNOWN.registered.pop(name, None)
+    for name in ("decay", "cosine"):
+        sys.modules.pop(name, None)
+
+
+def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        file = re.match(r"# (\w+\.py)\n", program)
+        if file:
+            (tmp_path / file[1]).write_text(program)
+        else:
+            exec(program, names)
+    assert names["manifest"].packages["decay"].name == "decay" and names["found"]["targets"]["torchscript"]["passed"]
+
+
+def test_the_entry_points_of_the_page_are_of_the_group_that_is_read() -> None:
+    (content,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert set(tomllib.loads(content)["project"]["entry-points"]) == {GROUP}
