@@ -43,6 +43,7 @@ VARIANTS = {
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
     "alibi-scaled": {"name": "alibi", "scale": 0.25},
+    "alibi-some-heads": {"name": "alibi", "heads": 3, "added": "before"},
 }
 
 

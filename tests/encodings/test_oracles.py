@@ -104,6 +104,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope:layout=pairs", "layout is one of"),
         ("alibi:max_bias=0", "max_bias is above 0"),
         ("alibi:scale=0", "scale is above 0"),
+        ("alibi:heads=7", "heads is 0 .. 6"),
+        ("alibi:added=between", "added is one of after, before"),
         ("sinusoidal:offset=-1", "offset is 0 or more"),
         ("learned:offset=-1", "offset is 0 or more"),
         ("sinusoidal:base=1", "base is above 1"),

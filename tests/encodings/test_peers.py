@@ -103,6 +103,32 @@ def test_alibi_of_bloom_differs_by_a_constant_of_the_row_only(heads: int) -> Non
     assert np.abs(difference - difference[:, :, :1]).max() <= 1e-5
 
 
+@pytest.mark.parametrize(("heads", "max_bias"), [(4, 8), (6, 8), (12, 16), (20, 4)])
+def test_alibi_of_mpt_has_the_slopes_of_the_paper_in_their_order(heads: int, max_bias: int) -> None:
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    theirs = build_mpt_alibi_tensor(heads, 40, max_bias)
+    ours: Any = encodings.build({"name": "alibi", "max_bias": float(max_bias)}, encodings.Geometry(24, heads, 8, 64))
+    assert torch.allclose(ours.bias(torch.tensor([[39]]), torch.arange(40)[None])[0], theirs, rtol=1e-6)
+
+
+def test_alibi_added_before_the_scale_is_that_of_falcon() -> None:
+    from transformers.models.falcon.modeling_falcon import FalconAttention, FalconConfig, build_alibi_tensor
+
+    config = FalconConfig(hidden_size=64, num_attention_heads=4, alibi=True, multi_query=False, attention_dropout=0.0)
+    torch.manual_seed(1)
+    theirs, x = FalconAttention(config, 0).eval(), torch.randn(1, 30, 64)
+    with torch.no_grad():
+        alibi, mask = build_alibi_tensor(torch.ones(1, 30), 4, torch.float32), torch.full((30, 30), -1e9).triu(1)[None, None]
+        expected = theirs(x, alibi, mask)[0]
+        q, k, v = theirs._split_heads(theirs.query_key_value(x))
+        ours: Any = encodings.build({"name": "alibi", "added": "before"}, encodings.Geometry(64, 4, 16, 64))
+        places = torch.arange(30)[None]
+        scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 4 + ours.bias(places, places) + mask
+        y = torch.softmax(scores, dim=-1) @ v.transpose(1, 2)
+    assert torch.allclose(theirs.dense(y.transpose(1, 2).flatten(2)), expected, atol=1e-5)
+
+
 def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
     from transformers.models.speech_to_text.modeling_speech_to_text import Speech2TextSinusoidalPositionalEmbedding
 
