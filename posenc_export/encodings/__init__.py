@@ -46,12 +46,15 @@ CLASSES = {
     "kerple": "KERPLE",
     "fire": "FIRE",
     "sandwich": "Sandwich",
+    "dynamic_bias": "DynamicBias",
     "swin_v2": "SwinV2",
     "shaw": "Shaw",
     "transformer_xl": "TransformerXL",
+    "inkling": "Inkling",
     "deberta": "DeBERTa",
     "cope": "CoPE",
     "fox": "FoX",
+    "fox_pair": "FoXPair",
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 

@@ -39,6 +39,7 @@ class Attention(torch.nn.Module):
         self.given_scale = config.scale
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
+        self.kept = len(encoding.layer_states())
         self.sight = build("sees", config.sees)
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
         norm = config.head_norm or {"name": "none"}
@@ -64,9 +65,10 @@ class Attention(torch.nn.Module):
         if self.cached:
             keys, values = ops.append(states[0], k, write_index), ops.append(states[1], v, write_index)
             carried = self.encoding.observe(x, positions, write_index, states[2:])
-            present = [keys, values] + carried
+            present = [keys, values] + carried[: self.kept]
         else:
-            keys, values, carried, present = k.transpose(1, 2), v.transpose(1, 2), states, states
+            keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states
+            carried = self.encoding.observe(x, positions, write_index, states)
         if self.by_content:
             y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
         else:
@@ -80,7 +82,7 @@ class Attention(torch.nn.Module):
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
-        oracle.observe(x)
+        oracle.observe(x, positions[0])
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else exact.numbers(self.sinks)
         mixed = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):

@@ -16,7 +16,7 @@ REACH = 1 << 14
 LAWS = settings(derandomize=True, deadline=None, max_examples=25)
 ROTARY = [name for name, cls in encodings.REGISTRY.items() if issubclass(cls, Rotary)]
 BY_DIFFERENCE = [*ROTARY, "xpos"]
-SHIFT_INVARIANT = ["alibi", "t5", "kerple", "sandwich"]
+SHIFT_INVARIANT = ["alibi", "t5", "kerple", "sandwich", "dynamic_bias"]
 positions = st.integers(0, REACH - 1)
 
 

@@ -203,6 +203,22 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
+def test_curves_of_inkling_are_those_of_transformers() -> None:
+    from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+    torch.manual_seed(1)
+    theirs, relative = InklingRelativeLogits(5, 9), torch.randn(1, 30, 4, 5)
+    torch.nn.init.normal_(theirs.proj)
+    ours: Any = encodings.build({"name": "inkling", "basis": 5, "extent": 9}, encodings.Geometry(64, 4, 16, 64))
+    ours.table.data = theirs.proj.data
+    places, mask = torch.arange(30)[None], torch.full((30, 30), -torch.inf).triu(1)[None, None]
+    q, k, v = torch.randn(3, 1, 30, 4, 16)
+    with torch.no_grad():
+        shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 16 + theirs(relative, places[0], places[0]) + mask, dim=-1)
+        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 1 / 16, [relative.transpose(1, 2)])
+    assert torch.allclose(y.view(1, 30, 4, 16), (shares @ v.transpose(1, 2)).transpose(1, 2), atol=1e-5)
+
+
 FACTORS = {"short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]}
 # Their parameters, their max_position_embeddings, and our parameters.
 GROWN = {
