@@ -23,6 +23,8 @@ VARIANTS = {
     "rope_longrope-single": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "numerics": "transformers"},
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
+    "swin-wide": {"name": "swin", "rows": 600, "columns": 60},
+    "swin_v2-pretrained": {"name": "swin_v2", "pretrained_rows": 8, "pretrained_columns": 12},
     "swin_v2-wide": {"name": "swin_v2", "rows": 600, "columns": 60},
     "dynamic_bias-log": {"name": "dynamic_bias", "distance": "log", "hidden": 8, "depth": 1},
     "dynamic_bias-norm": {"name": "dynamic_bias", "hidden": 8, "norm": "layer"},

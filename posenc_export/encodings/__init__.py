@@ -47,6 +47,7 @@ CLASSES = {
     "fire": "FIRE",
     "sandwich": "Sandwich",
     "dynamic_bias": "DynamicBias",
+    "swin": "Swin",
     "swin_v2": "SwinV2",
     "shaw": "Shaw",
     "transformer_xl": "TransformerXL",

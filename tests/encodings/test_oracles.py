@@ -148,6 +148,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("fox_pair:size=0", "size is at least 1"),
         ("inkling:extent=0", "basis and extent are at least 1"),
         ("sandwich:dims=3", "dims is even"),
+        ("swin:rows=2,columns=2", "the window holds max_positions"),
+        ("swin_v2:pretrained_rows=1", "pretrained_rows is 0 or at least 2"),
         ("swin_v2:rows=2,columns=2", "the window holds max_positions"),
         ("shaw:left=-1", "clipping distances are 0 or more"),
         ("shaw:values=some", "values is one of relative, plain"),

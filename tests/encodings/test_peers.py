@@ -63,12 +63,25 @@ def test_deberta_scores_are_those_of_transformers() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
-def test_swin_v2_bias_is_that_of_transformers() -> None:
+def test_swin_bias_is_that_of_transformers() -> None:
+    from transformers.models.swin.modeling_swin import SwinRelativePositionBias
+
+    theirs = SwinRelativePositionBias(4, (3, 5))
+    torch.nn.init.normal_(theirs.relative_position_bias_table)
+    ours: Any = encodings.build({"name": "swin", "rows": 3, "columns": 5}, encodings.Geometry(64, 4, 16, 15, False))
+    ours.table.weight.data = theirs.relative_position_bias_table.data
+    places = torch.arange(15)[None]
+    assert torch.equal(ours.bias(places, places), theirs())
+
+
+@pytest.mark.parametrize("pretrained", [[0, 0], [3, 4]])
+def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     from transformers.models.swinv2 import Swinv2Config
     from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=[0, 0]).eval()
-    ours: Any = encodings.build({"name": "swin_v2", "rows": 5, "columns": 5, "hidden": 512}, encodings.Geometry(64, 4, 16, 25, False))
+    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=pretrained).eval()
+    sizes = {"rows": 5, "columns": 5, "pretrained_rows": pretrained[0], "pretrained_columns": pretrained[1]}
+    ours: Any = encodings.build({"name": "swin_v2", "hidden": 512, **sizes}, encodings.Geometry(64, 4, 16, 25, False))
     first, _, second = theirs.continuous_position_bias_mlp
     ours.first.load_state_dict(first.state_dict())
     ours.second.load_state_dict(second.state_dict())
