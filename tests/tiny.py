@@ -29,6 +29,7 @@ VARIANTS = {
     "dynamic_bias-log": {"name": "dynamic_bias", "distance": "log", "hidden": 8, "depth": 1},
     "dynamic_bias-norm": {"name": "dynamic_bias", "hidden": 8, "norm": "layer"},
     "inkling-near": {"name": "inkling", "basis": 3, "extent": 9},
+    "transformer_xl-clamped": {"name": "transformer_xl", "clamp": 7},
     "shaw-plain": {"name": "shaw", "left": 9, "right": 0, "values": "plain"},
     "shaw-bert": {"name": "shaw", "left": 7, "right": 5, "score": "query_key"},
     "deberta-v1": {"name": "deberta", "version": "v1", "span": 10},

@@ -153,6 +153,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("swin_v2:rows=2,columns=2", "the window holds max_positions"),
         ("shaw:left=-1", "clipping distances are 0 or more"),
         ("shaw:values=some", "values is one of relative, plain"),
+        ("transformer_xl:clamp=-1", "clamp is 0 or more"),
         ("deberta:version=v3", "version is one of v1, v2"),
         ("deberta:span=7", "span is at least 2, in v2 even"),
         ("cope:positions=1", "positions is at least 2"),

@@ -150,11 +150,12 @@ def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
     assert torch.allclose(ours[0], theirs, atol=1e-5)
 
 
-def test_transformer_xl_scores_are_those_of_xlnet() -> None:
+@pytest.mark.parametrize("clamp", [0, 5])
+def test_transformer_xl_scores_are_those_of_xlnet(clamp: int) -> None:
     from transformers.models.xlnet.configuration_xlnet import XLNetConfig
     from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-    config = XLNetConfig(vocab_size=8, d_model=64, n_head=4, d_head=16, d_inner=8, n_layer=1, dropout=0.0)
+    config = XLNetConfig(vocab_size=8, d_model=64, n_head=4, d_head=16, d_inner=8, n_layer=1, dropout=0.0, clamp_len=clamp or -1)
     torch.manual_seed(1)
     theirs = XLNetRelativeAttention(config).eval()
     for part in theirs.parameters():
@@ -162,7 +163,7 @@ def test_transformer_xl_scores_are_those_of_xlnet() -> None:
     q, k, v = torch.randn(3, 30, 1, 4, 16)
     rows = XLNetModel(config).relative_positional_encoding(30, 30)
     of_keys = torch.einsum("ibh,hnd->ibnd", rows, theirs.r)
-    ours: Any = encodings.build({"name": "transformer_xl"}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    ours: Any = encodings.build({"name": "transformer_xl", "clamp": clamp}, encodings.Geometry(64, 4, 16, 64, False, 4))
     ours.u.data, ours.v.data, ours.weight.data = theirs.r_w_bias.data, theirs.r_r_bias.data, theirs.r.data.permute(1, 2, 0)
     with torch.no_grad():
         expected = theirs.rel_attn_core(q, k, v, of_keys)[:, 0].flatten(1)

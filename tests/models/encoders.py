@@ -101,7 +101,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16, "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
     "xlnet": {"layer_norm_eps": 1e-5},
-    "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu"},
+    "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu", "clamp_len": 4},
     "t5": {"d_kv": 16, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
     "t5 gated": {"d_kv": 8, "num_attention_heads": 3, "feed_forward_proj": "gated-gelu", "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
     "mt5": {"d_kv": 12},

@@ -63,7 +63,7 @@ REFUSED = {
     "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets is .* even and below max_relative_positions, got 7 and 20"),
     "attention one way": ("xlnet", {"attn_type": "uni"}, "attn_type is 'bi', got 'uni'"),
     "two directions of data": ("xlnet", {"bi_data": True}, "bi_data is False, got True"),
-    "distances that are cut off": ("xlnet", {"clamp_len": 8}, "clamp_len is -1, got 8"),
+    "distances that are cut off": ("xlnet", {"clamp_len": "far"}, "clamp_len is a whole number, got 'far'"),
     "no range": ("xlnet", {}, "config.json has no max_position_embeddings, got none; give max_positions"),
     "layer types": ("modernbert", {"layer_types": ["chunked_attention"] * 5}, "layer_types are full_attention or sliding_attention, got 'chunked_attention'"),
     "too few layer types": ("modernbert", {"layer_types": ["full_attention"]}, "layer_types has an entry for each of 5 layers"),

@@ -28,15 +28,20 @@ UNREAD = ("end_n_top", "mem_len", "reuse_len", "start_n_top", "untie_r", "use_me
 
 
 def describe(config: Settings) -> StackConfig:
-    """What transformers computes where no token_type_ids are given: which of two tokens' segments are the same enters its scores otherwise."""
-    for key, value in {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "d_head": config.width // config.heads}.items():
+    """What transformers computes where no token_type_ids are given: which of two tokens' segments are the same enters its scores otherwise,
+    and token types reach tokens here, not scores."""
+    for key, value in {"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads}.items():
         config.only(key, value, value)
     for key in UNREAD:
         config.take(key, None)
+    clamp = config.take("clamp_len", -1)
+    if isinstance(clamp, bool) or not isinstance(clamp, int):
+        raise ValueError(f"xlnet: clamp_len is a whole number, got {clamp!r}; correct config.json")
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
     mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [{"name": "transformer_xl"}], bias=False), mlp=mlp)
+    encoding = {"name": "transformer_xl", **({"clamp": clamp} if clamp > 0 else {})}
+    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [encoding], bias=False), mlp=mlp)
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
 
