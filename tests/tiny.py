@@ -34,6 +34,8 @@ VARIANTS = {
     "shaw-bert": {"name": "shaw", "left": 7, "right": 5, "score": "query_key"},
     "deberta-v1": {"name": "deberta", "version": "v1", "span": 10},
     "deberta-near": {"name": "deberta", "span": 8, "max_relative": 20},
+    "deberta-c2p": {"name": "deberta", "span": 8, "max_relative": 20, "terms": "c2p"},
+    "deberta-p2c": {"name": "deberta", "version": "v1", "span": 10, "terms": "p2c"},
     "cope-short": {"name": "cope", "positions": 6},
     "normalized-short": {"name": "normalized", "length": 100},
     "hierarchical-rows": {"name": "hierarchical", "rows": 200, "share": 0.3},

@@ -155,6 +155,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("shaw:values=some", "values is one of relative, plain"),
         ("transformer_xl:clamp=-1", "clamp is 0 or more"),
         ("deberta:version=v3", "version is one of v1, v2"),
+        ("deberta:terms=p2p", "terms is one of both, c2p, p2c"),
         ("deberta:span=7", "span is at least 2, in v2 even"),
         ("cope:positions=1", "positions is at least 2"),
         ("hierarchical:share=0.5", "share is between 0 and 1 and not 0.5"),

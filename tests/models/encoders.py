@@ -100,6 +100,8 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "deberta-v2": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16, "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
+    "deberta c2p": {**RELATIVE, "type_vocab_size": 0, "max_relative_positions": 12, "pos_att_type": ["c2p"]},
+    "deberta-v2 p2c": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "pos_att_type": "p2c"},
     "xlnet": {"layer_norm_eps": 1e-5},
     "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu", "clamp_len": 4},
     "t5": {"d_kv": 16, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
