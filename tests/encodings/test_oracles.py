@@ -85,6 +85,18 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
     assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
 
 
+@pytest.mark.parametrize("frequencies", ["words", "dimensions"])
+@pytest.mark.parametrize("phases", ["own", "zero"])
+def test_complex_words_with_shared_frequencies_are_words_that_have_the_same_ones(frequencies: str, phases: str) -> None:
+    whole, shared = (encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY) for f in ("own", frequencies))
+    x = torch.randn(1, 3, whole.token_width(24))
+    frequency = shared.get_parameter("frequency.value").float() if frequencies == "words" else x[..., 12:13].clone()
+    x[..., 12:24] = frequency
+    narrow = torch.cat((x[..., :12], x[..., 12:13][..., : frequencies == "dimensions"], x[..., 24:]), dim=-1)
+    places = torch.tensor([[1, 999, FAR - 1]])
+    assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
 def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers is not installed")
@@ -152,6 +164,9 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("swin_v2:pretrained_rows=1", "pretrained_rows is 0 or at least 2"),
         ("swin_v2:rows=2,columns=2", "the window holds max_positions"),
         ("shaw:left=-1", "clipping distances are 0 or more"),
+        ("shaw:table=random", "table is one of trained, sinusoidal"),
+        ("complex_order:frequencies=shared", "frequencies is one of own, words, dimensions"),
+        ("complex_order:phases=none", "phases is one of own, zero"),
         ("shaw:values=some", "values is one of relative, plain"),
         ("transformer_xl:clamp=-1", "clamp is 0 or more"),
         ("deberta:version=v3", "version is one of v1, v2"),

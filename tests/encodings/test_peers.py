@@ -198,6 +198,22 @@ def test_shaw_scores_are_those_of_wav2vec2_bert() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
+def test_shaw_of_sinusoids_is_nezha() -> None:
+    nezha = pytest.importorskip("transformers.models.deprecated.nezha.modeling_nezha", reason="NEZHA was in transformers 4")
+    config = nezha.NezhaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, max_relative_position=7, attention_probs_dropout_prob=0.0
+    )  # fmt: skip
+    torch.manual_seed(1)
+    theirs, x = nezha.NezhaSelfAttention(config).eval(), torch.randn(1, 30, 64)
+    ours: Any = encodings.build({"name": "shaw", "left": 7, "right": 7, "table": "sinusoidal"}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    with torch.no_grad():
+        expected = theirs(x)[0]
+        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query, theirs.key, theirs.value))
+        places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
+        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+    assert torch.allclose(y, expected, atol=1e-5)
+
+
 def test_temperature_in_steps_is_that_of_llama_4() -> None:
     from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
