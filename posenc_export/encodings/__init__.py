@@ -41,6 +41,7 @@ CLASSES = {
     "xpos": "XPos",
     "pope": "PoPE",
     "logn": "LogN",
+    "infused": "Infused",
     "alibi": "ALiBi",
     "t5": "T5",
     "kerple": "KERPLE",

@@ -10,6 +10,8 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
+SCORES = ("scaled", "by_size")
+
 
 class Inkling(PositionEncoding):
     """scores + w_h(x_i) . c[i - j] where 0 <= i - j < extent, scores alone elsewhere; w = W x + b, of `basis` numbers for each head, c trained.
@@ -22,22 +24,25 @@ class Inkling(PositionEncoding):
         geometry: width E, heads H.
         basis: number of curves.
         extent: tokens, from which on nothing is added.
+        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D as Inkling, whose queries and keys are normalised.
 
     Weights:
         query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in Inkling.
         table: the curves c, [basis,extent].
 
     Raises:
-        ValueError: fewer than 1 curve or distance.
+        ValueError: fewer than 1 curve or distance, unknown scores.
     """
 
     shared = False
 
-    def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64) -> None:
+    def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: str = "scaled") -> None:
         super().__init__()
+        if scores not in SCORES:
+            raise ValueError(f"inkling: scores is one of {', '.join(SCORES)}, got {scores!r}")
         if basis < 1 or extent < 1:
             raise ValueError(f"inkling: basis and extent are at least 1, got {basis} and {extent}; set basis=N, extent=N")
-        self.heads, self.basis, self.extent = geometry.heads, basis, extent
+        self.heads, self.basis, self.extent, self.scores = geometry.heads, basis, extent, scores
         self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
         self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
 
@@ -55,20 +60,23 @@ class Inkling(PositionEncoding):
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
 
+    def score_scale(self, head_size: int) -> float:
+        return 1 / head_size if self.scores == "by_size" else 1 / math.sqrt(head_size)
+
     def oracle(self) -> Oracle:
-        return InklingOracle(*(value.detach().double().numpy() for value in (self.query.weight, self.query.bias, self.table)))
+        return InklingOracle(-1.0 if self.scores == "by_size" else -0.5, *(value.detach().double().numpy() for value in (self.query.weight, self.query.bias, self.table)))
 
 
 class InklingOracle(Oracle):
-    def __init__(self, weight: np.ndarray, offset: np.ndarray, curves: np.ndarray) -> None:
-        self.weight, self.offset, self.curves = weight, offset, curves
+    def __init__(self, power: float, weight: np.ndarray, offset: np.ndarray, curves: np.ndarray) -> None:
+        self.power, self.weight, self.offset, self.curves = power, weight, offset, curves
         self.x, self.first = np.zeros((0, weight.shape[1])), 0
 
     def observe(self, x: np.ndarray, first: int = 0) -> None:
         self.x, self.first = x, first
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        return np.array([float(q @ key) / math.sqrt(len(q)) + self.added(head, query, p) for key, p in zip(keys, positions, strict=True)])
+        return np.array([float(q @ key) * len(q) ** self.power + self.added(head, query, p) for key, p in zip(keys, positions, strict=True)])
 
     def added(self, head: int, query: int, key: int) -> float:
         basis, extent = self.curves.shape

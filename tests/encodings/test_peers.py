@@ -214,6 +214,23 @@ def test_shaw_of_sinusoids_is_nezha() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("table", ["sinusoidal", "trained"])
+def test_infused_queries_and_keys_are_those_of_an_attention_that_is_given_them(table: str) -> None:
+    from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
+
+    ours: Any = encodings.build({"name": "infused", "table": table}, encodings.Geometry(16, 1, 16, 64, False, 1))
+    rows, theirs, x, places = torch.zeros(64, 16), torch.nn.MultiheadAttention(16, 1, bias=False, batch_first=True), torch.randn(1, 30, 16), torch.arange(30)[None]
+    with torch.no_grad():
+        create_sinusoidal_embeddings(64, 16, rows)
+        rows = rows if table == "sinusoidal" else ours.table.weight
+        for weight in (*theirs.in_proj_weight.chunk(3), theirs.out_proj.weight):
+            weight.copy_(torch.eye(16))
+        expected = theirs(x + rows[:30], x + rows[:30], x, need_weights=False)[0]
+        q, k = ours.rotate(x.unsqueeze(2), x.unsqueeze(2), places)
+        y = ours.rescore(q, k.transpose(1, 2), x.unsqueeze(1), torch.zeros(1, 1, 30, 30), places, places, ours.score_scale(16), [])
+    assert torch.allclose(y, expected, atol=1e-5)
+
+
 def test_temperature_in_steps_is_that_of_llama_4() -> None:
     from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
@@ -243,13 +260,13 @@ def test_curves_of_inkling_are_those_of_transformers() -> None:
     torch.manual_seed(1)
     theirs, relative = InklingRelativeLogits(5, 9), torch.randn(1, 30, 4, 5)
     torch.nn.init.normal_(theirs.proj)
-    ours: Any = encodings.build({"name": "inkling", "basis": 5, "extent": 9}, encodings.Geometry(64, 4, 16, 64))
+    ours: Any = encodings.build({"name": "inkling", "basis": 5, "extent": 9, "scores": "by_size"}, encodings.Geometry(64, 4, 16, 64))
     ours.table.data = theirs.proj.data
     places, mask = torch.arange(30)[None], torch.full((30, 30), -torch.inf).triu(1)[None, None]
     q, k, v = torch.randn(3, 1, 30, 4, 16)
     with torch.no_grad():
         shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 16 + theirs(relative, places[0], places[0]) + mask, dim=-1)
-        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 1 / 16, [relative.transpose(1, 2)])
+        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, ours.score_scale(16), [relative.transpose(1, 2)])
     assert torch.allclose(y.view(1, 30, 4, 16), (shares @ v.transpose(1, 2)).transpose(1, 2), atol=1e-5)
 
 
