@@ -31,6 +31,7 @@ VARIANTS = {
     "dynamic_bias-log": {"name": "dynamic_bias", "distance": "log", "hidden": 8, "depth": 1},
     "dynamic_bias-norm": {"name": "dynamic_bias", "hidden": 8, "norm": "layer"},
     "inkling-near": {"name": "inkling", "basis": 3, "extent": 9, "scores": "by_size"},
+    "transformer_xl-segments": {"name": "transformer_xl", "segments": "pairs"},
     "transformer_xl-clamped": {"name": "transformer_xl", "clamp": 7},
     "shaw-plain": {"name": "shaw", "left": 9, "right": 0, "values": "plain"},
     "infused-trained": {"name": "infused", "table": "trained"},

@@ -1,7 +1,7 @@
 """Forgetting attention, or data-dependent ALiBi: a forget gate per head as a bias (Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class FoXOracle(Oracle):
         self.heads, self.scale, self.first = encoding.heads, encoding.scale, 0
         self.logs = np.zeros((0, len(self.offset)))
 
-    def observe(self, x: np.ndarray, first: int = 0) -> None:
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
         self.first, self.logs = first, -np.logaddexp(0, -(x @ self.weight.T + self.offset)) * self.scale
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:

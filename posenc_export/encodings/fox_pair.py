@@ -1,7 +1,7 @@
 """Forget gates of pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ class FoXPairOracle(Oracle):
         self.queries, self.keys, self.scale = queries, keys, encoding.scale
         self.x, self.first = np.zeros((0, keys.shape[2])), 0
 
-    def observe(self, x: np.ndarray, first: int = 0) -> None:
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
         self.x, self.first = x, first
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:

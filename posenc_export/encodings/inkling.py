@@ -1,7 +1,7 @@
 """Curves of the distance, mixed by the query's token (the relative logits of Inkling, Thinking Machines 2026, which has no paper; as transformers computes them)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class Inkling(PositionEncoding):
 
     def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
         """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
-        return states + [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
+        return [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -72,7 +72,7 @@ class InklingOracle(Oracle):
         self.power, self.weight, self.offset, self.curves = power, weight, offset, curves
         self.x, self.first = np.zeros((0, weight.shape[1])), 0
 
-    def observe(self, x: np.ndarray, first: int = 0) -> None:
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
         self.x, self.first = x, first
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al. 2021, RoFormer, eq. 19)."""
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -72,13 +72,13 @@ class LinearAttention(torch.nn.Module):
             total = shares @ values + turned_q @ states[0]
             present = [states[0] + turned_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
         else:
-            divisor, present = q @ k.sum(2).unsqueeze(3), states
+            divisor, present = q @ k.sum(2).unsqueeze(3), states[:0]
             total = turned_q @ (turned_k.transpose(2, 3) @ values)
         y = total / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form; token types change nothing."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))

@@ -133,10 +133,10 @@ class Layer(torch.nn.Module):
         between = self.residual.after_attention(x, y)
         return self.residual.after_mlp(between, self.mlp(self.residual.mlp_input(x, between))), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
-        """One row x [n,E] to [n,E], float64."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+        """One row x [n,E] with token types [n] or none to [n,E], float64."""
         attention: Any = self.attention
-        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places), self.mlp.exact))
+        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, types), self.mlp.exact))
 
 
 class Head(torch.nn.Module):
@@ -229,9 +229,10 @@ class Stack(torch.nn.Module):
         for mask in self.masks:
             masks.append(mask(positions, key_positions, x))
         first = self.embed_states
+        types = states[:0] if segments is None else [segments]  # for encodings of scores: where there are segments, layers have no states
         for index, layer in enumerate(self.layers):
             behind = first + self.layer_states[index]
-            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, states[first:behind])
+            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, states[first:behind] + types)
             present, first = present + carried, behind
         return self.head(self.norm(x)), present
 
@@ -244,7 +245,7 @@ class Stack(torch.nn.Module):
         """One row of ids [n] at positions and coordinates to [n,V] or [n,E], float64."""
         rows = self.tokens.exact(x, segments, positions)
         for layer in self.layers:
-            rows = layer.exact(rows, positions, places)  # type: ignore[operator]
+            rows = layer.exact(rows, positions, places, segments)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
 

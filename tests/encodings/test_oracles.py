@@ -171,6 +171,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("complex_order:frequencies=shared", "frequencies is one of own, words, dimensions"),
         ("complex_order:phases=none", "phases is one of own, zero"),
         ("shaw:values=some", "values is one of relative, plain"),
+        ("transformer_xl:segments=two", "segments is one of none, pairs"),
         ("transformer_xl:clamp=-1", "clamp is 0 or more"),
         ("deberta:version=v3", "version is one of v1, v2"),
         ("deberta:terms=p2p", "terms is one of both, c2p, p2c"),

@@ -84,6 +84,11 @@ def test_encoder_with_segments_matches_eager_whole_padded_and_ragged(variant: st
     assert not manifest.states and manifest.certificate is not None and "segments: oracle" in manifest.certificate["cells"]
 
 
+@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in TARGETS])
+def test_segments_in_scores_match_eager_and_the_oracle(target: str, tmp_path: Path) -> None:
+    _passes(encoder("transformer_xl-segments"), target, tmp_path)
+
+
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "sinusoidal"], quick=lambda variant, target: variant == "rope" and target not in APART))
 def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(block(variant), target, tmp_path, dtype="float16")
