@@ -193,6 +193,7 @@ PLANTS |= {
     "sign of the relative distance, shaw": ("shaw", _each(_other_sign)),
     "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("sin", lambda rows: -rows))),
     "sign of the relative distance, deberta": ("deberta", _each(lambda e: e.of_distance.copy_(e.of_distance.flip(0)))),
+    "distances that are not clamped": ("transformer_xl-clamped", _each(lambda e: setattr(e, "clamp", 0))),
     "missing u": ("transformer_xl", _each(_without("u"))),
     "missing v": ("transformer_xl", _each(_without("v"))),
     "missing position to content": ("deberta", _each(_without("of_queries.weight", "of_queries.bias"))),
@@ -365,6 +366,11 @@ def _pre_norm(model: Any) -> None:
 @pytest.mark.parametrize("plant", [_without_segments, _pre_norm])
 def test_a_planted_fault_of_the_encoder_is_seen(plant: Plant) -> None:
     assert _measured(encoder("learned"))["passed"] and not _measured(encoder("learned"), plant)["passed"]
+
+
+def test_segments_of_scores_that_are_exchanged_are_seen() -> None:
+    config = encoder("transformer_xl-segments")
+    assert _measured(config)["passed"] and not _measured(config, _each(lambda e: e.segment.copy_(e.segment.flip(0))))["passed"]
 
 
 def test_layer_encodings_in_another_order_are_seen() -> None:
