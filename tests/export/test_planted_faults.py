@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from posenc_export import ops
@@ -345,6 +346,12 @@ def test_a_session_that_forgets_coordinates_at_a_rewind_is_seen(target: str, tmp
 @pytest.mark.parametrize("variant", ["rope", "fox"])  # of the others, the parity tests say so
 def test_a_right_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]
+
+
+@pytest.mark.parametrize("variant", ["fox", "fox_pair", "inkling-near"])
+def test_what_scores_read_of_tokens_passes_behind_a_window(variant: str) -> None:
+    config = block(variant)
+    assert _measured(replace(config, attention=replace(config.attention, sees={"name": "window", "size": 5})))["passed"]
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.xdist_group(PLANTS[fault][0])) for fault in PLANTS])
