@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from posenc_export import encodings
+from posenc_export.numerics import tolerance, worst_error
 
 peers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
 PLACES = torch.arange(30)[None]
@@ -29,7 +31,7 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
 @pytest.mark.parametrize("heads", [2, 3, 6])
 def test_alibi_of_the_first_heads_is_theirs(heads: int) -> None:
     expected = peers.AlibiPositionalBias(heads, 6)(30, 30)
-    assert torch.allclose(_build("alibi", causal=False, heads=heads).bias(PLACES, PLACES)[0], expected, rtol=1e-5)
+    assert worst_error(_build("alibi", causal=False, heads=heads).bias(PLACES, PLACES)[0].numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -44,8 +46,8 @@ def test_dynamic_bias_is_theirs(distance: str, depth: int, causal: bool) -> None
         mine.load_state_dict(other.state_dict())
     ours.second.load_state_dict(theirs.mlp[-1].state_dict())
     ours.prepare()
-    expected, actual = theirs(30, 30), ours.bias(PLACES, PLACES)[0]
-    assert torch.allclose(actual.tril() if causal else actual, expected.tril() if causal else expected, atol=1e-5)
+    seen = np.tril(np.ones((30, 30))) if causal else 1
+    assert worst_error(ours.bias(PLACES, PLACES)[0].numpy() * seen, theirs(30, 30).detach().numpy() * seen) <= tolerance("float32", 1, 64)
 
 
 def test_curves_of_inkling_are_their_projected_distances() -> None:
@@ -55,7 +57,7 @@ def test_curves_of_inkling_are_their_projected_distances() -> None:
     ours.table.data = theirs.distance_bank.data
     with torch.no_grad():
         actual, expected = _attended(ours, x, [], theirs(x), True)
-    assert torch.allclose(actual, expected, atol=1e-5)
+    assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -65,7 +67,7 @@ def test_fox_is_their_data_dependent_alibi(causal: bool) -> None:
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
         actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 1)] if causal else [], theirs(x), causal)
-    assert torch.allclose(actual, expected, atol=1e-5)
+    assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 def test_fox_of_pairs_is_their_per_row_data_dependent_alibi() -> None:
@@ -74,4 +76,4 @@ def test_fox_of_pairs_is_their_per_row_data_dependent_alibi() -> None:
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
         actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 5)], theirs(x), True)
-    assert torch.allclose(actual, expected, atol=1e-5)
+    assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
