@@ -1,4 +1,4 @@
-"""Complex-valued word embeddings, a wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2.2 and 3.1)."""
+"""Complex-valued word embeddings, a wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2; shared tables 3.1)."""
 
 import cmath
 import math

@@ -18,7 +18,7 @@ class DeBERTa(PositionEncoding):
     """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0, 2 span - 1); Kr, Qr projected from a trained table.
 
     delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
-    d of query i and key j. The paper writes the third term with delta(j,i) (3.1, eq. 4); the authors' code and transformers negate it there, which is
+    d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
     delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
     The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all
     cached keys with Qr are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].

@@ -1,4 +1,4 @@
-"""Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer, 3.3; linear or logarithmic as in x-transformers)."""
+"""Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer, Dynamic Position Bias; linear or logarithmic as in x-transformers)."""
 
 import math
 from typing import Any, Dict, List, Optional

@@ -1,4 +1,4 @@
-"""Positions added to queries and keys, and not to values (position-infused attention, Press et al. 2020, Shortformer, 4; here behind the projections)."""
+"""Positions added to queries and keys, and not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here behind the projections)."""
 
 import math
 from typing import Tuple

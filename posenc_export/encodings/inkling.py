@@ -16,7 +16,8 @@ SCORES = ("scaled", "by_size")
 class Inkling(PositionEncoding):
     """scores + w_h(x_i) . c[i - j] where 0 <= i - j < extent, scores alone elsewhere; w = W x + b, of `basis` numbers for each head, c trained.
 
-    x is what the attention reads. Keys bring nothing of their own, so there is no state. Memory beside the scores: [B,H,S,extent+1].
+    x is what the attention reads. Keys bring nothing of their own, so there is no state. Where Inkling raises scores of long texts by a temperature, that
+    multiplies these curves too; `logn` beside this encoding multiplies queries alone. Memory beside the scores: [B,H,S,extent+1].
 
     Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
 
