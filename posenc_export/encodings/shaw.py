@@ -18,7 +18,8 @@ TABLES = ("trained", "sinusoidal")
 class Shaw(PositionEncoding):
     """scores (q_i . (k_j + a[c])) / sqrt(D) and values v_j + b[c], c = clip(j - i, -left, right); a, b shared by heads, trained or sinusoids.
 
-    Sinusoids are those of NEZHA (Wei et al. 2019, Functional Relative Positional Encoding): a[c] = b[c] = [sin(n w_k), cos(n w_k)] side by side, n = c + left, w_k = 10000^(-2k/D).
+    Sinusoids are those of NEZHA (Wei et al. 2019, Functional Relative Positional Encoding):
+    a[c] = b[c] = [sin(n w_k), cos(n w_k)] side by side, n = c + left, w_k = 10000^(-2k/D).
     Products with a are formed once per query and row of a, and picked by distance; shares are collected by distance before they meet b: no tensor
     [S,T,D]. Memory beside the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
 
