@@ -1,7 +1,7 @@
 """Relative position representations (Shaw et al. 2018, Self-Attention with Relative Position Representations, 3.2; BERT's relative keys; NEZHA)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -33,13 +33,15 @@ class Shaw(PositionEncoding):
         table: "trained" as the paper, "sinusoidal" as NEZHA.
 
     Weights:
-        keys, values: a and b, [left+right+1,D] from c = -left on; without rows where they are sinusoids, values without rows where values is "plain".
+        keys, values: a and b, [left+right+1,D] from c = -left on; none where they are sinusoids, values without rows where values is "plain".
 
     Raises:
         ValueError: negative distances, unknown score, values or table, sinusoids of an odd head size.
     """
 
     shared = False
+    keys: Optional[Tensor]
+    values: Optional[Tensor]
 
     def __init__(
         self, geometry: Geometry, left: int = 16, right: int = 16, score: str = "query", values: str = "relative", table: str = "trained"
@@ -52,20 +54,21 @@ class Shaw(PositionEncoding):
                 raise ValueError(f"shaw: {name} is one of {', '.join(choices)}, got {value!r}")
         if table == "sinusoidal" and geometry.head_size % 2:
             raise ValueError(f"shaw: head size is even where table is sinusoidal, got {geometry.head_size}; choose an even head size")
-        self.left, self.right, self.score, self.mixed, self.rows = left, right, score, values, left + right + 1
-        self.waves = Table(_waves(self.rows, geometry.head_size)) if table == "sinusoidal" else None
+        self.left, self.right, self.score, self.mixed, size = left, right, score, values, geometry.head_size
+        rows, fixed = left + right + 1, table == "sinusoidal"
+        self.waves = Table(_waves(rows if fixed else 1, size))  # where rows are trained one stands there unread
         self.of_head: Tensor
         self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
-        trained = self.rows if table == "trained" else 0
-        self.keys = torch.nn.Parameter(torch.randn(trained, geometry.head_size) / math.sqrt(geometry.head_size))
-        self.values = torch.nn.Parameter(torch.randn(trained if values == "relative" else 0, geometry.head_size) / math.sqrt(geometry.head_size))
+        for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
+            self.register_parameter(name, None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
         index = (ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left).to(torch.int64)
-        table = self.keys.to(torch.float32) if self.waves is None else self.waves.rows
+        trained, mixed = self.keys, self.values
+        table = self.waves.rows if trained is None else trained.to(torch.float32)
         content = ops.pick(q.to(torch.float32).transpose(1, 2) @ table.t(), index)
         if self.score == "query_key":
             of_keys = keys.to(torch.float32) @ table.t()
@@ -73,7 +76,7 @@ class Shaw(PositionEncoding):
         if self.mixed == "plain":
             return ops.attend(q, keys, values, mask, scale * content, scale)
         shares = ops.shares(scale * (ops.products(q, keys) + content), mask)
-        relative = ops.collect(shares, index, self.rows) @ (self.values.to(torch.float32) if self.waves is None else table)
+        relative = ops.collect(shares, index, self.left + self.right + 1) @ (table if mixed is None else mixed.to(torch.float32))
         return ops.mix(shares, values) + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
     def oracle(self) -> Oracle:
@@ -83,18 +86,19 @@ class Shaw(PositionEncoding):
 def _waves(rows: int, size: int) -> np.ndarray:
     """Sinusoids [rows,D], sine and cosine of a frequency side by side."""
     angles = np.arange(rows)[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
-    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(rows, size)
+    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(rows, -1)
 
 
 class ShawOracle(Oracle):
     def __init__(self, encoding: Shaw) -> None:
         self.left, self.right, self.score = encoding.left, encoding.right, encoding.score
-        self.keys, self.mixed = encoding.keys.detach().double().numpy(), encoding.values.detach().double().numpy()
-        if encoding.waves is not None:
-            size = self.keys.shape[1]
+        if encoding.keys is None or encoding.values is None:
+            size = encoding.waves.exact.shape[1]
             turns = [[n / math.pow(10000.0, (k - k % 2) / size) for k in range(size)] for n in range(self.left + self.right + 1)]
             self.keys = np.array([[math.cos(turn) if k % 2 else math.sin(turn) for k, turn in enumerate(row)] for row in turns])
-            self.mixed = self.keys if encoding.mixed == "relative" else self.mixed
+            self.mixed = self.keys if encoding.mixed == "relative" else self.keys[:0]
+        else:
+            self.keys, self.mixed = encoding.keys.detach().double().numpy(), encoding.values.detach().double().numpy()
 
     def row(self, query: int, key: int) -> int:
         return min(max(key - query, -self.left), self.right) + self.left

@@ -21,8 +21,8 @@ class TransformerXL(PositionEncoding):
     Memory beside the scores: turned queries [B,H,S,E] and sinusoids of the keys [B,T,E].
     With a clamp, distances d beyond -clamp .. clamp count as its ends: keys there share one score of the second term, which the query forms once for each end.
 
-    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, t token types, s and e trained (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types,
-    as in a model that has none, all tokens are of one segment: that adds the same to all keys, and is left out.
+    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, t token types, s and e trained (Yang et al. 2019, XLNet, Relative Segment
+    Encodings). Without token types, as in a model that has none, all tokens are of one segment: that adds the same to all keys, and is left out.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
