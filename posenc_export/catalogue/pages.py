@@ -48,7 +48,7 @@ def _prose(text: str) -> str:
     """Docstring sections as paragraphs and lists."""
     out: List[str] = []
     for line in text.splitlines():
-        if re.fullmatch(r"(Args|Raises):", line):
+        if re.fullmatch(r"(Args|Weights|Raises):", line):
             out += ["", f"{line[:-1]}:", ""]
         elif line.startswith("    ") and re.match(r"    \S", line):
             out.append(f"- {line.strip()}")

@@ -44,17 +44,22 @@ CLASSES = {
     "xpos": "XPos",
     "pope": "PoPE",
     "logn": "LogN",
+    "infused": "Infused",
     "alibi": "ALiBi",
     "t5": "T5",
     "kerple": "KERPLE",
     "fire": "FIRE",
     "sandwich": "Sandwich",
+    "dynamic_bias": "DynamicBias",
+    "swin": "Swin",
     "swin_v2": "SwinV2",
     "shaw": "Shaw",
     "transformer_xl": "TransformerXL",
+    "inkling": "Inkling",
     "deberta": "DeBERTa",
     "cope": "CoPE",
     "fox": "FoX",
+    "fox_pair": "FoXPair",
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 # Those above, those that `register` adds, and entry points of installed packages.

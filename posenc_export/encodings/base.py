@@ -76,8 +76,8 @@ class Oracle:
         """x [K,D], all key heads of a token."""
         return np.stack([self.rotate_key(head, position) for head in x])
 
-    def observe(self, x: np.ndarray) -> None:
-        """x [n,E], what the attention of the layer reads, before scores are asked for."""
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        """x [n,E], what the attention of the layer reads at positions first, first + 1, ..., before scores are asked for; types [n] of the tokens or none."""
 
     def score_scale(self, head_size: int) -> float:
         """Factor on q k."""
@@ -129,7 +129,10 @@ class PositionEncoding(torch.nn.Module):
         return None
 
     def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E] that the attention reads, and the states that `layer_states` declares; returns their next values, which `rescore` sees."""
+        """x [B,S,E] that the attention reads, and the states that `layer_states` declares; returns their next values, which `rescore` sees.
+
+        What is returned behind them reaches the `rescore` of this call only. Attention without a cache has no states;
+        where its model has segments, `states` is the token types [B,S] int64."""
         return states
 
     def rescore(

@@ -1,64 +1,97 @@
-"""Complex-valued word embeddings, a wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 3.2)."""
+"""Complex-valued word embeddings, a wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2; shared tables 3.1)."""
 
 import cmath
 import math
+from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
+
+FREQUENCIES = ("own", "words", "dimensions")
+PHASES = ("own", "zero")
 
 
 class ComplexOrder(PositionEncoding):
-    """Word j at p: r_j exp(i (w_j p + t_j)); real parts, then imaginary parts, each E/2 wide.
+    """Word j at p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2; real parts, then imaginary parts.
 
-    The token table holds [r, w, t] of every word, 3E/2 wide, all trained: it acts on token ids, in a decoder with a head of its own.
-    Angles w p are formed in float64 and reduced to one turn, so that far positions are as exact as near ones.
-    In float16 the table, frequencies included, has 11 bits: far out the model is then another one.
-    In float16 the table, frequencies included, has 11 bits: the model itself is then another one far out.
+    The token table holds [r, w, t] of every word side by side, E/2 numbers each, all trained: it acts on token ids, in a decoder with a head of its own.
+    The sharing schemes of the paper make it narrower. Angles w p are formed in float64 and reduced to one turn, so that far positions are as exact as
+    near ones. In float16 the table, frequencies included, has 11 bits: far out the model is then another one.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, even.
         base: starting frequencies are base^(-2k/E), as the sinusoid's.
+        frequencies: "own" w_jk for each word and dimension; "words" shares w_k between words, "dimensions" w_j between dimensions, one column of the table.
+        phases: "own" t_jk for each word and dimension, "zero" for none.
+
+    Weights:
+        frequency.value: w_k, [E/2] float32, where words share frequencies; all others stand in the token table.
 
     Raises:
-        ValueError: odd width, base not above 1.
+        ValueError: odd width, base not above 1, unknown frequencies or phases.
     """
 
-    def __init__(self, geometry: Geometry, base: float = 10000.0) -> None:
+    def __init__(self, geometry: Geometry, base: float = 10000.0, frequencies: str = "own", phases: str = "own") -> None:
         super().__init__()
         if geometry.width % 2:
             raise ValueError(f"complex_order: width is even, got {geometry.width}; choose an even width")
         if not base > 1:
             raise ValueError(f"complex_order: base is above 1, got {base}")
+        for name, value, choices in (("frequencies", frequencies, FREQUENCIES), ("phases", phases, PHASES)):
+            if value not in choices:
+                raise ValueError(f"complex_order: {name} is one of {', '.join(choices)}, got {value!r}")
         self.pairs, self.base = geometry.width // 2, float(base)
+        columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
+        self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]  # amplitudes, frequencies and phases in a row of the token table
+        start = self.base ** (-torch.arange(self.pairs, dtype=torch.float64) / self.pairs)
+        self.frequency = Exact(start) if frequencies == "words" else None
 
     def token_width(self, width: int) -> int:
-        return 3 * (width // 2)
+        return sum(self.parts)
 
     @torch.no_grad()
     def initialise_tokens(self, table: Tensor) -> None:
-        torch.nn.init.normal_(table[:, : self.pairs], std=1.0)
-        start = self.base ** (-torch.arange(self.pairs, dtype=torch.float64) / self.pairs)
-        table[:, self.pairs : 2 * self.pairs] = (start * (1 + 0.1 * torch.randn(len(table), self.pairs, dtype=torch.float64))).to(table.dtype)
-        table[:, 2 * self.pairs :].uniform_(-math.pi, math.pi)
+        amplitudes, frequencies, phases = table.split(self.parts, dim=1)
+        torch.nn.init.normal_(amplitudes, std=1.0)
+        if frequencies.size(1):
+            start = self.base ** (-torch.arange(frequencies.size(1), dtype=torch.float64) / self.pairs)
+            frequencies[:] = (start * (1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64))).to(table.dtype)
+        phases.uniform_(-math.pi, math.pi)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,3E/2] of the token table, positions [B,S] int64 to [B,S,E]."""
-        amplitude, frequency, phase = x.split(self.pairs, dim=-1)
-        angle = ops.reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64)) + phase.to(torch.float32)
+        """x [B,S,token_width] of the token table, positions [B,S] int64 to [B,S,E]."""
+        amplitude, frequency, phase = x.split(self.parts, dim=-1)
+        if self.frequency is not None:
+            frequency = self.frequency()
+        angle = ops.reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
+        if self.parts[2] > 0:
+            angle = angle + phase.to(torch.float32)
         return torch.cat((amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1)
 
     def oracle(self) -> Oracle:
-        return ComplexOrderOracle()
+        shared = None if self.frequency is None else self.frequency.value.detach().double().numpy()
+        return ComplexOrderOracle(self.pairs, shared, self.parts[2] > 0)
 
 
 class ComplexOrderOracle(Oracle):
+    def __init__(self, pairs: int, shared: Optional[np.ndarray], phases: bool) -> None:
+        self.pairs, self.shared, self.phases = pairs, shared, phases
+
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        half = len(x) // 3
-        waves = [x[k] * cmath.exp(1j * (x[half + k] * position + x[2 * half + k])) for k in range(half)]
+        waves = [x[k] * cmath.exp(1j * (self.frequency(x, k) * position + self.phase(x, k))) for k in range(self.pairs)]
         return np.array([wave.real for wave in waves] + [wave.imag for wave in waves])
+
+    def frequency(self, x: np.ndarray, k: int) -> float:
+        if self.shared is not None:
+            return float(self.shared[k])
+        between = len(x) - self.pairs * (2 if self.phases else 1)  # columns of frequencies
+        return float(x[self.pairs + (k if between == self.pairs else 0)])
+
+    def phase(self, x: np.ndarray, k: int) -> float:
+        return float(x[len(x) - self.pairs + k]) if self.phases else 0.0

@@ -21,6 +21,9 @@ class CoPE(PositionEncoding):
         geometry: head size D.
         positions: rows of e, the largest count and one.
 
+    Weights:
+        table: e, [D,positions].
+
     Raises:
         ValueError: fewer than 2 rows.
     """

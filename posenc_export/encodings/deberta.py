@@ -1,7 +1,7 @@
 """Disentangled attention (He et al. 2021, DeBERTa, 3.1; log buckets as in DeBERTa-v2 and v3)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -11,14 +11,17 @@ from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
 VERSIONS = ("v1", "v2")
+TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # terms beside content
 
 
 class DeBERTa(PositionEncoding):
     """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0, 2 span - 1); Kr, Qr projected from a trained table.
 
-    delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. The projections are the
-    encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all cached keys with Qr
-    are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].
+    delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
+    d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
+    delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
+    The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all
+    cached keys with Qr are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
@@ -27,20 +30,28 @@ class DeBERTa(PositionEncoding):
         version: "v1" (linear) or "v2" (log buckets; v3 the same).
         span: rows on each side: max_relative_positions of v1, position_buckets of v2; even there.
         max_relative: tokens; distance of the last bucket of v2.
+        terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to content); pos_att_type of a checkpoint.
+
+    Weights:
+        table: rows of distances, [2 span,E], from the furthest key ahead of the query to the furthest behind it.
+        of_keys.weight, of_keys.bias: from rows to Kr, [H*D,E] and [H*D], heads outermost; none where terms is "p2c".
+        of_queries.weight, of_queries.bias: from rows to Qr, the same; none where terms is "c2p".
 
     Raises:
-        ValueError: unknown version, a span below 2 or odd in v2, max_relative not above span.
+        ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above span.
     """
 
     shared = False
 
-    def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128) -> None:
+    def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128, terms: str = "both") -> None:
         super().__init__()
         if version not in VERSIONS:
             raise ValueError(f"deberta: version is one of {', '.join(VERSIONS)}, got {version!r}; v3 is v2")
         if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
             raise ValueError(f"deberta: span is at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}")
-        self.version, self.span, self.max_relative = version, span, max_relative
+        if terms not in TERMS:
+            raise ValueError(f"deberta: terms is one of {', '.join(TERMS)}, got {terms!r}")
+        self.version, self.span, self.max_relative, self.count = version, span, max_relative, TERMS[terms]
         self.reach = span if version == "v1" else max_relative
         self.of_head: Tensor
         self.of_distance: Tensor
@@ -50,8 +61,8 @@ class DeBERTa(PositionEncoding):
         self.register_buffer("of_distance", torch.from_numpy(np.clip(deltas + span, 0, 2 * span - 1)), persistent=False)
         self.heads, self.head_size = geometry.heads, geometry.head_size
         self.table = torch.nn.Parameter(torch.randn(2 * span, geometry.width))
-        self.of_keys = torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
-        self.of_queries = torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
+        self.of_keys = None if terms == "p2c" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
+        self.of_queries = None if terms == "c2p" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -59,12 +70,14 @@ class DeBERTa(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
         behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
         index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
-        relative_keys = self.projected(self.of_keys.weight, self.of_keys.bias)
-        relative_queries = self.projected(self.of_queries.weight, self.of_queries.bias)
-        content = ops.pick(q.to(torch.float32).transpose(1, 2) @ relative_keys, index)
-        by_key = keys.index_select(1, self.of_head).to(torch.float32) @ relative_queries
-        content = content + ops.pick(by_key, index.transpose(2, 3)).transpose(2, 3)
-        return ops.attend(q, keys, values, mask, scale * content, scale)
+        content: Optional[Tensor] = None
+        if self.of_keys is not None:
+            content = ops.pick(q.to(torch.float32).transpose(1, 2) @ self.projected(self.of_keys.weight, self.of_keys.bias), index)
+        if self.of_queries is not None:
+            by_key = keys.index_select(1, self.of_head).to(torch.float32) @ self.projected(self.of_queries.weight, self.of_queries.bias)
+            of_keys = ops.pick(by_key, index.transpose(2, 3)).transpose(2, 3)
+            content = of_keys if content is None else content + of_keys
+        return ops.attend(q, keys, values, mask, None if content is None else scale * content, scale)
 
     def projected(self, weight: Tensor, bias: Tensor) -> Tensor:
         """The table through a projection: [1,H,D,2 span] float32."""
@@ -72,7 +85,7 @@ class DeBERTa(PositionEncoding):
         return rows.view(1, 2 * self.span, self.heads, self.head_size).permute(0, 2, 3, 1)
 
     def score_scale(self, head_size: int) -> float:
-        return 1 / math.sqrt(3 * head_size)
+        return 1 / math.sqrt((1 + self.count) * head_size)
 
     def oracle(self) -> Oracle:
         return DeBERTaOracle(self)
@@ -91,12 +104,14 @@ class DeBERTaOracle(Oracle):
         self.encoding = encoding
         table = encoding.table.detach().double().numpy()
         self.keys, self.queries = (
-            (table @ part.weight.detach().double().numpy().T + part.bias.detach().double().numpy()).reshape(len(table), encoding.heads, -1)
+            np.zeros((len(table), encoding.heads, encoding.head_size))
+            if part is None
+            else (table @ part.weight.detach().double().numpy().T + part.bias.detach().double().numpy()).reshape(len(table), encoding.heads, -1)
             for part in (encoding.of_keys, encoding.of_queries)
         )
 
     def score_scale(self, head_size: int) -> float:
-        return (3 * head_size) ** -0.5
+        return ((1 + self.encoding.count) * head_size) ** -0.5
 
     def row(self, behind: int) -> int:
         e = self.encoding

@@ -25,6 +25,11 @@ class FIRE(PositionEncoding):
         hidden: width of the MLP's hidden layer.
         threshold: starting value of L in tokens.
 
+    Weights:
+        slope.value, threshold.value: c and L, [1] each; their magnitudes count.
+        first.weight, first.bias: of f, from a number to the hidden layer, [hidden,1] and [hidden].
+        second.weight, second.bias: of f, from the hidden layer to heads, [H,hidden] and [H].
+
     Raises:
         ValueError: a width below 1, a threshold not above 0.
     """

@@ -1,7 +1,7 @@
-"""Forgetting attention: a forget gate per head as a bias (Lin et al. 2025, Forgetting Transformer, 3.1)."""
+"""Forgetting attention, or data-dependent ALiBi: a forget gate per head as a bias (Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -12,61 +12,85 @@ from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEnco
 
 
 class FoX(PositionEncoding):
-    """scores + sum of log f_l over tokens l = j + 1 .. i, f_l = sigmoid(w_h . x_l + b_h).
+    """scores + scale sum of log f_l over tokens l = j + 1 .. i, f_l = sigmoid(w_h . x_l + b_h).
+
+    Bidirectional attention has a second gate of each head for keys ahead, whose logarithms are summed over l = i + 1 .. j (x-transformers).
 
     State: log f of every key [B,H,T,1], float32; 0, which adds nothing, at padding. The kept terms are summed anew by every call, in float64: what two
     long sums differ by then keeps the digits of float32. A running sum in the cache would lose those of its recent terms as it grows.
 
-    Hook: observe, rescore. Range: 0 .. max_positions - 1. Causal attention only.
+    Hook: observe, rescore. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E of x, heads H.
         remember: starting bias b of the gates; larger forgets less.
+        scale: factor on the sums; 1 in the paper.
+
+    Weights:
+        gate.weight, gate.bias: w and b, [H,E] and [H]; bidirectional [2H,E] and [2H], gates for keys behind before those for keys ahead.
+
+    Raises:
+        ValueError: a scale not above 0.
     """
 
     shared = False
-    works_in = ("causal",)
 
-    def __init__(self, geometry: Geometry, remember: float = 3.0) -> None:
+    def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
         super().__init__()
-        self.heads = geometry.heads
-        self.gate = torch.nn.Linear(geometry.width, geometry.heads)
+        if not scale > 0:
+            raise ValueError(f"fox: scale is above 0, got {scale}")
+        self.heads, self.scale, self.causal = geometry.heads, float(scale), geometry.causal
+        self.gate = torch.nn.Linear(geometry.width, geometry.heads * (1 if geometry.causal else 2))
         torch.nn.init.constant_(self.gate.bias, float(remember))
 
     def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], positions [B,S], write_index [B], states [log gates [B,H,P,1]] to the same with T."""
-        gates = self.gate(x).to(torch.float64)
-        # Not torch's logsigmoid: its export takes the logarithm of a sigmoid that has become 0. In float64 1 + exp(-|x|) is exact enough for any sum.
-        logs = (gates.clamp(max=0.0) - (1 + (-gates.abs()).exp()).log()).to(torch.float32)
-        logs = torch.where(positions.ge(0).unsqueeze(2), logs, torch.zeros_like(logs))
-        return [ops.append(states[0], logs.unsqueeze(3), write_index)]
+        """x [B,S,E], positions [B,S], write_index [B], states [log gates [B,H,P,1]] to the same with T; without a cache to [B,2H,S,1]."""
+        logs = log_sigmoid(self.gate(x)).to(torch.float32)
+        if self.scale != 1.0:
+            logs = logs * self.scale
+        logs = torch.where(positions.ge(0).unsqueeze(2), logs, torch.zeros_like(logs)).unsqueeze(3)
+        if self.causal:
+            return [ops.append(states[0], logs, write_index)]
+        return [logs.transpose(1, 2)]
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H,T,1]] to [B,S,H*D]."""
-        logs = states[0].to(torch.float64).squeeze(3)
-        beyond_key = ops.suffix_sum(logs.unsqueeze(2), False)
-        after = ops.distances(positions, key_positions).gt(0).to(torch.float64).squeeze(1)
-        beyond_query = logs @ after.transpose(1, 2)
-        return ops.attend(q, keys, values, mask, (beyond_key - beyond_query.unsqueeze(3)).to(torch.float32), scale)
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
+        logs, distances = states[0].to(torch.float64).squeeze(3), ops.distances(positions, key_positions)
+        after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
+        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # beyond the key, less beyond the query
+        if not self.causal:
+            between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
+        return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
 
     def layer_states(self) -> List[Carried]:
         return [Carried("gate", (self.heads, 1), grows=True, dtype="float32")]
 
     def oracle(self) -> Oracle:
-        return FoXOracle(self.gate.weight.detach().double().numpy(), self.gate.bias.detach().double().numpy())
+        return FoXOracle(self)
+
+
+def log_sigmoid(gates: Tensor) -> Tensor:
+    """Logarithms of sigmoids in float64, for gates of any size and dtype.
+
+    torch's logsigmoid would be exported as the logarithm of a sigmoid, which may have become 0."""
+    gates = gates.to(torch.float64)
+    return gates.clamp(max=0.0) - (1 + (-gates.abs()).exp()).log()
 
 
 class FoXOracle(Oracle):
-    def __init__(self, weight: np.ndarray, bias: np.ndarray) -> None:
-        self.weight, self.offset = weight, bias
-        self.logs = np.zeros((0, len(bias)))
+    def __init__(self, encoding: FoX) -> None:
+        self.weight, self.offset = encoding.gate.weight.detach().double().numpy(), encoding.gate.bias.detach().double().numpy()
+        self.heads, self.scale, self.first = encoding.heads, encoding.scale, 0
+        self.logs = np.zeros((0, len(self.offset)))
 
-    def observe(self, x: np.ndarray) -> None:
-        self.logs = -np.logaddexp(0, -(x @ self.weight.T + self.offset))
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self.first, self.logs = first, -np.logaddexp(0, -(x @ self.weight.T + self.offset)) * self.scale
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        first = query - len(keys) + 1
-        decays = [math.fsum(self.logs[p - first + 1 : query - first + 1, head]) for p in positions]
-        return np.array([float(q @ key) / math.sqrt(len(q)) + decay for key, decay in zip(keys, decays, strict=True)])
+        return np.array([float(q @ key) / math.sqrt(len(q)) + self.decay(head, query, p) for key, p in zip(keys, positions, strict=True)])
+
+    def decay(self, head: int, query: int, key: int) -> float:
+        gate, (low, high) = (head, (key, query)) if key <= query else (self.heads + head, (query, key))
+        return math.fsum(self.logs[low + 1 - self.first : high + 1 - self.first, gate])

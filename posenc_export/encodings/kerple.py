@@ -22,6 +22,9 @@ class KERPLE(PositionEncoding):
         geometry: heads H, a pair of r1, r2 each.
         kernel: "log" or "power".
 
+    Weights:
+        r.value: logarithms of r1 and of r2, [2,H,1,1].
+
     Raises:
         ValueError: an unknown kernel.
     """

@@ -8,31 +8,43 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.window import offset_index, window_of
 
 
 class SwinV2(PositionEncoding):
     """scores + 16 sigmoid(g_h(sign(d) log2(1 + 8 |d| / (n - 1)) / 3)), d the offset in rows and in columns, g an MLP from two numbers to H.
 
-    Position p stands at row p // columns and column p % columns of a window.
+    Position p stands at row p // columns and column p % columns of a window. n is the size of the window that the model was trained with, which may be
+    smaller than the window it is used with.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
 
     Args:
         geometry: heads H.
-        rows, columns: of the window, n above; where 0, the smallest square that holds max_positions.
+        rows, columns: of the window; where 0, the smallest square that holds max_positions.
         hidden: width of the MLP's hidden layer, 512 in the paper.
+        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint; those of the window where 0.
+
+    Weights:
+        first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2] and [hidden].
+        second.weight: from the hidden layer to heads, [H,hidden].
 
     Raises:
-        ValueError: a window that does not hold max_positions, a width below 1.
+        ValueError: a window that does not hold max_positions, a width below 1, a window it was trained with below 2 on an axis.
     """
 
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32) -> None:
+    def __init__(
+        self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32, pretrained_rows: int = 0, pretrained_columns: int = 0
+    ) -> None:
         super().__init__()
-        side = math.isqrt(geometry.max_positions - 1) + 1
-        self.rows, self.columns = rows or side, columns or side
+        self.rows, self.columns = window_of(geometry, rows, columns)
         if self.rows * self.columns < geometry.max_positions or hidden < 1:
             raise ValueError(f"swin_v2: the window holds max_positions {geometry.max_positions} and hidden is at least 1, got {rows} x {columns} and {hidden}")
-        down, right = (_spaced(n) for n in (self.rows, self.columns))
+        for name, size in (("pretrained_rows", pretrained_rows), ("pretrained_columns", pretrained_columns)):
+            if size < 0 or size == 1:
+                raise ValueError(f"swin_v2: {name} is 0 or at least 2, got {size}; set {name}=0 for the size of the window")
+        self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
+        down, right = (_spaced(n, span) for n, span in zip((self.rows, self.columns), self.spans, strict=True))
         self.offsets = Table(np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1).reshape(-1, 2))
         self.first, self.second = torch.nn.Linear(2, hidden), torch.nn.Linear(hidden, geometry.heads, bias=False)
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
@@ -41,30 +53,26 @@ class SwinV2(PositionEncoding):
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
         table = 16 * torch.sigmoid(torch.nn.functional.linear(inner, self.second.weight.to(torch.float32)))
-        q, k = q_positions.clamp(min=0).unsqueeze(2), k_positions.clamp(min=0).unsqueeze(1)
-        down = torch.div(q, self.columns, rounding_mode="floor") - torch.div(k, self.columns, rounding_mode="floor") + (self.rows - 1)
-        right = torch.remainder(q, self.columns) - torch.remainder(k, self.columns) + (self.columns - 1)
-        index = (down * (2 * self.columns - 1) + right).clamp(0, table.size(0) - 1)
-        return torch.nn.functional.embedding(index, table).permute(0, 3, 1, 2)
+        return torch.nn.functional.embedding(offset_index(q_positions, k_positions, self.rows, self.columns), table).permute(0, 3, 1, 2)
 
     def oracle(self) -> Oracle:
         return SwinV2Oracle(self)
 
 
-def _spaced(count: int) -> np.ndarray:
-    """Offsets -(count - 1) .. count - 1, log-spaced into -1 .. 1."""
+def _spaced(count: int, span: int) -> np.ndarray:
+    """sign(d) log2(1 + 8 |d| / span) / 3 of offsets d = -(count - 1) .. count - 1."""
     offsets = np.arange(1 - count, count, dtype=np.float64)
-    return np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets) / max(count - 1, 1)) / 3
+    return np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets) / max(span, 1)) / 3
 
 
 class SwinV2Oracle(Oracle):
     def __init__(self, encoding: SwinV2) -> None:
-        self.rows, self.columns = encoding.rows, encoding.columns
+        self.columns, self.spans = encoding.columns, encoding.spans
         self.weights = [value.detach().double().numpy() for value in (encoding.first.weight, encoding.first.bias, encoding.second.weight)]
 
     def bias(self, head: int, query: int, key: int) -> float:
         (i, m), (j, n) = divmod(query, self.columns), divmod(key, self.columns)
-        x = [math.copysign(math.log2(1 + 8 * abs(d) / max(size - 1, 1)) / 3, d) for d, size in ((i - j, self.rows), (m - n, self.columns))]
+        x = [math.copysign(math.log2(1 + 8 * abs(d) / max(span, 1)) / 3, d) for d, span in zip((i - j, m - n), self.spans, strict=True)]
         first, offset, second = self.weights
         inner = [max(0.0, first[c, 0] * x[0] + first[c, 1] * x[1] + offset[c]) for c in range(len(offset))]
         return 16 / (1 + math.exp(-sum(second[head, c] * value for c, value in enumerate(inner))))

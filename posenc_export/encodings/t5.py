@@ -27,6 +27,9 @@ class T5(PositionEncoding):
         max_distance: tokens, from which on the last bucket is used.
         scores: "unscaled" as T5, "scaled" for q k / sqrt(D).
 
+    Weights:
+        table.weight: b, [buckets,H]; where bidirectional, buckets of keys ahead in the second half.
+
     Raises:
         ValueError: too few buckets, max_distance not above the exact buckets, unknown scores.
     """

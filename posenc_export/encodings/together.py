@@ -154,8 +154,8 @@ class TogetherOracle(Oracle):
             x = part.rotate_key_heads(x, position)
         return x
 
-    def observe(self, x: np.ndarray) -> None:
-        self._of("observe").observe(x)
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self._of("observe").observe(x, first, types)
 
     def score_scale(self, head_size: int) -> float:
         return self._of("score_scale").score_scale(head_size)

@@ -1,7 +1,7 @@
 """Relative sinusoids with content and position terms (Dai et al. 2019, Transformer-XL, 3.3; XLNet the same)."""
 
 import math
-from typing import List, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -10,59 +10,109 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 
+SEGMENTS = ("none", "pairs")
+
 
 class TransformerXL(PositionEncoding):
-    """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_(i-j)) / sqrt(D), R_d = [sin(d w_k), cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
+    """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_d) / sqrt(D), d = i - j, R_d = [sin(d w_k), cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
 
     With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) + (c sin(i w) - s cos(i w)) sin(j w): the query is turned
     by its own position and meets the sinusoid of the key's. So nothing is shifted, any offset and gap is exact, and there is no tensor [S,T,D].
     Memory beside the scores: turned queries [B,H,S,E] and sinusoids of the keys [B,T,E].
+    With a clamp, distances d beyond -clamp .. clamp count as its ends: keys there share one score of the second term, which the query forms once for each end.
+
+    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, t token types, s and e trained (Yang et al. 2019, XLNet, Relative Segment
+    Encodings). Without token types, as in a model that has none, all tokens are of one segment: that adds the same to all keys, and is left out.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E (even) of R, heads, head size D.
+        clamp: largest distance in tokens, clamp_len of Transformer-XL and XLNet; none where 0.
+        segments: "pairs" adds the term of segments as XLNet, "none" as Transformer-XL.
+
+    Weights:
+        u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias of checkpoints.
+        weight: W, [H,D,E].
+        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; where segments is "pairs".
+        segment: e of pairs in one segment, then of pairs in two, [2,H,D], seg_embed of XLNet; where segments is "pairs".
 
     Raises:
-        ValueError: odd width.
+        ValueError: odd width, a negative clamp, unknown segments.
     """
 
     shared = False
+    s: Optional[Tensor]
+    segment: Optional[Tensor]
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, clamp: int = 0, segments: str = "none") -> None:
         super().__init__()
         if geometry.width % 2:
             raise ValueError(f"transformer_xl: width is even, got {geometry.width}; choose an even width")
-        self.width = geometry.width
-        angles = np.arange(geometry.max_positions)[:, None] * 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
+        if clamp < 0:
+            raise ValueError(f"transformer_xl: clamp is 0 or more, got {clamp}; set clamp=0 for none")
+        if segments not in SEGMENTS:
+            raise ValueError(f"transformer_xl: segments is one of {', '.join(SEGMENTS)}, got {segments!r}")
+        self.width, self.clamp = geometry.width, clamp
+        frequencies = 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
+        angles = np.arange(geometry.max_positions)[:, None] * frequencies
         self.sin, self.cos = Table(np.sin(angles)), Table(np.cos(angles))
+        ends = np.outer(frequencies, (clamp, -clamp))  # behind and ahead of the query
+        self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
         self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
         self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
         self.weight = torch.nn.Parameter(torch.randn(geometry.heads, geometry.head_size, geometry.width) / math.sqrt(geometry.width))
+        pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
+        self.register_parameter("s", torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None)
+        self.register_parameter("segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None)
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [token types [B,S]] or none
+        to [B,S,H*D]."""
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
-        s, c = (by_head @ self.weight.to(torch.float32)).split(self.width // 2, dim=-1)
+        projected = by_head @ self.weight.to(torch.float32)
+        s, c = projected.split(self.width // 2, dim=-1)
         sin, cos = self.sin(positions).unsqueeze(1), self.cos(positions).unsqueeze(1)
         turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1).transpose(1, 2)
         of_keys = torch.cat((self.cos.of_keys(key_positions), self.sin.of_keys(key_positions)), dim=-1).unsqueeze(1)
-        return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * ops.products(turned, of_keys), scale)
+        relative = ops.products(turned, of_keys)
+        if self.clamp > 0:
+            behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
+            distances = ops.distances(positions, key_positions)
+            relative = torch.where(distances.lt(-self.clamp), behind, torch.where(distances.gt(self.clamp), ahead, relative))
+        added, segment = self.s, self.segment
+        if added is not None and segment is not None and len(states) > 0:
+            of_pairs = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2) @ segment.to(torch.float32).permute(1, 2, 0)
+            same, other = of_pairs.split(1, dim=-1)
+            relative = relative + torch.where(ops.distances(states[0], states[0]).eq(0), same, other)
+        return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
 
     def oracle(self) -> Oracle:
-        return TransformerXLOracle(*(value.detach().double().numpy() for value in (self.u, self.v, self.weight)))
+        return TransformerXLOracle(self.clamp, {name: value.detach().double().numpy() for name, value in self.named_parameters()})
 
 
 class TransformerXLOracle(Oracle):
-    def __init__(self, u: np.ndarray, v: np.ndarray, weight: np.ndarray) -> None:
-        self.u, self.v, self.weight = u, v, weight
+    def __init__(self, clamp: int, weights: Dict[str, np.ndarray]) -> None:
+        self.clamp, self.weights, self.first = clamp, weights, 0
+        self.types: Optional[np.ndarray] = None
+
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self.first, self.types = first, types
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        width, found = self.weight.shape[2], []
+        u, v, weight = (self.weights[name][head] for name in ("u", "v", "weight"))
+        width, found = weight.shape[1], []
         for key, p in zip(keys, positions, strict=True):
-            angles = [(query - p) / math.pow(10000.0, 2 * k / width) for k in range(width // 2)]
+            d = query - p if not self.clamp else min(max(query - p, -self.clamp), self.clamp)
+            angles = [d / math.pow(10000.0, 2 * k / width) for k in range(width // 2)]
             r = np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
-            found.append(float((q + self.u[head]) @ key + (q + self.v[head]) @ (self.weight[head] @ r)))
+            found.append(float((q + u) @ key + (q + v) @ (weight @ r)) + self.of_segments(head, q, query, p))
         return np.array(found) / math.sqrt(len(q))
+
+    def of_segments(self, head: int, q: np.ndarray, query: int, key: int) -> float:
+        if self.types is None or "segment" not in self.weights:
+            return 0.0
+        other = int(self.types[query - self.first] != self.types[key - self.first])
+        return float((q + self.weights["s"][head]) @ self.weights["segment"][other, head])

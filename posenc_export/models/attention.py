@@ -40,6 +40,7 @@ class Attention(torch.nn.Module):
         self.given_scale = config.scale
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
+        self.kept = len(encoding.layer_states())
         self.sight = build("sees", config.sees)
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
         norm = config.head_norm or {"name": "none"}
@@ -58,30 +59,33 @@ class Attention(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index [B], states to x's shape, states."""
+        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index [B], states to x's shape, states.
+
+        Without a cache there are no states: token types [B,S] may stand in their place."""
         q, k, v = self.projection(x)
         q, k, v = ops.split_heads(self.q_norm(q), self.heads), ops.split_heads(self.k_norm(k), self.kv_heads), ops.split_heads(v, self.kv_heads)
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
             keys, values = ops.append(states[0], k, write_index), ops.append(states[1], v, write_index)
             carried = self.encoding.observe(x, positions, write_index, states[2:])
-            present = [keys, values] + carried
+            present = [keys, values] + carried[: self.kept]
         else:
-            keys, values, carried, present = k.transpose(1, 2), v.transpose(1, 2), states, states
+            keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]
+            carried = self.encoding.observe(x, positions, write_index, states)
         if self.by_content:
             y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
         return self.projection.output(y), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates to [n,E], in float64, one head and one query at a time."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+        """One row x [n,E] at positions and coordinates, with token types [n] or none, to [n,E], in float64, one head and one query at a time."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
-        oracle.observe(x)
+        oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else exact.numbers(self.sinks)
         mixed = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):

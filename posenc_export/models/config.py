@@ -44,10 +44,11 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             keys and values of another sequence, which are given (cross-attention; projection "queries", no encodings).
         projection: from hidden states to queries, keys, values and back.
         head_norm: of projected queries and keys.
-        scale: factor on q k; the encodings', which is 1/sqrt(D) for most, where None.
+        scale: factor on q k, 1 for scores without one; the encodings', which is 1/sqrt(D) for most, where None. Encodings that make scores of content
+            have one of their own.
         softcap: scores are softcap tanh(s / softcap), before biases and masks.
         sinks: a trained score for each head that takes its share of the softmax and brings no value.
-        mechanism: "softmax", or "linear" (parts/linear_attention.py).
+        mechanism: "softmax", or "linear" (models/linear_attention.py), where a query sees "causal" or "both".
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0, parts that do

@@ -1,6 +1,6 @@
 """Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al. 2021, RoFormer, eq. 19)."""
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,38 +12,45 @@ from posenc_export.encodings.together import acts
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, exact
 
+SIGHTS = ("causal", "both")
+
 
 class LinearAttention(torch.nn.Module):
-    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), j up to i, phi = elu + 1; the rotation R stays out of the divisor.
+    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), phi = elu + 1; the rotation R stays out of the divisor.
 
-    State: S = sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and z = sum_j phi(k_j) [B,H,D], float32: a step costs the same at every position.
-    A call of S tokens is quadratic in S, which the chunk bounds.
+    j runs up to i where a query sees "causal", over all tokens where it sees "both".
+    State: S = sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and z = sum_j phi(k_j) [B,H,D], float32: a step costs the same at every position. Without a cache
+    there is none, and the cost of a call of S tokens is linear in S. A call with a cache is quadratic in S, which the chunk bounds.
 
     Args:
         width: model width E.
-        config: sizes and projection; as many kv heads as heads, causal.
+        config: sizes and projection; as many kv heads as heads.
         encoding: its `rotate` acts; one that acts on scores has nothing to act on.
 
     Raises:
-        ValueError: grouped kv heads, another sight than causal, an encoding with a bias or content scores, what is meant for scores.
+        ValueError: grouped kv heads, another sight than causal or both, an encoding with a bias or content scores, what is meant for scores.
     """
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        if config.heads != config.kv_heads or config.sees["name"] != "causal":
-            raise ValueError(f"linear attention: causal, kv_heads equal to heads, got {config.sees['name']}, {config.kv_heads} and {config.heads}; change the config")
+        sees = config.sees["name"]
+        if config.heads != config.kv_heads or sees not in SIGHTS:
+            rule = "linear attention: causal or both, kv_heads equal to heads"
+            raise ValueError(f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config")
         if acts(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
             raise ValueError(f"linear attention: it has no scores, got {names}, which acts on them; choose an encoding of hook embed or rotate")
         given = [name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)]
         if given or config.projection["name"] != "grouped":
             raise ValueError(f"linear attention: projected heads as they are, got {', '.join(given) or config.projection['name']}; leave it out")
-        self.heads, self.head_size, self.encoding = config.heads, config.head_size, encoding
+        self.heads, self.head_size, self.encoding, self.cached = config.heads, config.head_size, encoding, config.causal
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
         """What this attention carries from call to call, in the order `forward` takes."""
+        if not self.cached:
+            return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
         return [Carried("sum", summed, dtype="float32"), Carried("divisor", (self.heads, self.head_size), dtype="float32")]
 
@@ -53,20 +60,25 @@ class LinearAttention(torch.nn.Module):
         """Shapes as Attention.forward; key_positions, mask and write_index are of a cache, and not read."""
         q, k, v = self.projection(x)
         q, k = (torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1 for part in (q, k))
-        valid = positions.ge(0).unsqueeze(2).unsqueeze(3)
-        k, values = torch.where(valid, k, 0.0), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
+        valid, zero = positions.ge(0).unsqueeze(2).unsqueeze(3), torch.zeros([1], dtype=torch.float32, device=x.device)
+        k, values = torch.where(valid, k, zero), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
         turned_q, turned_k = self.encoding.rotate(q, k, coordinates)
+        turned_k = torch.where(valid, turned_k, zero)  # not every encoding leaves zeros what they are
         q, k, turned_q, turned_k = q.transpose(1, 2), k.transpose(1, 2), turned_q.transpose(1, 2), turned_k.transpose(1, 2)
-        seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
-        zero = torch.zeros([1], dtype=torch.float32, device=x.device)
-        shares = torch.where(seen, turned_q @ turned_k.transpose(2, 3), zero)
-        divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True) + q @ states[1].unsqueeze(3)
-        y = (shares @ values + turned_q @ states[0]) / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
-        present = [states[0] + turned_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
+        if self.cached:
+            seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
+            shares = torch.where(seen, turned_q @ turned_k.transpose(2, 3), zero)
+            divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True) + q @ states[1].unsqueeze(3)
+            total = shares @ values + turned_q @ states[0]
+            present = [states[0] + turned_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
+        else:
+            divisor, present = q @ k.sum(2).unsqueeze(3), states[:0]
+            total = turned_q @ (turned_k.transpose(2, 3) @ values)
+        y = total / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form; token types change nothing."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
@@ -75,7 +87,8 @@ class LinearAttention(torch.nn.Module):
         mixed = np.zeros_like(q)
         for head in range(self.heads):
             for i in range(len(q)):
-                shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in range(i + 1)])
-                divisor = sum(float(q[i, head] @ k[j, head]) for j in range(i + 1))
-                mixed[i, head] = shares @ v[: i + 1, head] / divisor
+                seen = range(i + 1 if self.cached else len(q))
+                shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in seen])
+                divisor = sum(float(q[i, head] @ k[j, head]) for j in seen)
+                mixed[i, head] = shares @ v[: len(seen), head] / divisor
         return exact.linear(self.projection.output, mixed.reshape(len(x), -1))

@@ -113,10 +113,10 @@ def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig
         epsilon: of the norms.
 
     Raises:
-        ValueError: as the descriptions; a causal or linear block.
+        ValueError: as the descriptions; a causal block.
     """
-    if block.attention.causal or block.attention.mechanism != "softmax":
-        raise ValueError("config: an encoder's attention is softmax and sees both ways, got another; give causal=False")
+    if block.attention.causal:
+        raise ValueError("config: an encoder's attention sees both ways, got another; give causal=False")
     if layers < 1 or segments < 1:
         raise ValueError(f"config: layers and segments are at least 1, got {layers} and {segments}")
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}

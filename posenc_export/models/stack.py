@@ -82,10 +82,13 @@ class Layer(torch.nn.Module):
         between = self.residual.after_attention(x, y)
         return self.residual.after_mlp(between, self.mlp(self.residual.mlp_input(x, between))), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], encoded: Sequence[np.ndarray] = ()) -> np.ndarray:
-        """One row x [n,E], and the keys and values of an encoder where it reads them [K,Q,D], to [n,E], float64."""
+    def exact(
+        self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None, encoded: Sequence[np.ndarray] = ()
+    ) -> np.ndarray:
+        """One row x [n,E] with token types [n] or none, and the keys and values of an encoder where it reads them [K,Q,D], to [n,E], float64."""
         attention: Any = self.attention
-        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, *encoded), self.mlp.exact))
+        given = encoded or (types,)
+        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, *given), self.mlp.exact))
 
 
 class Stack(torch.nn.Module):
@@ -155,9 +158,10 @@ class Stack(torch.nn.Module):
         for index, mask in enumerate(self.masks):
             masks.append(mask(positions, given[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
         first, next_given = self.embed_states, 1
+        types = states[:0] if segments is None else [segments]  # for encodings of scores: where there are segments, layers have no states
         for index, layer in enumerate(self.layers):
             behind = first + self.layer_states[index]
-            read = states[first:behind]
+            read = states[first:behind] + types
             if self.reads_encoder[index]:
                 read, next_given = given[next_given : next_given + 2], next_given + 2
             x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, read)
@@ -175,7 +179,7 @@ class Stack(torch.nn.Module):
         """One row of ids [n] at positions and coordinates, and what its encoder gave [Q,N], to [n,V], [n,E] or [n,N], float64."""
         rows = self.tokens.exact(x, segments, positions)
         for layer, pair in zip(self.layers, _pairs(self.config.kinds, encoded), strict=True):
-            rows = layer.exact(rows, positions, places, pair)  # type: ignore[operator]
+            rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
 

@@ -1,6 +1,6 @@
 """What ties the fields of a manifest to each other and to the graph: the rules that types and ranges cannot say."""
 
-from typing import Any, Dict, List, NoReturn, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Sequence, Tuple, cast
 
 import msgspec
 
@@ -111,12 +111,13 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
     """The first input and the output that a configuration asks for."""
     of_module = "input_ids" if tokens else "hidden_states", "output"
     (source, output), first = ENDS.get(manifest.kind, of_module), manifest.inputs[0]
-    width, key_values = manifest.config.get("width"), manifest.config.get("key_values")
-    size = {"decoder": tokens.get("vocabulary"), "module": manifest.config.get("outputs")}.get(manifest.kind, width)
+    key_values, width = manifest.config.get("key_values"), cast(int, manifest.config.get("width"))
+    size: Any = {"decoder": tokens.get("vocabulary"), "module": manifest.config.get("outputs")}.get(manifest.kind, width)
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         output, size = "encoder_key_values", key_values.get("size")
-    if type(size) is not int or type(width) is not int:
-        _refuse("config has the sizes of the model as whole numbers", repr(size)[:60])
+    for number in (size, width):
+        if type(number) is not int:
+            _refuse("config has the sizes of the model as whole numbers", repr(number)[:60])
     given = Value(output, manifest.dtype, (B, S, size))
     if _reads_features(manifest):  # how many numbers a token has is up to the part that reads them
         if len(first.axes) != 3 or not isinstance(first.axes[2], int):

@@ -1,5 +1,6 @@
 """What encodings promise for all positions, not for examples: laws checked on drawn ones."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ REACH = 1 << 14
 LAWS = settings(derandomize=True, deadline=None, max_examples=25)
 ROTARY = [name for name, cls in encodings.REGISTRY.items() if issubclass(cls, Rotary)]
 BY_DIFFERENCE = [*ROTARY, "xpos"]
-SHIFT_INVARIANT = ["alibi", "t5", "kerple", "sandwich"]
+SHIFT_INVARIANT = ["alibi", "t5", "kerple", "sandwich", "dynamic_bias"]
 positions = st.integers(0, REACH - 1)
 
 
@@ -140,3 +141,16 @@ def test_the_order_of_tokens_matters_for_every_encoding_but_nope(name: str) -> N
         assert difference <= tolerance("float32", 1, 48)
     else:
         assert difference > 100 * tolerance("float32", 1, 48)
+
+
+ON_SCORES = [name for name, cls in encodings.REGISTRY.items() if any(hook in vars(cls) for hook in ("bias", "rescore")) and cls.__module__.count("rope_") == 0]
+
+
+@pytest.mark.parametrize("name", ON_SCORES)
+def test_every_weight_of_an_encoding_of_scores_is_described_by_its_name(name: str) -> None:
+    encoding = _build(name)
+    _, _, described = (encoding.__doc__ or "").partition("    Weights:\n")
+    lines = described.partition("    Raises:")[0].splitlines()
+    names = {one.strip() for line in lines if ":" in line for one in line.partition(":")[0].split(",")}
+    trained = {re.sub(r"\.\d+\.", ".N.", key) for key, _ in encoding.named_parameters()}
+    assert trained <= names

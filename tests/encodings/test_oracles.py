@@ -85,6 +85,18 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
     assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
 
 
+@pytest.mark.parametrize("frequencies", ["words", "dimensions"])
+@pytest.mark.parametrize("phases", ["own", "zero"])
+def test_complex_words_with_shared_frequencies_are_words_that_have_the_same_ones(frequencies: str, phases: str) -> None:
+    whole, shared = (encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY) for f in ("own", frequencies))
+    x = torch.randn(1, 3, whole.token_width(24))
+    frequency = shared.get_parameter("frequency.value").float() if frequencies == "words" else x[..., 12:13].clone()
+    x[..., 12:24] = frequency
+    narrow = torch.cat((x[..., :12], x[..., 12:13][..., : frequencies == "dimensions"], x[..., 24:]), dim=-1)
+    places = torch.tensor([[1, 999, FAR - 1]])
+    assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
 def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers is not installed")
@@ -104,6 +116,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope:layout=pairs", "layout is one of"),
         ("alibi:max_bias=0", "max_bias is above 0"),
         ("alibi:scale=0", "scale is above 0"),
+        ("alibi:heads=7", "heads is 0 .. 6"),
+        ("alibi:added=between", "added is one of after, before"),
         ("sinusoidal:offset=-1", "offset is 0 or more"),
         ("learned:offset=-1", "offset is 0 or more"),
         ("sinusoidal:base=1", "base is above 1"),
@@ -139,11 +153,28 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("t5:scores=half", "scores is one of unscaled, scaled"),
         ("kerple:kernel=cubic", "kernel is one of log, power"),
         ("fire:hidden=0", "hidden is at least 1"),
+        ("dynamic_bias:distance=squared", "distance is one of linear, log"),
+        ("dynamic_bias:norm=rms", "norm is one of none, layer"),
+        ("dynamic_bias:depth=0", "hidden and depth are at least 1"),
+        ("fox:scale=0", "scale is above 0"),
+        ("fox_pair:size=0", "size is at least 1"),
+        ("inkling:scores=free", "scores is one of scaled, by_size"),
+        ("inkling:extent=0", "basis and extent are at least 1"),
         ("sandwich:dims=3", "dims is even"),
+        ("swin:rows=2,columns=2", "the window holds max_positions"),
+        ("swin_v2:pretrained_rows=1", "pretrained_rows is 0 or at least 2"),
         ("swin_v2:rows=2,columns=2", "the window holds max_positions"),
         ("shaw:left=-1", "clipping distances are 0 or more"),
+        ("infused:table=random", "table is one of sinusoidal, trained"),
+        ("infused:base=1", "base is above 1"),
+        ("shaw:table=random", "table is one of trained, sinusoidal"),
+        ("complex_order:frequencies=shared", "frequencies is one of own, words, dimensions"),
+        ("complex_order:phases=none", "phases is one of own, zero"),
         ("shaw:values=some", "values is one of relative, plain"),
+        ("transformer_xl:segments=two", "segments is one of none, pairs"),
+        ("transformer_xl:clamp=-1", "clamp is 0 or more"),
         ("deberta:version=v3", "version is one of v1, v2"),
+        ("deberta:terms=p2p", "terms is one of both, c2p, p2c"),
         ("deberta:span=7", "span is at least 2, in v2 even"),
         ("cope:positions=1", "positions is at least 2"),
         ("hierarchical:share=0.5", "share is between 0 and 1 and not 0.5"),

@@ -40,19 +40,23 @@ def test_deberta_log_buckets_are_those_of_transformers(span: int, max_relative: 
     assert torch.equal(encoding.of_distance[behind.clamp(-max_relative, max_relative) + max_relative], expected)
 
 
-def test_deberta_scores_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["c2p"], ["p2c"]])
+def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
     from transformers.models.deberta_v2 import DebertaV2Config
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
     config = DebertaV2Config(
         hidden_size=64, num_attention_heads=4, attention_head_size=16, relative_attention=True, position_buckets=8, max_relative_positions=20,
-        pos_att_type=["c2p", "p2c"], share_att_key=False, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+        pos_att_type=terms, share_att_key=False, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
     )  # fmt: skip
     torch.manual_seed(1)
     theirs = DisentangledSelfAttention(config).eval()
-    ours: Any = encodings.build({"name": "deberta", "span": 8, "max_relative": 20}, encodings.Geometry(64, 4, 16, 64, False, 4))
-    ours.of_keys.load_state_dict(theirs.pos_key_proj.state_dict())
-    ours.of_queries.load_state_dict(theirs.pos_query_proj.state_dict())
+    one = {"terms": terms[0]} if len(terms) == 1 else {}
+    ours: Any = encodings.build({"name": "deberta", "span": 8, "max_relative": 20, **one}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    if "c2p" in terms:
+        ours.of_keys.load_state_dict(theirs.pos_key_proj.state_dict())
+    if "p2c" in terms:
+        ours.of_queries.load_state_dict(theirs.pos_query_proj.state_dict())
     x, table = torch.randn(1, 30, 64), torch.randn(16, 64)
     ours.table.data = table
     with torch.no_grad():
@@ -63,12 +67,14 @@ def test_deberta_scores_are_those_of_transformers() -> None:
     assert torch.allclose(y, expected, atol=1e-5)
 
 
-def test_swin_v2_bias_is_that_of_transformers() -> None:
+@pytest.mark.parametrize("pretrained", [[0, 0], [3, 4]])
+def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     from transformers.models.swinv2 import Swinv2Config
     from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=[0, 0]).eval()
-    ours: Any = encodings.build({"name": "swin_v2", "rows": 5, "columns": 5, "hidden": 512}, encodings.Geometry(64, 4, 16, 25, False))
+    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=pretrained).eval()
+    sizes = {"rows": 5, "columns": 5, "pretrained_rows": pretrained[0], "pretrained_columns": pretrained[1]}
+    ours: Any = encodings.build({"name": "swin_v2", "hidden": 512, **sizes}, encodings.Geometry(64, 4, 16, 25, False))
     first, _, second = theirs.continuous_position_bias_mlp
     ours.first.load_state_dict(first.state_dict())
     ours.second.load_state_dict(second.state_dict())
@@ -111,11 +117,12 @@ def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
     assert torch.allclose(ours[0], theirs, atol=1e-5)
 
 
-def test_transformer_xl_scores_are_those_of_xlnet() -> None:
+@pytest.mark.parametrize("clamp", [0, 5])
+def test_transformer_xl_scores_are_those_of_xlnet(clamp: int) -> None:
     from transformers.models.xlnet.configuration_xlnet import XLNetConfig
     from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-    config = XLNetConfig(vocab_size=8, d_model=64, n_head=4, d_head=16, d_inner=8, n_layer=1, dropout=0.0)
+    config = XLNetConfig(vocab_size=8, d_model=64, n_head=4, d_head=16, d_inner=8, n_layer=1, dropout=0.0, clamp_len=clamp or -1)
     torch.manual_seed(1)
     theirs = XLNetRelativeAttention(config).eval()
     for part in theirs.parameters():
@@ -123,7 +130,7 @@ def test_transformer_xl_scores_are_those_of_xlnet() -> None:
     q, k, v = torch.randn(3, 30, 1, 4, 16)
     rows = XLNetModel(config).relative_positional_encoding(30, 30)
     of_keys = torch.einsum("ibh,hnd->ibnd", rows, theirs.r)
-    ours: Any = encodings.build({"name": "transformer_xl"}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    ours: Any = encodings.build({"name": "transformer_xl", "clamp": clamp}, encodings.Geometry(64, 4, 16, 64, False, 4))
     ours.u.data, ours.v.data, ours.weight.data = theirs.r_w_bias.data, theirs.r_r_bias.data, theirs.r.data.permute(1, 2, 0)
     with torch.no_grad():
         expected = theirs.rel_attn_core(q, k, v, of_keys)[:, 0].flatten(1)

@@ -8,13 +8,14 @@ from typing import Any, Callable, Iterable, List
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models.config import from_json, to_json
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import decoder_config
+from posenc_export.models.short import decoder_config, encoder_config
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, load
 from posenc_export.runtime import manifest as manifests
@@ -83,6 +84,11 @@ def test_encoder_with_segments_matches_eager_whole_padded_and_ragged(variant: st
     assert not manifest.states and manifest.certificate is not None and "segments: oracle" in manifest.certificate["cells"]
 
 
+@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in TARGETS])
+def test_segments_in_scores_match_eager_and_the_oracle(target: str, tmp_path: Path) -> None:
+    _passes(encoder("transformer_xl-segments"), target, tmp_path)
+
+
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "sinusoidal"], quick=lambda variant, target: variant == "rope" and target not in APART))
 def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(block(variant), target, tmp_path, dtype="float16")
@@ -143,15 +149,36 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(va
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
 
 
+QUICK_LINEAR = (("input_rnn", "torchscript"), ("pope", "torchscript"))
+
+
 @pytest.mark.parametrize(
     ("variant", "target"),
     _each(["rope", "learned", "nope"], quick=lambda variant, target: variant == "rope" and target not in APART)
-    + _each(["input_rnn"], ("onnx", "torchscript"), lambda variant, target: target == "torchscript"),
+    + _each(["input_rnn", "pope", "infused"], ("onnx", "torchscript"), lambda variant, target: (variant, target) in QUICK_LINEAR),
 )
 def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
     names = [state.past for state in manifests.read(tmp_path / "artefact").states]
     assert not any(name.endswith(("key", "value", "positions")) for name in names)  # nothing that grows: a step costs the same everywhere
+
+
+@pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned"], quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript")))
+def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
+    _passes(decoder(variant, mechanism="linear", kv_heads=6, causal=False), target, tmp_path)
+    assert not manifests.read(tmp_path / "artefact").states
+
+
+@pytest.mark.parametrize("target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"])
+def test_encoder_with_linear_attention_matches_eager(target: str, tmp_path: Path) -> None:
+    attention = block("rope", mechanism="linear", kv_heads=6, causal=False)
+    _passes(encoder_config(61, 2, 40, attention, segments=3), target, tmp_path)
+
+
+@pytest.mark.parametrize(("variant", "target"), _each(["alibi", "rope"], ("ort", "torchscript"), lambda variant, target: (variant, target) == ("alibi", "ort")))
+def test_scores_without_a_factor_match_eager(variant: str, target: str, tmp_path: Path) -> None:
+    config = block(variant)
+    _passes(replace(config, attention=replace(config.attention, scale=1.0)), target, tmp_path)
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "nope"], quick=lambda variant, target: variant == "rope" and target not in APART))

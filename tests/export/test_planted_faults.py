@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from posenc_export import ops
@@ -193,6 +194,7 @@ PLANTS |= {
     "sign of the relative distance, shaw": ("shaw", _each(_other_sign)),
     "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("sin", lambda rows: -rows))),
     "sign of the relative distance, deberta": ("deberta", _each(lambda e: e.of_distance.copy_(e.of_distance.flip(0)))),
+    "distances that are not clamped": ("transformer_xl-clamped", _each(lambda e: setattr(e, "clamp", 0))),
     "missing u": ("transformer_xl", _each(_without("u"))),
     "missing v": ("transformer_xl", _each(_without("v"))),
     "missing position to content": ("deberta", _each(_without("of_queries.weight", "of_queries.bias"))),
@@ -203,9 +205,13 @@ PLANTS |= {
     "length seen ignored": ("rope_dynamic-short", _each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0)))),
     "decay of keys not inverse": ("xpos", _each(_keys_scaled_as_queries)),
     "state not carried, fox": ("fox", _each(_forgets_gates)),
+    "state not carried, fox_pair": ("fox_pair", _each(_forgets_gates)),
+    "table one row late, dynamic_bias": ("dynamic_bias", _each(_table_one_row_late)),
+    "curves one distance late": ("inkling-near", _each(lambda e: e.table.copy_(e.table.roll(1, 1)))),
     "gates that vanish, fox": ("fox-forgetful", _each(_gates_through_a_sigmoid)),
     "state not carried, input_rnn": ("input_rnn", _each(_forgets_tokens)),
     "state not carried, conditional_conv": ("conditional_conv", _each(_forgets_tokens)),
+    "offsets in columns exchanged": ("swin", _each(lambda e: e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1)))),
     "count clamped one short": ("cope-short", _each(lambda e: setattr(e, "last", e.last - 1))),
     "bits the other way round": ("binary", _each(lambda e: e.powers.copy_(e.powers.flip(0)))),
     "shares exchanged": ("hierarchical", _each(lambda e: setattr(e, "share", 1 - e.share))),
@@ -342,6 +348,12 @@ def test_a_right_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]
 
 
+@pytest.mark.parametrize("variant", ["fox", "fox_pair", "inkling-near"])
+def test_what_scores_read_of_tokens_passes_behind_a_window(variant: str) -> None:
+    config = block(variant)
+    assert _measured(replace(config, attention=replace(config.attention, sees={"name": "window", "size": 5})))["passed"]
+
+
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.xdist_group(PLANTS[fault][0])) for fault in PLANTS])
 def test_a_planted_fault_is_seen(fault: str) -> None:
     variant, plant = PLANTS[fault]
@@ -361,6 +373,11 @@ def _pre_norm(model: Any) -> None:
 @pytest.mark.parametrize("plant", [_without_segments, _pre_norm])
 def test_a_planted_fault_of_the_encoder_is_seen(plant: Plant) -> None:
     assert _measured(encoder("learned"))["passed"] and not _measured(encoder("learned"), plant)["passed"]
+
+
+def test_segments_of_scores_that_are_exchanged_are_seen() -> None:
+    config = encoder("transformer_xl-segments")
+    assert _measured(config)["passed"] and not _measured(config, _each(lambda e: e.segment.copy_(e.segment.flip(0))))["passed"]
 
 
 def test_layer_encodings_in_another_order_are_seen() -> None:

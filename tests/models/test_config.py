@@ -89,7 +89,7 @@ BAD_ATTENTION = {
     "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "cope makes scores of content and takes no softcap"),
     "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "one of them acts by rescore, got Shaw and CoPE"),
     "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "CoPE works in causal attention, got bidirectional"),
-    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: causal"),
+    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: causal or both"),
     "linear norm": ({"mechanism": "linear", "kv_heads": 6, "head_norm": {"name": "head", "norm": {"name": "rms"}}}, "got head_norm"),
     "linear scores": ({"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)}, "it has no scores, got alibi"),
 }

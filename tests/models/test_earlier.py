@@ -68,7 +68,7 @@ FAULTS = {
     "one norm for both halves of a layer": ("falcon new", "parallel_norms", "parallel"),
     "halves of a layer in turn": ("gpt_neox", "parallel_norms", "pre"),
     "norms before sums": ("opt post", '"post"', '"pre"'),
-    "slopes that are not divided": ("falcon with alibi", r'"scale":0\.35\d+', '"scale":1.0'),
+    "slopes that are not divided": ("falcon with alibi", r'"added":"before"', '"added":"after"'),
     "no bound": ("mpt clipped", '"clip":0.7', '"clip":70.0'),
     "no factor on scores": ("mpt clipped", '"scale":0.4', '"scale":0.25'),
     "sinusoids from 0": ("xglm", '"offset":2', '"offset":0'),

@@ -44,7 +44,7 @@ def test_what_needs_a_cache_or_a_vocabulary_is_refused() -> None:
             call()
 
 
-@pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox"])
+@pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox_pair"])
 def test_encodings_that_look_back_only_are_refused_by_name(variant: str) -> None:
     with pytest.raises(ValueError, match="works in causal attention, got bidirectional"):
         Stack(encoder(variant))

@@ -55,7 +55,7 @@ def test_hidden_states_are_those_of_transformers(name: str, target: str, signatu
     assert share(ENCODER[pattern](_peer(name, folders)[0], _session(name, target, signature, folders))) <= 1
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta other", "roformer"])
+@pytest.mark.parametrize("name", ["bert", "roberta other", "roformer", "xlnet"])
 def test_token_types_are_felt(name: str, folders: Path) -> None:
     session, tokens = _session(name, "torchscript", "positions", folders), tokens_of(low=5)
     types = np.random.default_rng(1).integers(0, session.manifest.segments, tokens.shape)

@@ -4,7 +4,7 @@ from typing import Any, Mapping
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
-from posenc_export.models.families.deberta import POSITIONS, distances
+from posenc_export.models.families.deberta import POSITIONS, distances, terms
 from posenc_export.models.families.encoder_rules import NormalisedRows
 from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
 from posenc_export.models.families.rules import Joined, Same, Table, Whole
@@ -33,7 +33,7 @@ def describe(config: Settings) -> StackConfig:
     if isinstance(buckets, bool) or not isinstance(buckets, int) or (buckets > 0 and (buckets % 2 or buckets >= relative)):
         raise ValueError(f"deberta-v2: position_buckets is -1, or even and below max_relative_positions, got {buckets!r} and {relative}; correct config.json")
     by_bucket = {"version": "v2", "span": buckets, "max_relative": relative}
-    encoding = {"name": "deberta", **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
+    encoding = {"name": "deberta", **terms(config), **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
     return post_norm(config, [], [encoding], config.max_positions, segments(config))
 
 

@@ -49,6 +49,24 @@ class Biases:
 
 
 @dataclass(frozen=True)
+class NoTable:
+    """Zeros for a table that the family has not.
+
+    Args:
+        rows, columns: its sizes.
+    """
+
+    rows: int
+    columns: int
+
+    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
+        return {}
+
+    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
+        return torch.zeros(self.rows, self.columns)
+
+
+@dataclass(frozen=True)
 class NoBias:
     """Zeros for a bias over all query heads that the family has not."""
 

@@ -41,7 +41,7 @@ def describe(config: Settings) -> StackConfig:
     ):
         if wrong:
             raise ValueError(f"falcon: {rule}, got {got}; correct config.json")
-    rotation = {"name": "alibi", "scale": (config.width // config.heads) ** -0.5} if config.flag("alibi", False) else config.rotation()
+    rotation = {"name": "alibi", "added": "before"} if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # without a meaning beside ALiBi
     residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
     bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)

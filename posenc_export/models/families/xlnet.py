@@ -1,8 +1,10 @@
-"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, attention both ways, norms behind sums. Its content stream, without memory and segments."""
+"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, attention both ways, norms behind sums. Its content stream, without memory."""
+
+from typing import Any, Mapping
 
 from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families import Family
-from posenc_export.models.families.encoder_rules import FlatHeads, JoinedHeads, Permuted
+from posenc_export.models.families.encoder_rules import FlatHeads, JoinedHeads, NoTable, Permuted
 from posenc_export.models.families.encoders import ENCODING, OURS, QKV, UNUSED, attention, encoder_only
 from posenc_export.models.families.rules import Same, Table, Whole
 from posenc_export.models.families.settings import Settings
@@ -14,6 +16,8 @@ WEIGHTS: Table = {
     QKV: JoinedHeads(HEADS + "q", HEADS + "k", HEADS + "v"),
     ENCODING + ".u": Whole(HEADS + "r_w_bias"),
     ENCODING + ".v": Whole(HEADS + "r_r_bias"),
+    ENCODING + ".s": Whole(HEADS + "r_s_bias"),
+    ENCODING + ".segment": Whole(HEADS + "seg_embed"),
     ENCODING + ".weight": Permuted(HEADS + "r", (1, 2, 0)),
     OURS + "attention.projection.output": FlatHeads(HEADS + "o"),
     OURS + "residual.attention_norm": Same(HEADS + "layer_norm"),
@@ -21,24 +25,34 @@ WEIGHTS: Table = {
     OURS + "mlp.down": Same(LAYER + "ff.layer_2"),
     OURS + "residual.mlp_norm": Same(LAYER + "ff.layer_norm"),
 }
-# What pretraining and segments alone read, and heads of tasks.
-NOT_READ = (r"mask_emb$", r"\.rel_attn\.(r_s_bias|seg_embed)$", r"^(lm_loss|logits_proj|start_logits|end_logits|answer_class)\.")
+SEGMENTS = 4  # of two texts, of the token behind them and of padding, as its tokenizer numbers them
+# What pretraining alone reads, and heads of tasks.
+NOT_READ = (r"mask_emb$", r"^(lm_loss|logits_proj|start_logits|end_logits|answer_class)\.")
 # Keys of memory and of heads.
 UNREAD = ("end_n_top", "mem_len", "reuse_len", "start_n_top", "untie_r", "use_mems_eval", "use_mems_train")
 
 
 def describe(config: Settings) -> StackConfig:
-    """What transformers computes where no token_type_ids are given: which of two tokens' segments are the same enters its scores otherwise."""
-    for key, value in {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "d_head": config.width // config.heads}.items():
+    """Token types enter scores and not tokens: the table of segments is zeros."""
+    for key, value in {"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads}.items():
         config.only(key, value, value)
     for key in UNREAD:
         config.take(key, None)
+    clamp = config.take("clamp_len", -1)
+    if isinstance(clamp, bool) or not isinstance(clamp, int):
+        raise ValueError(f"xlnet: clamp_len is a whole number, got {clamp!r}; correct config.json")
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
     mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [{"name": "transformer_xl"}], bias=False), mlp=mlp)
-    tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
+    encoding = {"name": "transformer_xl", "segments": "pairs", **({"clamp": clamp} if clamp > 0 else {})}
+    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [encoding], bias=False), mlp=mlp)
+    tokens = TokensConfig(vocabulary=config.whole("vocab_size"), segments=SEGMENTS)
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ))
+def no_table(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    """What stands where other families add segments to tokens."""
+    return {"tokens.segments": NoTable(SEGMENTS, description.width)}
+
+
+FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further=no_table)

@@ -1,0 +1,124 @@
+"""Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer, Dynamic Position Bias; linear or logarithmic as in x-transformers)."""
+
+import math
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
+
+DISTANCES = ("linear", "log")
+NORMS = ("none", "layer")
+EPSILON = 1e-5  # of torch.nn.LayerNorm
+BLOCK = 1 << 14  # distances computed at a time
+
+
+class ExactLinear(torch.nn.Linear):
+    """A linear layer that stays float32 when the model is cast: it multiplies distances of any size."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "ExactLinear":
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(fn(torch.empty(0, device=parameter.device)).device)
+        return self
+
+
+class DynamicBias(PositionEncoding):
+    """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H: linear layers with SiLU between them.
+
+    f depends on distances only, so it is computed once for each of them, in float64, and read as a table: `prepare` computes it anew when weights have
+    changed. The table takes no gradients: weights come trained. It has max_positions rows where causal, twice as many otherwise.
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: heads H, max_positions.
+        distance: "linear" or "log".
+        hidden: width of the hidden layers.
+        depth: number of hidden layers.
+        norm: "layer" puts LayerNorm (with factor and offset) before every SiLU, "none" nothing.
+
+    Weights:
+        first.weight, first.bias: from s to the first hidden layer, [hidden,1] and [hidden].
+        between.N.weight, between.N.bias: from a hidden layer to the next, [hidden,hidden] and [hidden], depth - 1 of them.
+        norms.N.weight, norms.N.bias: of LayerNorm, [hidden] each, depth of them where norm is "layer".
+        second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
+
+    Raises:
+        ValueError: unknown distance or norm, a width or depth below 1.
+    """
+
+    def __init__(self, geometry: Geometry, distance: str = "linear", hidden: int = 32, depth: int = 2, norm: str = "none") -> None:
+        super().__init__()
+        for name, value, choices in (("distance", distance, DISTANCES), ("norm", norm, NORMS)):
+            if value not in choices:
+                raise ValueError(f"dynamic_bias: {name} is one of {', '.join(choices)}, got {value!r}")
+        if hidden < 1 or depth < 1:
+            raise ValueError(f"dynamic_bias: hidden and depth are at least 1, got {hidden} and {depth}; set hidden=N, depth=N")
+        self.distance, self.furthest, self.ahead = distance, geometry.max_positions - 1, 0 if geometry.causal else geometry.max_positions - 1
+        self.first, self.second = ExactLinear(1, hidden), ExactLinear(hidden, geometry.heads)
+        self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0))
+        self.table = Table(np.zeros((1, geometry.heads)))
+        self.prepare()
+        self.register_load_state_dict_post_hook(prepare_loaded)
+
+    def prepare(self) -> None:
+        distances = np.arange(-self.ahead, self.furthest + 1, dtype=np.float64)
+        if self.distance == "log":
+            distances = np.sign(distances) * np.log1p(np.abs(distances))
+        self.table = Table(np.concatenate([self.network(block) for block in np.array_split(distances, -(-len(distances) // BLOCK))]))
+
+    def network(self, distances: np.ndarray) -> np.ndarray:
+        """Spaced distances [n] float64 to [n,H]."""
+        x = torch.from_numpy(distances).unsqueeze(1)
+        for index, linear in enumerate([self.first, *self.between]):
+            x = _double(linear, x)
+            if len(self.norms):
+                norm: Any = self.norms[index]
+                x = torch.nn.functional.layer_norm(x, x.shape[1:], norm.weight.detach().double(), norm.bias.detach().double(), EPSILON)
+            x = torch.nn.functional.silu(x)
+        return _double(self.second, x).numpy()
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; where causal, right for keys up to the query."""
+        behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
+        index = behind.clamp(-self.ahead, self.furthest) + self.ahead
+        return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(0, 3, 1, 2)
+
+    def oracle(self) -> Oracle:
+        return DynamicBiasOracle(self.distance, {name: value.detach().double().numpy() for name, value in self.named_parameters()})
+
+
+def _double(linear: Any, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, linear.weight.detach().double(), linear.bias.detach().double())
+
+
+class DynamicBiasOracle(Oracle):
+    def __init__(self, distance: str, weights: Dict[str, np.ndarray]) -> None:
+        self.distance, self.weights = distance, weights
+        self.rows: Dict[int, List[float]] = {}
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        if query - key not in self.rows:
+            self.rows[query - key] = self.row(query - key)
+        return self.rows[query - key][head]
+
+    def row(self, d: int) -> List[float]:
+        values = [float(d) if self.distance == "linear" else math.copysign(math.log1p(abs(d)), d)]
+        depth = 1 + sum(name.startswith("between") and name.endswith("weight") for name in self.weights)
+        for index in range(depth):
+            sums = self.sums("first" if index == 0 else f"between.{index - 1}", values)
+            if f"norms.{index}.weight" in self.weights:
+                mean = math.fsum(sums) / len(sums)
+                deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in sums) / len(sums) + EPSILON)
+                factors, offsets = self.weights[f"norms.{index}.weight"], self.weights[f"norms.{index}.bias"]
+                sums = [(value - mean) / deviation * factor + offset for value, factor, offset in zip(sums, factors, offsets, strict=True)]
+            values = [value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums]  # exp ends at 709
+        return self.sums("second", values)
+
+    def sums(self, layer: str, values: List[float]) -> List[float]:
+        rows, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
+        return [math.fsum(w * value for w, value in zip(row, values, strict=True)) + offset for row, offset in zip(rows, offsets, strict=True)]

@@ -1,0 +1,80 @@
+"""Forget gates of pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
+
+import math
+from typing import List, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.fox import log_sigmoid
+
+
+class FoXPair(PositionEncoding):
+    """scores + scale sum of log f_il over keys l = j .. i - 1, f_il = sigmoid(a_i . b_l / sqrt(size)), a_i = A_h x_i, b_l = B_h x_l.
+
+    The query decides how much of each key it forgets, so sums are formed anew for every query, in float64.
+    Memory beside the scores: [B,H,S,T] in float64, three times.
+
+    State: b of every key [B,H,T,size], float32. Hook: observe, rescore. Range: 0 .. max_positions - 1. Causal attention only.
+
+    Args:
+        geometry: width E of x, heads H.
+        size: numbers in a and b.
+        scale: factor on the sums.
+
+    Weights:
+        gate.weight: A over B, [2*H*size,E], heads outermost in each.
+
+    Raises:
+        ValueError: a size below 1, a scale not above 0.
+    """
+
+    shared = False
+    works_in = ("causal",)
+
+    def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
+        super().__init__()
+        if size < 1 or not scale > 0:
+            raise ValueError(f"fox_pair: size is at least 1 and scale above 0, got {size} and {scale}; set size=N")
+        self.heads, self.size, self.scale = geometry.heads, size, float(scale)
+        self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
+
+    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E], write_index [B], states [b [B,H,P,size]] to the same with T, and a [B,S,H,size] for the `rescore` of this call."""
+        a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
+        b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
+        return [ops.append(states[0], b, write_index), a]
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [b, a] to [B,S,H*D]."""
+        logs = log_sigmoid(ops.products(states[1], states[0]) * (1 / math.sqrt(self.size)))
+        behind = ops.distances(positions, key_positions).lt(0) & key_positions.ge(0).unsqueeze(1).unsqueeze(2)
+        sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
+        return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
+
+    def layer_states(self) -> List[Carried]:
+        return [Carried("gate", (self.heads, self.size), grows=True, dtype="float32")]
+
+    def oracle(self) -> Oracle:
+        return FoXPairOracle(self)
+
+
+class FoXPairOracle(Oracle):
+    def __init__(self, encoding: FoXPair) -> None:
+        queries, keys = encoding.gate.weight.detach().double().numpy().reshape(2, encoding.heads, encoding.size, -1)
+        self.queries, self.keys, self.scale = queries, keys, encoding.scale
+        self.x, self.first = np.zeros((0, keys.shape[2])), 0
+
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self.x, self.first = x, first
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        a, b = self.queries[head] @ self.x[query - self.first], self.x[: query - self.first] @ self.keys[head].T
+        logs = [-float(np.logaddexp(0, -(a @ row) / math.sqrt(len(a)))) for row in b]
+        decays = [self.scale * math.fsum(logs[p - self.first :]) for p in positions]
+        return np.array([float(q @ key) / math.sqrt(len(q)) + decay for key, decay in zip(keys, decays, strict=True)])

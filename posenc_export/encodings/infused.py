@@ -1,0 +1,75 @@
+"""Positions added to queries and keys, and not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here behind the projections)."""
+
+import math
+from typing import Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+
+TABLES = ("sinusoidal", "trained")
+
+
+class Infused(PositionEncoding):
+    """scores (q_i + p_i) . (k_j + p_j) / sqrt(D), p of head size D the same for all heads; values stay without positions.
+
+    Sinusoids are p_n = [sin(n w_k), cos(n w_k)] side by side, w_k = base^(-2k/D). Shortformer adds sinusoids of the model's width before the projections,
+    which is the same with another p for queries and for keys of each head: W p instead of p.
+
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: head size D, even where p is sinusoids.
+        table: "sinusoidal" or "trained".
+        base: ratio of the longest wavelength to 2 pi.
+
+    Weights:
+        table.weight: p where it is trained, [max_positions,D].
+
+    Raises:
+        ValueError: unknown table, base not above 1, sinusoids of an odd head size.
+    """
+
+    def __init__(self, geometry: Geometry, table: str = "sinusoidal", base: float = 10000.0) -> None:
+        super().__init__()
+        if table not in TABLES:
+            raise ValueError(f"infused: table is one of {', '.join(TABLES)}, got {table!r}")
+        if not base > 1:
+            raise ValueError(f"infused: base is above 1, got {base}")
+        size = geometry.head_size
+        if table == "sinusoidal" and size % 2:
+            raise ValueError(f"infused: head size is even where table is sinusoidal, got {size}; choose an even head size")
+        self.base = float(base)
+        self.table = torch.nn.Embedding(geometry.max_positions, size) if table == "trained" else None
+        if self.table is not None:
+            torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
+        # Where rows are trained one sinusoid stands there unread: torch.export writes no table without numbers.
+        angles = np.arange(1 if table == "trained" else geometry.max_positions)[:, None] * self.base ** (-np.arange(0, size, 2) / size)
+        self.waves = Table(np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(-1, size + size % 2))
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        added = self.rows(positions).unsqueeze(2)
+        return (q + added).to(q.dtype), (k + added).to(k.dtype)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """positions [B,S] int64, -1 read as 0, to p [B,S,D]."""
+        if self.table is not None:
+            return self.table(positions.clamp(min=0))
+        return self.waves(positions)
+
+    def oracle(self) -> Oracle:
+        return InfusedOracle(self)
+
+
+class InfusedOracle(Oracle):
+    def __init__(self, encoding: Infused) -> None:
+        self.base, self.rows = encoding.base, None if encoding.table is None else encoding.table.weight.detach().double().numpy()
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        if self.rows is not None:
+            return x + self.rows[position]
+        turns = [position / math.pow(self.base, (k - k % 2) / len(x)) for k in range(len(x))]
+        return np.array([value + (math.cos(turn) if k % 2 else math.sin(turn)) for k, (value, turn) in enumerate(zip(x, turns, strict=True))])

@@ -1,0 +1,88 @@
+"""Curves of the distance, mixed by the query's token (the relative logits of Inkling, Thinking Machines 2026, which has no paper; as transformers computes them)."""
+
+import math
+from typing import List, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+
+SCORES = ("scaled", "by_size")
+
+
+class Inkling(PositionEncoding):
+    """scores + w_h(x_i) . c[i - j] where 0 <= i - j < extent, scores alone elsewhere; w = W x + b, of `basis` numbers for each head, c trained.
+
+    x is what the attention reads. Keys bring nothing of their own, so there is no state. Where Inkling raises scores of long texts by a temperature, that
+    multiplies these curves too; `logn` beside this encoding multiplies queries alone. Memory beside the scores: [B,H,S,extent+1].
+
+    Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: width E, heads H.
+        basis: number of curves.
+        extent: tokens, from which on nothing is added.
+        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D as Inkling, whose queries and keys are normalised.
+
+    Weights:
+        query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in Inkling.
+        table: the curves c, [basis,extent].
+
+    Raises:
+        ValueError: fewer than 1 curve or distance, unknown scores.
+    """
+
+    shared = False
+
+    def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: str = "scaled") -> None:
+        super().__init__()
+        if scores not in SCORES:
+            raise ValueError(f"inkling: scores is one of {', '.join(SCORES)}, got {scores!r}")
+        if basis < 1 or extent < 1:
+            raise ValueError(f"inkling: basis and extent are at least 1, got {basis} and {extent}; set basis=N, extent=N")
+        self.heads, self.basis, self.extent, self.scores = geometry.heads, basis, extent, scores
+        self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
+        self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
+
+    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
+        return [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [weights [B,H,S,basis]] to [B,S,H*D]."""
+        rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])  # a column of zeros for all other distances
+        behind = -ops.distances(positions, key_positions)
+        inside = behind.ge(0) & behind.lt(self.extent)
+        index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
+        return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
+
+    def score_scale(self, head_size: int) -> float:
+        return 1 / head_size if self.scores == "by_size" else 1 / math.sqrt(head_size)
+
+    def oracle(self) -> Oracle:
+        return InklingOracle(-1.0 if self.scores == "by_size" else -0.5, *(value.detach().double().numpy() for value in (self.query.weight, self.query.bias, self.table)))
+
+
+class InklingOracle(Oracle):
+    def __init__(self, power: float, weight: np.ndarray, offset: np.ndarray, curves: np.ndarray) -> None:
+        self.power, self.weight, self.offset, self.curves = power, weight, offset, curves
+        self.x, self.first = np.zeros((0, weight.shape[1])), 0
+
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self.x, self.first = x, first
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        return np.array([float(q @ key) * len(q) ** self.power + self.added(head, query, p) for key, p in zip(keys, positions, strict=True)])
+
+    def added(self, head: int, query: int, key: int) -> float:
+        basis, extent = self.curves.shape
+        if not 0 <= query - key < extent:
+            return 0.0
+        rows = range(head * basis, (head + 1) * basis)
+        mixed = [math.fsum(self.weight[row] * self.x[query - self.first]) + self.offset[row] for row in rows]
+        return math.fsum(w * self.curves[n, query - key] for n, w in enumerate(mixed))

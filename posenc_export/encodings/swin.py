@@ -1,0 +1,52 @@
+"""A trained bias for each offset in rows and columns of a window (Liu et al. 2021, Swin Transformer, 3.2, eq. 4)."""
+
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.window import offset_index, window_of
+
+
+class Swin(PositionEncoding):
+    """scores + b_h[r_i - r_j, c_i - c_j], r_p = p // columns, c_p = p % columns, b trained.
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
+
+    Args:
+        geometry: heads H.
+        rows, columns: of the window; where 0, the smallest square that holds max_positions.
+
+    Weights:
+        table.weight: b, [(2 rows - 1)(2 columns - 1),H], offsets in columns fastest, both from the most negative on: relative_position_bias_table of Swin.
+
+    Raises:
+        ValueError: a window that does not hold max_positions.
+    """
+
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
+        super().__init__()
+        self.rows, self.columns = window_of(geometry, rows, columns)
+        if rows < 0 or columns < 0 or self.rows * self.columns < geometry.max_positions:
+            raise ValueError(f"swin: the window holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
+        self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # from N(0, 1), so that scores differ before training
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        index = offset_index(q_positions, k_positions, self.rows, self.columns)
+        return torch.nn.functional.embedding(index, self.table.weight.to(torch.float32)).permute(0, 3, 1, 2)
+
+    def oracle(self) -> Oracle:
+        return SwinOracle(self)
+
+
+class SwinOracle(Oracle):
+    def __init__(self, encoding: Swin) -> None:
+        self.rows, self.columns = encoding.rows, encoding.columns
+        self.table: np.ndarray = encoding.table.weight.detach().double().numpy().reshape(2 * self.rows - 1, 2 * self.columns - 1, -1)
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        (i, m), (j, n) = divmod(query, self.columns), divmod(key, self.columns)
+        return float(self.table[self.rows - 1 + i - j, self.columns - 1 + m - n, head])
