@@ -41,6 +41,13 @@ VARIANTS = {
     "logn-steps-from-0": {"name": "logn", "form": "steps", "period": 5, "first": 0},
     "conditional_conv_2d-wide": {"name": "conditional_conv_2d", "rows": 40, "columns": 900, "kernel": 5},
     "fox-forgetful": {"name": "fox", "remember": -200.0},
+    "rope_axial-partial": {"name": "rope_axial", "rotary": 8, "spectrum": "alternating", "layout": "interleaved", "numerics": "transformers"},
+    "rope_axial-video": {"name": "rope_axial", "rotary": 12, "axes": 3},
+    "rope_normalized-grid": {"name": "rope_normalized", "rows": 400, "columns": 70, "numerics": "transformers"},
+    "rope_normalized-video": {"name": "rope_normalized", "frames": 50, "rotary": 12, "points": "ends", "spectrum": "linear", "layout": "interleaved"},
+    "mrope-partial": {"name": "mrope", "rotary": 12, "layout": "interleaved", "numerics": "transformers"},
+    "mrope-alternating": {"name": "mrope", "order": "alternating", "layout": "interleaved"},
+    "mrope_interleaved-partial": {"name": "mrope_interleaved", "rotary": 12, "numerics": "transformers"},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
     "alibi-scaled": {"name": "alibi", "scale": 0.25},
 }

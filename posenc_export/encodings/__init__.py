@@ -36,6 +36,7 @@ CLASSES = {
     "rope_longrope": "RoPELongRoPE",
     "rope_2d": "RoPE2D",
     "rope_axial": "RoPEAxial",
+    "rope_normalized": "RoPENormalized",
     "mrope": "MRoPE",
     "mrope_interleaved": "MRoPEInterleaved",
     "xpos": "XPos",

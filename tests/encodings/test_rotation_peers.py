@@ -1,0 +1,113 @@
+"""Rotations of images and videos against code that other people wrote."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any, Tuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc_export import encodings
+from posenc_export.numerics import tolerance, worst_error
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+FRAMES, ROWS, COLUMNS = 3, 4, 6
+
+
+def _modeling(family: str) -> Any:
+    return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+def _build(name: str, head_size: int, **parameters: Any) -> encodings.PositionEncoding:
+    return encodings.build({"name": name, "numerics": "transformers", **parameters}, encodings.Geometry(4 * head_size, 4, head_size, 4096, kv_heads=4))
+
+
+def _differ(ours: encodings.PositionEncoding, x: Tensor, places: Tensor, theirs: Tensor) -> float:
+    """Of queries x [B,S,H,D] at coordinates [axes,B,S] and theirs [B,S,H,D]: the error as a share of the tolerance."""
+    return worst_error(ours.rotate(x, x, places)[0].numpy(), theirs.numpy()) / tolerance("float32", 1, 1)
+
+
+def _vectors(tokens: int, head_size: int) -> Tensor:
+    return torch.randn(1, tokens, 4, head_size, generator=torch.Generator().manual_seed(1))
+
+
+def _grid(*sizes: int) -> Tensor:
+    """Coordinates of a whole grid [axes,1,S], the last axis first."""
+    return torch.cartesian_prod(*(torch.arange(size) for size in sizes)).t()[:, None]
+
+
+TEXTS = {
+    "glm4v": ("Glm4vTextRotaryEmbedding", [2, 3, 3], 0.5, "mrope", {"time": 2, "height": 3, "rotary": 16, "layout": "interleaved"}),
+    "ernie4_5_vl_moe": ("Ernie4_5_VLMoeTextRotaryEmbedding", [5, 5, 6], 1.0, "mrope", {"time": 6, "order": "alternating", "layout": "interleaved"}),
+    "qwen3_5": ("Qwen3_5TextRotaryEmbedding", [4, 2, 2], 0.5, "mrope_interleaved", {"height": 2, "width": 2, "rotary": 16}),
+    "qwen2_vl": ("Qwen2VLRotaryEmbedding", [4, 6, 6], 1.0, "mrope", {"time": 4, "height": 6}),
+}
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_text_among_images_turns_as_in_the_model_that_brought_it(family: str) -> None:
+    rotation, sections, share, name, parameters = TEXTS[family]
+    given = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, "partial_rotary_factor": share}
+    config = SimpleNamespace(rope_parameters=given, max_position_embeddings=4096, hidden_size=128, num_attention_heads=4, head_dim=32)
+    modeling, x = _modeling(family), _vectors(40, 32)
+    places = torch.randint(4096, (3, 1, 40), generator=torch.Generator().manual_seed(2))
+    cos, sin = getattr(modeling, rotation)(config)(x, places)
+    if cos.dim() == 4:  # Qwen2-VL leaves the choice of axes to what applies it
+        cos, sin = (part[0] for part in (cos, sin))
+    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0].transpose(1, 2)
+    assert _differ(_build(name, 32, theta=10000.0, **parameters), x, places, theirs) <= 1
+
+
+def test_patches_turn_as_in_pixtral() -> None:
+    modeling = _modeling("pixtral")
+    config = SimpleNamespace(rope_parameters={"rope_type": "axial", "rope_theta": 10000.0}, head_dim=32)
+    places, x = _grid(ROWS, COLUMNS), _vectors(ROWS * COLUMNS, 32)
+    cos, sin = modeling.PixtralVisionRotaryEmbedding(config)(x, places[:, 0].t())
+    theirs = modeling.apply_rotary_pos_emb(x, x, cos, sin)[0]
+    assert _differ(_build("rope_axial", 32, theta=10000.0, spectrum="alternating"), x, places, theirs) <= 1
+
+
+def test_patches_and_class_token_turn_as_in_llama_4() -> None:
+    modeling = _modeling("llama4")
+    config = SimpleNamespace(image_size=40, patch_size=8, hidden_size=128, num_attention_heads=4, rope_parameters={"rope_theta": 10000.0})
+    x = _vectors(26, 32)
+    theirs = modeling.vision_apply_rotary_emb(x, x, modeling.Llama4VisionRotaryEmbedding(config)(x))[0]
+    columns_and_rows = torch.cat((_grid(5, 5).flip(0) + 1, torch.zeros(2, 1, 1, dtype=torch.int64)), dim=2)
+    assert _differ(_build("rope_axial", 32, theta=10000.0, layout="interleaved"), x, columns_and_rows, theirs) <= 1
+
+
+def test_patches_and_tokens_without_a_place_turn_as_in_dinov3() -> None:
+    modeling = _modeling("dinov3_vit")
+    config = SimpleNamespace(rope_theta=100.0, hidden_size=128, num_attention_heads=4, image_size=32, patch_size=8)
+    x = _vectors(5 + ROWS * COLUMNS, 32)
+    cos, sin = modeling.DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, 8 * ROWS, 8 * COLUMNS))
+    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0].transpose(1, 2)
+    nowhere = torch.tensor([ROWS, COLUMNS])[:, None, None].expand(2, 1, 5)
+    assert _differ(_build("rope_normalized", 32, rows=ROWS, columns=COLUMNS), x, torch.cat((nowhere, _grid(ROWS, COLUMNS)), dim=2), theirs) <= 1
+
+
+PIXELS = {"points": "ends", "spectrum": "linear"}
+AXIAL = {
+    "pixels of an image": ("pixel", 8, (ROWS, COLUMNS), "rope_normalized", {**PIXELS, "rows": ROWS, "columns": COLUMNS, "rotary": 16}),
+    "pixels of a video": ("pixel", 10, (FRAMES, ROWS, COLUMNS), "rope_normalized", {**PIXELS, "frames": FRAMES, "rows": ROWS, "columns": COLUMNS, "rotary": 30}),
+    "coordinates of an image": ("lang", 8, (ROWS, COLUMNS), "rope_axial", {"theta": 10000.0, "rotary": 16}),
+    "coordinates of a video": ("lang", 10, (FRAMES, ROWS, COLUMNS), "rope_axial", {"theta": 10000.0, "rotary": 30, "axes": 3}),
+}
+
+
+@pytest.mark.parametrize("case", AXIAL)
+def test_axes_of_images_and_videos_turn_as_in_rotary_embedding_torch(case: str) -> None:
+    peer = pytest.importorskip("rotary_embedding_torch", reason="rotary-embedding-torch is not installed")
+    kind, each, sizes, name, parameters = AXIAL[case]
+    x = _vectors(_grid(*sizes).size(2), 32)
+    angles = peer.RotaryEmbedding(dim=each, freqs_for=kind).get_axial_freqs(*sizes).flatten(0, -2)
+    theirs = peer.apply_rotary_emb(angles, x.transpose(1, 2)).transpose(1, 2).detach()
+    assert _differ(_build(name, 32, layout="interleaved", **parameters), x, _grid(*sizes), theirs) <= 1
+
+
+def test_a_coordinate_past_the_grid_does_not_turn() -> None:
+    ours: Any = _build("rope_normalized", 16, rows=ROWS, columns=COLUMNS)
+    x = _vectors(3, 16)
+    outside: Tuple[Any, ...] = (torch.tensor([[ROWS, ROWS + 1, 4095]]), torch.tensor([[COLUMNS, COLUMNS + 9, 4095]]))
+    assert torch.equal(ours.rotate(x, x, torch.stack(outside))[1], x)
