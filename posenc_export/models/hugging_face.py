@@ -60,7 +60,8 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
             partial_rotary_factor, head_dim or hidden_size and num_attention_heads, max_position_embeddings, original_max_position_embeddings
             (which goes before the one in rope_parameters, as there). GPT-NeoX's rotary_pct and rotary_emb_base and GPT-J's rotary_dim are read too.
             mrope_section gives mrope or mrope_interleaved, as model_type or else mrope_interleaved says. The layout of pairs is the family's, not the
-            configuration's. theta is 10000 where none is given. Nested by layer type, truncate of yarn is taken from where it stands; transformers 5.23 looks for it outside.
+            configuration's. theta is 10000 where none is given. Nested by layer type, truncate of yarn is taken from where it stands; transformers 5.23
+            looks for it outside.
 
     Raises:
         ValueError: an unknown kind, a key its kind does not take, a missing one, a value of another type.
