@@ -94,10 +94,10 @@ class Tokens(torch.nn.Module):
             x = x + self.segments(segments)
         return self.norm(x), present
 
-    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
-        """One row of ids [n] to [n,E], float64."""
+    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+        """One row of ids [n] at positions or coordinates to [n,E], float64."""
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
-        x = self.encoding.oracle().embed_rows(rows, positions)
+        x = self.encoding.oracle().embed_rows(rows, places)
         if self.segments is not None:
             x = x + exact.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
         return np.asarray(self.norm.exact(x))
@@ -242,7 +242,7 @@ class Stack(torch.nn.Module):
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
         """One row of ids [n] at positions and coordinates to [n,V] or [n,E], float64."""
-        rows = self.tokens.exact(x, segments, positions)
+        rows = self.tokens.exact(x, segments, places)
         for layer in self.layers:
             rows = layer.exact(rows, positions, places)  # type: ignore[operator]
         rows = self.norm.exact(rows)

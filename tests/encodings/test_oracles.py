@@ -108,6 +108,12 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("learned:offset=-1", "offset is 0 or more"),
         ("sinusoidal:base=1", "base is above 1"),
         ("sinusoidal:angles=guessed", "angles is one of table, computed"),
+        ("sinusoidal:odd=one", "odd is one of refuse, zero"),
+        ("sinusoidal_2d:first=time", "first is one of row, column"),
+        ("sinusoidal_2d:layout=half", "layout is one of halves, interleaved"),
+        ("sinusoidal_2d:rows=-1", "rows and columns are 0 or more"),
+        ("learned_2d:join=product", "join is one of sum, row_column, column_row"),
+        ("learned_2d:columns=-1", "rows and columns are 0 or more"),
         ("rope:theta", "name=value"),
         ("rope:numerics=double", "numerics is one of"),
         ("rope_linear:factor=0.5", "factor at least 1"),
@@ -208,6 +214,32 @@ def test_each_coordinate_turns_its_own_pairs(variant: str) -> None:
     for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, places), strict=True):
         expected = np.stack([turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)])
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if spec["name"].endswith("_2d") and encodings.REGISTRY[spec["name"]].axes])
+def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build(VARIANTS[variant], GEOMETRY)
+    places, x = torch.randint(80, (2, 1, 9)), torch.randn(1, 9, GEOMETRY.width)
+    expected = encoding.oracle().embed_rows(x[0].double().numpy(), [tuple(place) for place in places[:, 0].t().tolist()])  # type: ignore[misc]
+    assert worst_error(encoding.embed(x, places).detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize("angles", ["table", "computed"])
+def test_a_sinusoid_of_odd_width_leaves_the_last_entry(angles: str) -> None:
+    encoding = encodings.build({"name": "sinusoidal", "odd": "zero", "angles": angles}, dataclasses.replace(GEOMETRY, width=7))
+    x = torch.randn(1, len(POSITIONS), 7)
+    expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
+    assert worst_error(encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("sinusoidal", "width is even, got 7"), ("sinusoidal_2d", "multiple of 4, got 7"), ("learned_2d:join=row_column", "width is even where")],
+)
+def test_an_odd_width_is_refused_where_halves_have_to_fit(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, width=7))
 
 
 @pytest.mark.parametrize("name", ["recurrent", "floater"])
