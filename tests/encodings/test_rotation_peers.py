@@ -141,3 +141,17 @@ def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: fl
     ours = _build("rope_yarn", 40, factor=8.0, original_max_positions=512, rotary=16, mscale=mscale, mscale_all_dim=1.2, temperature="scores")
     of_q, of_k = ours.rotate(q, q, places[:1])[0], ours.rotate(k, k, places[1:])[1]
     assert worst_error((ours.score_scale(40) * (of_q * of_k).sum(-1)).numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, 40)
+
+
+def test_a_temperature_from_position_0_beside_a_rotation_is_that_of_ministral_3() -> None:
+    modeling = _modeling("ministral3")
+    given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+    config = transformers.Ministral3Config(hidden_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=32, rope_parameters=given)
+    x, places = _vectors(200, 32), torch.arange(200)[None]
+    turned = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), *modeling.Ministral3RotaryEmbedding(config)(x, places))[0]
+    theirs = (turned * modeling.get_llama_4_attn_scale(places, 0.3, 16)).transpose(1, 2)
+    temperature = {"name": "logn", "form": "steps", "temperature": 0.3, "period": 16, "first": 0}
+    rotation = {"name": "rope_yarn", "factor": 8.0, "original_max_positions": 16, "numerics": "transformers"}
+    ours = encodings.build_all([temperature, rotation], encodings.Geometry(128, 4, 32, 4096, kv_heads=4))
+    assert _differ(ours, x, places, theirs) <= 1
+    assert torch.equal(ours.rotate(x, x, places)[1], encodings.build(rotation, encodings.Geometry(128, 4, 32, 4096)).rotate(x, x, places)[1])
