@@ -37,6 +37,7 @@ VARIANTS = {
     "hierarchical-rows": {"name": "hierarchical", "rows": 200, "share": 0.3},
     "multiplicative-sinusoidal": {"name": "multiplicative", "table": "sinusoidal"},
     "floater-fine": {"name": "floater", "substeps": 2, "step": 0.05},
+    "rope_trained-theta": {"name": "rope_trained", "trains": "theta", "rotary": 8, "layout": "interleaved"},
     "rope-single": {"name": "rope", "numerics": "transformers"},
     "rope_yarn-untruncated": {"name": "rope_yarn", "truncate": "no", "original_max_positions": 64, "mscale": 1.0, "mscale_all_dim": 0.5, "layout": "interleaved"},
     "rope_yarn-turns": {"name": "rope_yarn", "original_max_positions": 64, "beta_fast": 4.0, "ramp": "turns", "temperature": "off"},

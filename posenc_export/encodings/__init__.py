@@ -34,6 +34,7 @@ CLASSES = {
     "rope_yarn": "RoPEYaRN",
     "rope_llama3": "RoPELlama3",
     "rope_proportional": "RoPEProportional",
+    "rope_trained": "RoPETrained",
     "rope_dynamic": "RoPEDynamic",
     "rope_longrope": "RoPELongRoPE",
     "rope_2d": "RoPE2D",

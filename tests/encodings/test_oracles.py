@@ -120,6 +120,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_linear:factor=inf", "factor is a finite number"),
         ("rope_linear:theta=inf", "theta is a finite number"),
         ("rope_ntk:rotary=2", "even and 4 .. head size 16"),
+        ("rope_trained:trains=nothing", "trains is one of frequencies, theta"),
+        ("rope_trained:theta=0", "theta is above 0"),
         ("rope_yarn:attention_factor=0", "attention_factor is above 0"),
         ("rope_yarn:attention_factor=nan", "attention_factor is a finite number"),
         ("rope_yarn:mscale=-1", "mscale and mscale_all_dim are 0 or more"),
@@ -242,11 +244,16 @@ def test_an_odd_width_is_refused_where_halves_have_to_fit(spec: str, message: st
         encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, width=7))
 
 
-@pytest.mark.parametrize("name", ["recurrent", "floater"])
+@pytest.mark.parametrize("name", ["recurrent", "floater", "rope_trained"])
 def test_loaded_weights_bring_their_table(name: str) -> None:
     torch.manual_seed(0)
     small = encodings.Geometry(8, 2, 4, 40)
-    one, other = encodings.build({"name": name}, small), encodings.build({"name": name}, small)
+    one, other = encodings.build({"name": name}, small).eval(), encodings.build({"name": name}, small).eval()
+    with torch.no_grad():
+        for weight in one.parameters():
+            weight.mul_(1.1)
+    one.prepare()
     other.load_state_dict(one.state_dict())
-    x, places = torch.zeros(1, 40, 8), torch.arange(40)[None]
-    assert torch.equal(other.embed(x, places), one.embed(x, places))
+    x, places = torch.ones(1, 40, 2, 4), torch.arange(40)[None]
+    for given, hook in ((x.flatten(2), lambda e, x: e.embed(x, places)), (x, lambda e, x: e.rotate(x, x, places)[0])):
+        assert torch.equal(hook(other, given), hook(one, given))

@@ -155,3 +155,16 @@ def test_a_temperature_from_position_0_beside_a_rotation_is_that_of_ministral_3(
     ours = encodings.build_all([temperature, rotation], encodings.Geometry(128, 4, 32, 4096, kv_heads=4))
     assert _differ(ours, x, places, theirs) <= 1
     assert torch.equal(ours.rotate(x, x, places)[1], encodings.build(rotation, encodings.Geometry(128, 4, 32, 4096)).rotate(x, x, places)[1])
+
+
+def test_trained_frequencies_turn_and_learn_as_in_rotary_embedding_torch() -> None:
+    peer = pytest.importorskip("rotary_embedding_torch", reason="rotary-embedding-torch is not installed")
+    theirs, x, places = peer.RotaryEmbedding(dim=16, learned_freq=True), _vectors(40, 32), torch.arange(40)[None]
+    theirs.freqs.data += 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(3))
+    ours: Any = encodings.build({"name": "rope_trained", "rotary": 16, "layout": "interleaved"}, encodings.Geometry(128, 4, 32, 64))
+    ours.load_state_dict({"weight.value": theirs.freqs.data})
+    turned = theirs.rotate_queries_or_keys(x.transpose(1, 2)).transpose(1, 2), ours.rotate(x, x, places)[0]
+    assert worst_error(turned[1].detach().numpy(), turned[0].detach().numpy()) <= 64 * tolerance("float32", 1, 1)  # their angles are float32, up to 39
+    for y in turned:
+        (y * x.flip(1)).sum().backward()
+    assert worst_error(ours.weight.value.grad.numpy(), theirs.freqs.grad.numpy()) <= 64 * tolerance("float32", 1, 40)
