@@ -25,6 +25,9 @@ VARIANTS = {
     "rope_dynamic-single": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers"},
     "rope_dynamic-single-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "keys": "rotated"},
     "rope_longrope-single": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "numerics": "transformers"},
+    "rope_dynamic-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "layout": "interleaved", "rotary": 8, "lengths": "per_call"},
+    "rope_dynamic-single-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "lengths": "per_call"},
+    "rope_longrope-per_call": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "lengths": "per_call"},
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
     "swin_v2-wide": {"name": "swin_v2", "rows": 600, "columns": 60},
@@ -62,6 +65,8 @@ VARIANTS = {
 
 def works(variant: str, attention: str) -> bool:
     """Whether the encoding has a meaning in "causal" or "bidirectional" attention."""
+    if VARIANTS[variant].get("lengths") == "per_call":
+        return attention == "bidirectional"
     return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
 
 

@@ -37,6 +37,7 @@ def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
 def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.PositionEncoding) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     oracle = encoding.oracle()
+    oracle.begin(POSITIONS)
     for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, _places(encoding)), strict=True):
         expected = np.stack([turn(heads, p) for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)])
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
@@ -135,6 +136,9 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_llama3:high_freq_factor=1", "high_freq_factor is above low_freq_factor"),
         ("rope_proportional:share=0.01", "a pair at least turns"),
         ("rope_dynamic:keys=cold", "keys is one of raw, rotated"),
+        ("rope_dynamic:lengths=row", "lengths is one of seen, per_call"),
+        ("rope_dynamic:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
+        ("rope_longrope:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
         ("rope_longrope:long_factor=1;2", "long_factor is 8 finite numbers above 0"),
         ("rope_longrope:short_factor=a;b", "short_factor is numbers with ; between"),
         ("xpos:scale_base=100", "factors stay within"),
