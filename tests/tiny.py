@@ -53,6 +53,7 @@ VARIANTS = {
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "rope_axial-partial": {"name": "rope_axial", "rotary": 8, "spectrum": "alternating", "layout": "interleaved", "numerics": "transformers"},
     "rope_axial-video": {"name": "rope_axial", "rotary": 12, "axes": 3},
+    "rope_2d-video": {"name": "rope_2d", "rotary": 8, "axes": 3, "layout": "interleaved"},
     "rope_normalized-grid": {"name": "rope_normalized", "rows": 400, "columns": 70, "numerics": "transformers"},
     "rope_normalized-video": {"name": "rope_normalized", "frames": 50, "rotary": 12, "points": "ends", "spectrum": "linear", "layout": "interleaved"},
     "mrope-partial": {"name": "mrope", "rotary": 12, "layout": "interleaved", "numerics": "transformers"},

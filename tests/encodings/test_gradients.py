@@ -16,6 +16,7 @@ PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding: what it gets nobody r
 VALID = len(PLACES) - 1
 SPECS: Dict[str, Dict[str, Any]] = {
     **{name: {"name": name} for name in ("learned", "learned_2d", "hierarchical", "multiplicative", "recurrent", "floater", "rope_2d")},
+    "rope_2d of three axes": {"name": "rope_2d", "axes": 3, "rotary": 4},
     "rope_trained": {"name": "rope_trained"},
     "rope_trained, interleaved part": {"name": "rope_trained", "layout": "interleaved", "rotary": 4},
     "rope_trained by its base": {"name": "rope_trained", "trains": "theta", "theta": 100.0},

@@ -162,6 +162,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_normalized:highest=0", "theta and highest are above 0"),
         ("mrope_interleaved:height=6", "height and width are 1 .. 2"),
         ("rope_axial:theta=0", "multiple of 4 and theta above 0"),
+        ("rope_2d:axes=4", "axes are 2 or 3"),
+        ("rope_2d:rotary=5", "rotary size is even"),
         ("rope_2d:theta=-1", "theta is above 0"),
         ("t5:buckets=1", "buckets are at least 2"),
         ("t5:max_distance=3", "max_distance is above the 16 exact"),
