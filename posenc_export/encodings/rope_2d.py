@@ -46,7 +46,7 @@ class RoPE2D(PositionEncoding):
             raise ValueError(f"rope_2d: axes are 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
         self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
         self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes))
-        self.heads, self.axes = geometry.heads, axes
+        self.heads, self.axes, self.size = geometry.heads, axes, size
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
