@@ -45,6 +45,7 @@ VARIANTS = {
     "rope_yarn-untruncated": {"name": "rope_yarn", "truncate": "no", "original_max_positions": 64, "mscale": 1.0, "mscale_all_dim": 0.5, "layout": "interleaved"},
     "rope_yarn-turns": {"name": "rope_yarn", "original_max_positions": 64, "beta_fast": 4.0, "ramp": "turns", "temperature": "off"},
     "rope_yarn-scores": {"name": "rope_yarn", "original_max_positions": 64, "rotary": 8, "mscale_all_dim": 1.0, "temperature": "scores"},
+    "rope_yarn-scores-whole": {"name": "rope_yarn", "original_max_positions": 64, "mscale_all_dim": 0.5, "temperature": "scores"},
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},

@@ -64,6 +64,8 @@ class RoPEYaRN(Rotary):
             raise ValueError(f"rope_yarn: beta_fast is above beta_slow, which is above 0, got {beta_fast} and {beta_slow}")
         _check_ramp(ramp, truncate)
         magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
+        if size == geometry.head_size:  # all entries turn: the factor of scores stands in the tables too, and a fused kernel takes it from there
+            magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
         powers = float(theta) ** (torch.arange(0, size, 2, dtype=dtype) / size)
         if ramp == "turns":
             low, high = float(beta_slow), float(beta_fast)

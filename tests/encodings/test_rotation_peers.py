@@ -122,15 +122,16 @@ def test_a_ramp_in_turns_is_that_of_llama_3() -> None:
     assert worst_error(torch.tensor([ours.frequency(k) for k in range(32)]).numpy(), theirs.numpy()) <= tolerance("float32", 1, 1)
 
 
-@pytest.mark.parametrize("mscale", [0.0, 0.8])
-def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: float) -> None:
+@pytest.mark.parametrize(("mscale", "still"), [(0.0, 24), (0.8, 24), (0.0, 0)])
+def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: float, still: int) -> None:
     modeling = _modeling("deepseek_v3")
     given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 512, "mscale_all_dim": 1.2}
     given |= {"mscale": mscale} if mscale else {}
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "q_lora_rank": None}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": still, "q_lora_rank": None}
     config = transformers.DeepseekV3Config(**sizes, kv_lora_rank=16, v_head_dim=8, max_position_embeddings=4096, rope_parameters=given)
     config._attn_implementation = "eager"
-    q, k = (part[:, :, :, :40] for part in (_vectors(1, 40), _vectors(3, 40)[:, 2:]))
+    size = 16 + still
+    q, k = _vectors(1, size), _vectors(3, size)[:, 2:]
     places = torch.tensor([[700], [40]])
     turned = []
     for x, place in zip((q, k), places, strict=True):
@@ -138,9 +139,9 @@ def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: fl
         rotated = modeling.apply_rotary_pos_emb(x[..., :16].transpose(1, 2), x[..., :16].transpose(1, 2), cos, sin)[0].transpose(1, 2)
         turned.append(torch.cat((rotated, x[..., 16:]), dim=-1))
     theirs = modeling.DeepseekV3Attention(config, 0).scaling * (turned[0] * turned[1]).sum(-1)
-    ours = _build("rope_yarn", 40, factor=8.0, original_max_positions=512, rotary=16, mscale=mscale, mscale_all_dim=1.2, temperature="scores")
+    ours = _build("rope_yarn", size, factor=8.0, original_max_positions=512, rotary=16, mscale=mscale, mscale_all_dim=1.2, temperature="scores")
     of_q, of_k = ours.rotate(q, q, places[:1])[0], ours.rotate(k, k, places[1:])[1]
-    assert worst_error((ours.score_scale(40) * (of_q * of_k).sum(-1)).numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, 40)
+    assert worst_error((ours.score_scale(size) * (of_q * of_k).sum(-1)).numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, size)
 
 
 def test_a_temperature_from_position_0_beside_a_rotation_is_that_of_ministral_3() -> None:
