@@ -71,6 +71,6 @@ def _alternating(size: int, time: int, height: int) -> List[int]:
     last = time or (pairs - 2 * height if height else max(1, usual + (pairs - usual) % 2))
     both, odd = divmod(pairs - last, 2)
     if min(last, both) < 1 or odd or (height and height != both):
-        rule = f"height and width have as many of {pairs} pairs where they alternate, and time has what is left"
+        rule = f"height and width have equal numbers of the {pairs} pairs where they alternate, and time has the others"
         raise ValueError(f"mrope: {rule}, got time={time}, height={height}; set time={pairs} - 2 height")
     return [1, 2] * both + [0] * last

@@ -149,7 +149,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("logn:first=0", "first is 1, or 0 in form steps"),
         ("mrope:time=8", "sections are above 0"),
         ("mrope:order=turns", "order is one of sections, alternating"),
-        ("mrope:order=alternating,time=3", "height and width have as many of 8 pairs"),
+        ("mrope:order=alternating,time=3", "height and width have equal numbers of the 8 pairs"),
         ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),
         ("mrope:rotary=4", "rotary size is even and 6 .. head size 16"),
         ("rope_axial:rotary=6", "rotary is a multiple of 4"),
