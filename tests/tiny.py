@@ -58,6 +58,8 @@ VARIANTS = {
     "rope_normalized-grid": {"name": "rope_normalized", "rows": 400, "columns": 70, "numerics": "transformers"},
     "rope_normalized-video": {"name": "rope_normalized", "frames": 50, "rotary": 12, "points": "ends", "spectrum": "linear", "layout": "interleaved"},
     "mrope-partial": {"name": "mrope", "rotary": 12, "layout": "interleaved", "numerics": "transformers"},
+    "mrope-yarn": {"name": "mrope", "factor": 4.0, "original_max_positions": 64},
+    "mrope_interleaved-yarn": {"name": "mrope_interleaved", "factor": 8.0, "original_max_positions": 64, "truncate": "no", "numerics": "transformers"},
     "mrope-alternating": {"name": "mrope", "order": "alternating", "layout": "interleaved"},
     "mrope_interleaved-partial": {"name": "mrope_interleaved", "rotary": 12, "numerics": "transformers"},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},

@@ -3,8 +3,9 @@
 from typing import List, Optional
 
 from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers
 
 ORDERS = ("sections", "alternating")
 
@@ -23,6 +24,8 @@ class MRoPE(RotaryGrid):
         rotary: rotary size r; all of D where not given, D/2 in GLM-4V.
         order: "sections" as Qwen2-VL and GLM-4V, "alternating" as Ernie 4.5 VL.
         numerics: as RoPE.
+        factor: of YaRN, by how much the range is stretched; 1 leaves frequencies as they are.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn; they have a meaning where factor is above 1.
 
     Raises:
         ValueError: odd or too large rotary size, sections that leave no pair for an axis, other numbers of pairs for height and width where they alternate,
@@ -41,6 +44,12 @@ class MRoPE(RotaryGrid):
         rotary: Optional[int] = None,
         order: str = "sections",
         numerics: str = "exact",
+        factor: float = 1.0,
+        original_max_positions: int = 32768,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: Optional[float] = None,
+        truncate: str = "yes",
     ) -> None:
         size = rotary_size("mrope", geometry, rotary, least=6)
         check_choice("mrope", "layout", layout, LAYOUTS)
@@ -48,11 +57,14 @@ class MRoPE(RotaryGrid):
         if not theta > 0:
             raise ValueError(f"mrope: theta is above 0, got {theta}")
         axis_of_pair = _sections(size, time, height) if order == "sections" else _alternating(size, time, height)
-        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("mrope", numerics)), axis_of_pair, layout)
-        self.theta = float(theta)
+        scaling = ramp_of("mrope", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate) if factor != 1 else None
+        frequencies = scaled_powers(float(theta), size, dtype_of("mrope", numerics), scaling)
+        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(factor, attention_factor))
+        self.theta, self.scaling = float(theta), scaling
 
     def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size))
+        plain = float(self.theta ** (-2 * k / self.size))
+        return plain if self.scaling is None else self.scaling.frequency(plain, k)
 
 
 def _sections(size: int, time: int, height: int) -> List[int]:

@@ -4,14 +4,14 @@ import math
 from typing import Optional, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle
 from posenc_export.encodings.rotary import LAYOUTS, Rotary, RotaryOracle, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers, stretched
 
-TRUNCATE, RAMPS, TEMPERATURES = ("yes", "no"), ("pairs", "turns"), ("rotation", "scores", "off")
+TEMPERATURES = ("rotation", "scores", "off")
 
 
 class RoPEYaRN(Rotary):
@@ -58,26 +58,12 @@ class RoPEYaRN(Rotary):
     ) -> None:
         size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of("rope_yarn", numerics)
         check_choice("rope_yarn", "layout", layout, LAYOUTS)
-        if not 1 < theta < math.inf or not 1 <= factor < math.inf or original_max_positions < 1:
-            raise ValueError(f"rope_yarn: theta above 1, factor and original_max_positions at least 1, got {theta}, {factor} and {original_max_positions}")
-        if not beta_fast > beta_slow > 0:
-            raise ValueError(f"rope_yarn: beta_fast is above beta_slow, which is above 0, got {beta_fast} and {beta_slow}")
-        _check_ramp(ramp, truncate)
+        scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
         magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
         if size == geometry.head_size:  # all entries turn: the factor of scores stands in the tables too, and a fused kernel takes it from there
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        powers = float(theta) ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        if ramp == "turns":
-            low, high = float(beta_slow), float(beta_fast)
-            interpolated = 1 - ((original_max_positions / (2 * math.pi * powers) - low) / (high - low)).clamp(0, 1)
-        else:
-            first, last = (_pair(turns, size, float(theta), original_max_positions) for turns in (beta_fast, beta_slow))
-            low, high = (max(math.floor(first), 0), min(math.ceil(last), size - 1)) if truncate == "yes" else (max(first, 0), min(last, size - 1))
-            interpolated = ((torch.arange(size // 2, dtype=dtype) - low) / (high - low or 0.001)).clamp(0, 1)
-        kept = 1 - interpolated
-        super().__init__(geometry, 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, layout, magnitude)
-        self.theta, self.factor, self.length, self.low, self.high = float(theta), float(factor), original_max_positions, low, high
-        self.by_turns, self.on_scores = ramp == "turns", on_scores
+        super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
+        self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
@@ -89,11 +75,7 @@ class RoPEYaRN(Rotary):
         )
 
     def frequency(self, k: int) -> float:
-        kept = 1 / math.pow(self.theta, 2 * k / self.size)
-        at = self.length * kept / (2 * math.pi) if self.by_turns else k
-        along = min(max((at - self.low) / ((self.high - self.low) or 0.001), 0.0), 1.0)
-        share = 1 - along if self.by_turns else along
-        return kept * (1 - share + share / self.factor)
+        return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
 
     def oracle(self) -> Oracle:
         plain = super().oracle()
@@ -114,13 +96,6 @@ class RoPEYaRNOracle(Oracle):
         return self.rotation.rotate(x, position)
 
 
-def _check_ramp(ramp: str, truncate: str) -> None:
-    check_choice("rope_yarn", "truncate", truncate, TRUNCATE)
-    check_choice("rope_yarn", "ramp", ramp, RAMPS)
-    if ramp == "turns" and truncate == "no":
-        raise ValueError("rope_yarn: truncate is yes for a ramp in turns, which has no ends in pairs, got no; leave it out")
-
-
 def _temperatures(factor: float, temperature: str, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
     """The factor on cos and sin, and the one on scores."""
     check_choice("rope_yarn", "temperature", temperature, TEMPERATURES)
@@ -133,16 +108,4 @@ def _temperatures(factor: float, temperature: str, given: Optional[float], mscal
         return 1.0, 1.0
     if temperature == "scores" and not mscale_all_dim:
         raise ValueError(f"rope_yarn: mscale_all_dim is above 0 for temperature scores, got {mscale_all_dim}; set mscale_all_dim")
-    both = mscale > 0 and mscale_all_dim > 0
-    usual = _stretched(factor, mscale) / _stretched(factor, mscale_all_dim) if both else _stretched(factor, 1.0)
-    return usual if given is None else float(given), _stretched(factor, mscale_all_dim) ** 2 if temperature == "scores" else 1.0
-
-
-def _pair(turns: float, size: int, theta: float, length: int) -> float:
-    """The pair, as a real number, that turns `turns` times within `length` tokens."""
-    return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-
-def _stretched(factor: float, scale: float) -> float:
-    """m(scale)."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+    return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(factor, mscale_all_dim) ** 2 if temperature == "scores" else 1.0

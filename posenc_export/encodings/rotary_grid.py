@@ -1,6 +1,7 @@
 """What the rotations of grids share: every pair turned by one of several coordinates."""
 
 import cmath
+import math
 from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -24,17 +25,26 @@ class RotaryGrid(PositionEncoding):
         axis_of_pair: axis of each pair, r/2 of them.
         layout: "half" or "interleaved".
         points: numbers [axes,max_positions] that coordinates stand for, in the dtype of frequencies; the coordinates themselves where None.
+        magnitude: factor on cos and sin.
+
+    Raises:
+        ValueError: a magnitude that is not above 0 and finite.
     """
 
     axes = 2
 
-    def __init__(self, geometry: Geometry, frequencies: Tensor, axis_of_pair: List[int], layout: str, points: Optional[Tensor] = None) -> None:
+    def __init__(
+        self, geometry: Geometry, frequencies: Tensor, axis_of_pair: List[int], layout: str, points: Optional[Tensor] = None, magnitude: float = 1.0
+    ) -> None:
         super().__init__()
+        if not 0 < magnitude < math.inf:
+            raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
+        self.magnitude = magnitude
         self.interleaved, self.size, self.axis_of_pair = layout == "interleaved", 2 * len(frequencies), axis_of_pair
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
         counted = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
         angles = (counted if points is None else points.t()[:, axis_of_pair]) * frequencies
-        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
         self.of_axis: Tensor
         self.register_buffer("of_axis", torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None], persistent=False)
 
@@ -60,12 +70,15 @@ class RotaryGrid(PositionEncoding):
 
     def oracle(self) -> Oracle:
         frequencies = self.single or [self.frequency(k) for k in range(self.size // 2)]
-        return RotaryGridOracle(frequencies, self.axis_of_pair, self.interleaved, self.point, bool(self.single))
+        return RotaryGridOracle(frequencies, self.axis_of_pair, self.interleaved, self.point, bool(self.single), self.magnitude)
 
 
 class RotaryGridOracle(Oracle):
-    def __init__(self, frequencies: List[float], axis_of_pair: List[int], interleaved: bool, point: Callable[[int, int], float], single: bool) -> None:
-        self.frequencies, self.axis_of_pair, self.interleaved, self.point, self.single = frequencies, axis_of_pair, interleaved, point, single
+    def __init__(
+        self, frequencies: List[float], axis_of_pair: List[int], interleaved: bool, point: Callable[[int, int], float], single: bool, magnitude: float
+    ) -> None:
+        self.frequencies, self.axis_of_pair, self.interleaved, self.point = frequencies, axis_of_pair, interleaved, point
+        self.single, self.magnitude = single, magnitude
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         """position: coordinates of a token, or one number for all of them."""
@@ -74,6 +87,6 @@ class RotaryGridOracle(Oracle):
             a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
             point = self.point(axis, position if isinstance(position, int) else position[axis])
             angle = float(np.float32(point) * np.float32(frequency)) if self.single else point * frequency
-            turned = complex(x[a], x[b]) * cmath.exp(1j * angle)
+            turned = self.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
             out[a], out[b] = turned.real, turned.imag
         return out

@@ -126,8 +126,8 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
 
 def _by_axes(config: Mapping[str, Any], kind: str, spec: Spec, sections: Any, interleaved: Any) -> Spec:
     """The rotation with mrope_section: pairs that turn by time, height and width."""
-    if kind != "default":
-        raise ValueError(f"hugging_face: a rotation with mrope_section is of rope_type default, got {kind}; convert it by hand")
+    if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
+        raise ValueError(f"hugging_face: a rotation with mrope_section is of rope_type default, or yarn without mscale, got {kind}; convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
     whole = isinstance(sections, (list, tuple)) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:

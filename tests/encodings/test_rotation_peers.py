@@ -40,7 +40,7 @@ def _grid(*sizes: int) -> Tensor:
 TEXTS = {
     "glm4v": ("Glm4vTextRotaryEmbedding", [2, 3, 3], 0.5, "mrope", {"time": 2, "height": 3, "rotary": 16, "layout": "interleaved"}),
     "ernie4_5_vl_moe": ("Ernie4_5_VLMoeTextRotaryEmbedding", [5, 5, 6], 1.0, "mrope", {"time": 6, "order": "alternating", "layout": "interleaved"}),
-    "qwen3_5": ("Qwen3_5TextRotaryEmbedding", [4, 2, 2], 0.5, "mrope_interleaved", {"height": 2, "width": 2, "rotary": 16}),
+    "qwen3_5": ("Qwen3_5TextRotaryEmbedding", [3, 3, 2], 0.5, "mrope_interleaved", {"height": 3, "width": 2, "rotary": 16}),
     "qwen2_vl": ("Qwen2VLRotaryEmbedding", [4, 6, 6], 1.0, "mrope", {"time": 4, "height": 6}),
 }
 
@@ -57,6 +57,24 @@ def test_text_among_images_turns_as_in_the_model_that_brought_it(family: str) ->
         cos, sin = (part[0] for part in (cos, sin))
     theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0].transpose(1, 2)
     assert _differ(_build(name, 32, theta=10000.0, **parameters), x, places, theirs) <= 1
+
+
+SCALED = {
+    "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", [4, 6, 6], {}, "mrope", {"time": 4, "height": 6}),
+    "qwen3_vl": ("Qwen3VLTextRotaryEmbedding", [6, 5, 5], {"beta_fast": 16.0, "attention_factor": 1.2}, "mrope_interleaved", {"height": 5, "width": 5}),
+}
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_text_among_images_beyond_its_trained_length_turns_as_scaled_in_transformers(family: str) -> None:
+    rotation, sections, changes, name, parameters = SCALED[family]
+    modeling, x = _modeling(family), _vectors(40, 32)
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512, "mrope_section": sections, **changes}
+    config = transformers.Qwen2Config(hidden_size=128, num_attention_heads=4, head_dim=32, max_position_embeddings=2048, rope_parameters=yarn)
+    places = torch.randint(2048, (3, 1, 40), generator=torch.Generator().manual_seed(2))
+    cos, sin = getattr(modeling, rotation)(config)(x, places)
+    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0].transpose(1, 2)
+    assert _differ(_build(name, 32, theta=10000.0, factor=4.0, original_max_positions=512, **changes, **parameters), x, places, theirs) <= 1
 
 
 def test_patches_turn_as_in_pixtral() -> None:

@@ -126,6 +126,13 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24
             {"name": "mrope", "theta": 1e4, "time": 16, "height": 24},
         ),
         (
+            {
+                "head_dim": 128, "model_type": "qwen2_5_vl", "max_position_embeddings": 128000, "rope_theta": 1e6,
+                "rope_scaling": {"type": "yarn", "mrope_section": [16, 24, 24], "factor": 4, "original_max_position_embeddings": 32768},
+            },
+            {"name": "mrope", "theta": 1e6, "time": 16, "height": 24, "factor": 4.0, "original_max_positions": 32768},
+        ),
+        (
             {"head_dim": 256, "rope_parameters": {**MROPE, "mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.25}},
             {"name": "mrope_interleaved", "theta": 1e4, "rotary": 64, "height": 11, "width": 10},
         ),
@@ -136,7 +143,8 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24
     ],
 )
 def test_sections_of_axes_are_read_in_the_order_of_their_model(config: Dict[str, Any], expected: Dict[str, Any]) -> None:
-    assert rope_spec(config) == expected
+    spec: Any = rope_spec(config)
+    assert spec == expected and encodings.build(spec, encodings.Geometry(512, 4, config["head_dim"], 16))
 
 
 def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers() -> None:
@@ -153,7 +161,7 @@ def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers
         ({"head_dim": 128, "rope_parameters": MROPE}, "mrope_interleaved is given where model_type is none of glm4v,"),
         ({"head_dim": 128, "model_type": "qwen2_vl", "rope_parameters": {**MROPE, "mrope_interleaved": True}}, "mrope_interleaved is False for qwen2_vl"),
         ({"head_dim": 64, "rope_parameters": MROPE}, "add up to 32 pairs"),
-        ({"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}}, "mrope_section is of rope_type default, got linear"),
+        ({"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}}, "of rope_type default, or yarn without mscale, got linear"),
         ({"head_dim": 128, "rope_parameters": {**MROPE, "mrope_interleaved": 1}}, "mrope_interleaved is true or false"),
         ({"head_dim": 128, "rope_scaling": {"type": "mrope"}}, "rope_type is one of"),
         ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct and partial_rotary_factor are one thing"),
