@@ -15,6 +15,10 @@ VARIANTS = {
     "sinusoidal-computed-halves": {"name": "sinusoidal", "angles": "computed", "layout": "halves", "divisor": "fairseq"},
     "sinusoidal-offset": {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2},
     "sinusoidal-computed-offset": {"name": "sinusoidal", "angles": "computed", "offset": 2},
+    "sinusoidal-factor": {"name": "sinusoidal", "factor": 0.3},
+    "sinusoidal-computed-factor": {"name": "sinusoidal", "angles": "computed", "factor": -1.5},
+    "sinusoidal_2d-grid": {"name": "sinusoidal_2d", "first": "column", "layout": "interleaved", "rows": 500, "columns": 70, "factor": 0.5, "scale": 2.0},
+    "learned_2d-beside": {"name": "learned_2d", "rows": 60, "columns": 700, "join": "column_row"},
     "learned-offset": {"name": "learned", "offset": 2},
     "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
@@ -23,6 +27,9 @@ VARIANTS = {
     "rope_dynamic-single": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers"},
     "rope_dynamic-single-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "keys": "rotated"},
     "rope_longrope-single": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "numerics": "transformers"},
+    "rope_dynamic-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "layout": "interleaved", "rotary": 8, "lengths": "per_call"},
+    "rope_dynamic-single-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "lengths": "per_call"},
+    "rope_longrope-per_call": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "lengths": "per_call"},
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
     "complex_order-words": {"name": "complex_order", "frequencies": "words"},
@@ -49,8 +56,12 @@ VARIANTS = {
     "hierarchical-rows": {"name": "hierarchical", "rows": 200, "share": 0.3},
     "multiplicative-sinusoidal": {"name": "multiplicative", "table": "sinusoidal"},
     "floater-fine": {"name": "floater", "substeps": 2, "step": 0.05},
+    "rope_trained-theta": {"name": "rope_trained", "trains": "theta", "rotary": 8, "layout": "interleaved"},
     "rope-single": {"name": "rope", "numerics": "transformers"},
     "rope_yarn-untruncated": {"name": "rope_yarn", "truncate": "no", "original_max_positions": 64, "mscale": 1.0, "mscale_all_dim": 0.5, "layout": "interleaved"},
+    "rope_yarn-turns": {"name": "rope_yarn", "original_max_positions": 64, "beta_fast": 4.0, "ramp": "turns", "temperature": "off"},
+    "rope_yarn-scores": {"name": "rope_yarn", "original_max_positions": 64, "rotary": 8, "mscale_all_dim": 1.0, "temperature": "scores"},
+    "rope_yarn-scores-whole": {"name": "rope_yarn", "original_max_positions": 64, "mscale_all_dim": 0.5, "temperature": "scores"},
     "rope_llama3-short": {"name": "rope_llama3", "original_max_positions": 64, "theta": 10000.0},
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
@@ -59,6 +70,16 @@ VARIANTS = {
     "fox-forgetful": {"name": "fox", "remember": -200.0},
     "fox-scaled": {"name": "fox", "scale": 0.25},
     "fox_pair-wide": {"name": "fox_pair", "size": 20, "scale": 0.5},
+    "rope_axial-partial": {"name": "rope_axial", "rotary": 8, "spectrum": "alternating", "layout": "interleaved", "numerics": "transformers"},
+    "rope_axial-video": {"name": "rope_axial", "rotary": 12, "axes": 3},
+    "rope_2d-video": {"name": "rope_2d", "rotary": 8, "axes": 3, "layout": "interleaved"},
+    "rope_normalized-grid": {"name": "rope_normalized", "rows": 400, "columns": 70, "numerics": "transformers"},
+    "rope_normalized-video": {"name": "rope_normalized", "frames": 50, "rotary": 12, "points": "ends", "spectrum": "linear", "layout": "interleaved"},
+    "mrope-partial": {"name": "mrope", "rotary": 12, "layout": "interleaved", "numerics": "transformers"},
+    "mrope-yarn": {"name": "mrope", "factor": 4.0, "original_max_positions": 64},
+    "mrope_interleaved-yarn": {"name": "mrope_interleaved", "factor": 8.0, "original_max_positions": 64, "truncate": "no", "numerics": "transformers"},
+    "mrope-alternating": {"name": "mrope", "order": "alternating", "layout": "interleaved"},
+    "mrope_interleaved-partial": {"name": "mrope_interleaved", "rotary": 12, "numerics": "transformers"},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
     "alibi-scaled": {"name": "alibi", "scale": 0.25},
     "alibi-some-heads": {"name": "alibi", "heads": 3, "added": "before"},
@@ -67,6 +88,8 @@ VARIANTS = {
 
 def works(variant: str, attention: str) -> bool:
     """Whether the encoding has a meaning in "causal" or "bidirectional" attention."""
+    if VARIANTS[variant].get("lengths") == "per_call":
+        return attention == "bidirectional"
     return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
 
 

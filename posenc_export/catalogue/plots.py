@@ -107,6 +107,7 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
 def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
     """Mean and spread, over random vectors, of the score of a query with a key equal to it."""
     random, oracle = np.random.default_rng(0), encoding.oracle()
+    oracle.begin(range(QUERY + 1))
     oracle.observe(random.standard_normal((QUERY + 1, geometry.width)))
     rows = []
     for _ in range(VECTORS):

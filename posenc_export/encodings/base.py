@@ -52,6 +52,9 @@ class Carried:
 class Oracle:
     """The formula once more, in float64, one entry at a time; identity where the encoding does not act."""
 
+    def begin(self, positions: Sequence[int]) -> None:
+        """positions of all tokens of a row, before they are rotated; for encodings that go by the length of a call."""
+
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """x [E] of one token, float64."""
         return x

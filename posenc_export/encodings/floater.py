@@ -1,23 +1,26 @@
 """Positions on the trajectory of a trained differential equation (Liu et al. 2020, FLOATER, 3.1)."""
 
 import math
-from typing import Callable
+from functools import partial
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
+from posenc_export.encodings.trajectory import Rows, versions
 
-Field = Callable[[np.ndarray, float], np.ndarray]
+Field = Callable[[Any, float], Any]
 
 
 class FLOATER(PositionEncoding):
     """x + p(k step), dp/dt = W2 tanh(W1 [p, t] + b1) + b2, p(0) trained.
 
     No token enters the equation, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table:
-    `prepare` solves it anew when weights have changed. The table takes no gradients: weights come trained. The field dp/dt = A p with A turning pairs of
-    entries is the sinusoid; a tanh near 0 comes as close to it as one likes.
+    `prepare` solves it anew when weights have changed. In training mode a call does so by itself, and gradients reach the weights through the steps of the
+    method up to the last position of the call. The field dp/dt = A p with A turning pairs of entries is the sinusoid; a tanh near 0 comes as close to it as
+    one likes.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
@@ -43,25 +46,45 @@ class FLOATER(PositionEncoding):
         self.register_load_state_dict_post_hook(prepare_loaded)
 
     def prepare(self) -> None:
-        inner, inner_offset, outer, outer_offset = (v.detach().double().numpy() for v in (*self.inner.parameters(), *self.outer.parameters()))
+        weights = [value.detach().double().numpy() for value in (self.first, *self.inner.parameters(), *self.outer.parameters())]
+        rows = np.zeros((self.count, len(weights[0])))
+        for k, row in enumerate(solve(_field(weights[1:], np.tanh), weights[0], self.count, self.step, self.substeps)):
+            rows[k] = row
+        self.table = Table(rows)
+        self.made_of = versions(self)
 
-        def field(p: np.ndarray, t: float) -> np.ndarray:
-            return outer @ np.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset) + outer_offset  # type: ignore[no-any-return]
-
-        self.table = Table(solve(field, self.first.detach().double().numpy(), self.count, self.step, self.substeps))
+    def train(self, mode: bool = True) -> "FLOATER":
+        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        super().train(mode)
+        if not mode and self.made_of != versions(self):
+            self.prepare()
+        return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return x + self.table(positions).to(x.dtype)
+        rows = self.table(positions)
+        if not torch.jit.is_scripting():
+            if self.training:
+                rows = self.trained(positions)
+        return x + rows.to(x.dtype)
+
+    @torch.jit.unused
+    def trained(self, positions: Tensor) -> Tensor:
+        """Rows [B,S,E] by the weights as they are now, with gradients."""
+        if self.made_of != versions(self):
+            self.prepare()
+        recurrence = partial(_rows, step=self.step, substeps=self.substeps)
+        weights = (self.first, *self.inner.parameters(), *self.outer.parameters())
+        return Rows.apply(self.table.rows, positions, recurrence, *weights)  # type: ignore[no-any-return]
 
     def oracle(self) -> Oracle:
         return FLOATEROracle(self)
 
 
-def solve(field: Field, first: np.ndarray, count: int, step: float, substeps: int) -> np.ndarray:
-    """Rows [count,E] of the trajectory from first [E] at t = 0, step, 2 step, ..."""
-    rows, h = np.zeros((count, len(first))), step / substeps
-    rows[0] = p = first
+def solve(field: Field, first: Any, count: int, step: float, substeps: int) -> Iterator[Any]:
+    """`count` rows [E] of the trajectory from first at t = 0, step, 2 step, ..., of numpy or torch."""
+    p, h = first, step / substeps
+    yield p
     for k in range(1, count):
         for part in range(substeps):
             t = (k - 1) * step + part * h
@@ -69,8 +92,18 @@ def solve(field: Field, first: np.ndarray, count: int, step: float, substeps: in
             b = field(p + h / 2 * a, t + h / 2)
             c = field(p + h / 2 * b, t + h / 2)
             p = p + h / 6 * (a + 2 * b + 2 * c + field(p + h * c, t + h))
-        rows[k] = p
-    return rows
+        yield p
+
+
+def _field(weights: Sequence[Any], tanh: Callable[[Any], Any]) -> Field:
+    """W2 tanh(W1 [p, t] + b1) + b2 by W1, b1, W2, b2."""
+    inner, inner_offset, outer, outer_offset = weights
+    return lambda p, t: outer @ tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset) + outer_offset
+
+
+def _rows(weights: Sequence[Tensor], count: int, step: float, substeps: int) -> Tensor:
+    """The first rows [count,E], differentiable."""
+    return torch.stack(list(solve(_field(weights[1:], torch.tanh), weights[0], count, step, substeps)))
 
 
 class FLOATEROracle(Oracle):

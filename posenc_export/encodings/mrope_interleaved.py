@@ -1,37 +1,62 @@
 """Multimodal RoPE with axes in turn: time, height, width over the whole spectrum (Qwen3-VL 2025)."""
 
-import numpy as np
+from typing import Optional
 
 from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers
 
 
 class MRoPEInterleaved(RotaryGrid):
-    """Pair k turned by w_k = theta^(-2k/D) times height where k mod 3 = 1 and k < 3 height, width where k mod 3 = 2 and k < 3 width, time elsewhere.
+    """Pair k turned by w_k = theta^(-2k/r) times height where k mod 3 = 1 and k < 3 height, width where k mod 3 = 2 and k < 3 width, time elsewhere.
+    The last D - r entries stay.
 
     Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
 
     Args:
-        geometry: head size D, even.
+        geometry: head size D.
         height, width: pairs of those axes; where 0, a third of all (5D/32 in Qwen3-VL: 20 of 64).
         theta, layout: as RoPE; layout pairs entries, not axes.
+        rotary: rotary size r; all of D where not given, D/4 in Qwen3.5.
+        numerics: as RoPE.
+        factor: of YaRN, by how much the range is stretched; 1 leaves frequencies as they are.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn; they have a meaning where factor is above 1.
 
     Raises:
-        ValueError: odd head size, sections that do not fit, unknown layout, theta not above 0.
+        ValueError: odd or too large rotary size, sections that do not fit, unknown layout or numerics, theta not above 0.
     """
 
     axes = 3
 
-    def __init__(self, geometry: Geometry, height: int = 0, width: int = 0, theta: float = 5000000.0, layout: str = "half") -> None:
-        size = rotary_size("mrope_interleaved", geometry, None, least=6)
+    def __init__(
+        self,
+        geometry: Geometry,
+        height: int = 0,
+        width: int = 0,
+        theta: float = 5000000.0,
+        layout: str = "half",
+        rotary: Optional[int] = None,
+        numerics: str = "exact",
+        factor: float = 1.0,
+        original_max_positions: int = 32768,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: Optional[float] = None,
+        truncate: str = "yes",
+    ) -> None:
+        size = rotary_size("mrope_interleaved", geometry, rotary, least=6)
         check_choice("mrope_interleaved", "layout", layout, LAYOUTS)
-        second, third = height or size // 6, width or size // 6
-        if min(second, third) < 1 or 3 * max(second, third) > size // 2 or not theta > 0:
-            raise ValueError(f"mrope_interleaved: height and width are 1 .. {size // 6} pairs and theta above 0, got {height}, {width} and {theta}")
+        second, third, pairs = height or size // 6, width or size // 6, size // 2
+        if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3 or not theta > 0:
+            rule = f"height and width are 1 .. {pairs // 3} pairs, or height up to {(pairs + 1) // 3}, and theta is above 0"
+            raise ValueError(f"mrope_interleaved: {rule}, got {height}, {width} and {theta}; choose others")
         axis = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(size // 2)]
-        super().__init__(geometry, float(theta) ** (-np.arange(0, size, 2) / size), axis, layout)
-        self.theta = float(theta)
+        scaling = ramp_of("mrope_interleaved", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate) if factor != 1 else None
+        frequencies = scaled_powers(float(theta), size, dtype_of("mrope_interleaved", numerics), scaling)
+        super().__init__(geometry, frequencies, axis, layout, magnitude=magnitude_of(factor, attention_factor))
+        self.theta, self.scaling = float(theta), scaling
 
     def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size))
+        plain = float(self.theta ** (-2 * k / self.size))
+        return plain if self.scaling is None else self.scaling.frequency(plain, k)

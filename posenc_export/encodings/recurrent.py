@@ -1,21 +1,22 @@
 """Positions from a recurrence of their own (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
 
 import math
-from typing import List
+from typing import Any, Callable, List, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
+from posenc_export.encodings.trajectory import Rows, versions
 
 
 class Recurrent(PositionEncoding):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
-    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed. The table takes
-    no gradients: weights come trained. Untrained, the cell turns pairs of entries as a sinusoid does and so tells positions apart; random weights would
-    run into a fixed point.
+    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed. In training mode
+    a call does so by itself, and gradients reach the weights through the recurrence up to the last position of the call. Untrained, the cell turns pairs
+    of entries as a sinusoid does and so tells positions apart; random weights would run into a fixed point.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
@@ -37,24 +38,56 @@ class Recurrent(PositionEncoding):
     def prepare(self) -> None:
         first = self.first.detach().double().numpy()
         self.table = Table(np.concatenate((first[None], self.following(first, self.count - 1))))
+        self.made_of = versions(self)
+
+    def train(self, mode: bool = True) -> "Recurrent":
+        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        super().train(mode)
+        if not mode and self.made_of != versions(self):
+            self.prepare()
+        return self
 
     def following(self, row: np.ndarray, count: int) -> np.ndarray:
         """The `count` rows [count,E] float64 behind a row [E]: a table is continued from its last one."""
         weight, offset = self.weight.detach().double().numpy(), self.offset.detach().double().numpy()
-        width, rows = len(row), np.zeros((count, len(row)))
+        rows = np.zeros((count, len(row)))
         for k in range(count):
-            gates = weight @ row + offset
-            reset, update = 1 / (1 + np.exp(-gates[:width])), 1 / (1 + np.exp(-gates[width : 2 * width]))
-            candidate = np.tanh(reset * gates[2 * width :])
-            rows[k] = row = (1 - update) * candidate + update * row
+            rows[k] = row = _next(row, weight, offset, np.exp, np.tanh)
         return rows
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return x + self.table(positions).to(x.dtype)
+        rows = self.table(positions)
+        if not torch.jit.is_scripting():
+            if self.training:
+                rows = self.trained(positions)
+        return x + rows.to(x.dtype)
+
+    @torch.jit.unused
+    def trained(self, positions: Tensor) -> Tensor:
+        """Rows [B,S,E] by the weights as they are now, with gradients."""
+        if self.made_of != versions(self):
+            self.prepare()
+        return Rows.apply(self.table.rows, positions, _rows, self.first, self.weight, self.offset)  # type: ignore[no-any-return]
 
     def oracle(self) -> Oracle:
         return RecurrentOracle([value.detach().double() for value in (self.first, self.weight, self.offset)])
+
+
+def _next(row: Any, weight: Any, offset: Any, exp: Callable[[Any], Any], tanh: Callable[[Any], Any]) -> Any:
+    """The row behind a row [E], of numpy or torch."""
+    width, gates = len(row), weight @ row + offset
+    reset, update = 1 / (1 + exp(-gates[:width])), 1 / (1 + exp(-gates[width : 2 * width]))
+    return (1 - update) * tanh(reset * gates[2 * width :]) + update * row
+
+
+def _rows(weights: Sequence[Tensor], count: int) -> Tensor:
+    """The first rows [count,E], differentiable."""
+    first, weight, offset = weights
+    rows = [first]
+    for _ in range(count - 1):
+        rows.append(_next(rows[-1], weight, offset, torch.exp, torch.tanh))
+    return torch.stack(rows)
 
 
 def _turning(width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from typing import Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -16,45 +16,59 @@ from posenc_export.encodings.rotary_grid import Place
 
 class RoPE2D(PositionEncoding):
     """Pair k of head h turned by row a_hk + column b_hk; a, b trained, so that diagonals have waves of their own. They start at random directions with the
-    lengths of axial RoPE. Angles are formed in float64 and reduced to one turn, at any coordinate.
+    lengths of axial RoPE. With three axes, by time c_hk + row a_hk + column b_hk. The last D - r entries stay. Angles are formed in float64 and reduced to
+    one turn, at any coordinate.
 
     Grouped heads share the frequencies of their key head.
 
-    Hook: rotate. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [axes,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
 
     Args:
         geometry: head size D, even; kv heads K.
-        theta: of the starting lengths theta^(-2k/D).
-        layout: as RoPE.
+        theta: of the starting lengths theta^(-2k/r).
+        layout, rotary: as RoPE.
+        axes: 2 for row and column, 3 for time, row and column.
 
     Raises:
-        ValueError: odd head size, unknown layout, theta not above 0.
+        ValueError: odd or too large rotary size, unknown layout, theta not above 0, another number of axes.
     """
 
     axes = 2
     shared = False
 
-    def __init__(self, geometry: Geometry, theta: float = 10.0, layout: str = "half") -> None:
+    def __init__(self, geometry: Geometry, theta: float = 10.0, layout: str = "half", rotary: Optional[int] = None, axes: int = 2) -> None:
         super().__init__()
-        size = rotary_size("rope_2d", geometry, None)
+        size = rotary_size("rope_2d", geometry, rotary)
         check_choice("rope_2d", "layout", layout, LAYOUTS)
         if not theta > 0:
             raise ValueError(f"rope_2d: theta is above 0, got {theta}")
+        if axes not in (2, 3):
+            raise ValueError(f"rope_2d: axes are 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
         self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
-        lengths, directions = theta ** (-torch.arange(0, size, 2) / size), 2 * math.pi * torch.rand(kv_heads, 1)
-        self.along = Exact(torch.stack((lengths * directions.cos(), lengths * directions.sin())))
-        self.heads = geometry.heads
+        self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes))
+        self.heads, self.axes, self.size = geometry.heads, axes, size
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], coordinates [2,B,S] int64 to the same shapes and dtypes."""
+        """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
         places, along = positions.to(torch.float64).unsqueeze(3).unsqueeze(4), self.along().to(torch.float64)
-        angles = ops.reduced_angle(places[0] * along[0] + places[1] * along[1])
+        turns = places[0] * along[0]
+        for axis in range(1, along.size(0)):
+            turns = turns + places[axis] * along[axis]
+        angles = ops.reduced_angle(turns)
         cos, sin = angles.cos(), angles.sin()
         each = q.size(2) // k.size(2)
         return ops.turn_pairs(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
 
     def oracle(self) -> Oracle:
         return RoPE2DOracle(self.along().detach().double().numpy(), self.interleaved)
+
+
+def _directions(heads: int, axes: int) -> Tensor:
+    """Random directions of unit length [axes,heads,1]."""
+    if axes == 2:
+        angles = 2 * math.pi * torch.rand(heads, 1)
+        return torch.stack((angles.cos(), angles.sin()))
+    return torch.nn.functional.normalize(torch.randn(axes, heads, 1), dim=0)
 
 
 class RoPE2DOracle(Oracle):
@@ -69,9 +83,9 @@ class RoPE2DOracle(Oracle):
 
     def turned(self, x: np.ndarray, place: Place, head: int) -> np.ndarray:
         out, pairs = x.copy(), self.along.shape[2]
-        row, column = (place, place) if isinstance(place, int) else place
+        places = [place] * len(self.along) if isinstance(place, int) else place
         for k in range(pairs):
             a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
-            wave = complex(x[a], x[b]) * cmath.exp(1j * (row * self.along[0, head, k] + column * self.along[1, head, k]))
+            wave = complex(x[a], x[b]) * cmath.exp(1j * math.fsum(p * self.along[axis, head, k] for axis, p in enumerate(places)))
             out[a], out[b] = wave.real, wave.imag
         return out

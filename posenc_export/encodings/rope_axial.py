@@ -1,36 +1,65 @@
-"""Axial RoPE of grids: half of the pairs for the row, half for the column (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
+"""Axial RoPE of grids: equal parts of the pairs for each coordinate (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
 
-import numpy as np
+from typing import Optional
+
+import torch
 
 from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
 from posenc_export.encodings.rotary_grid import RotaryGrid
+
+SPECTRA = ("each", "alternating")
 
 
 class RoPEAxial(RotaryGrid):
-    """Pairs 0 .. D/4 - 1 turned by row w_k, the next D/4 by column w_k, w_k = theta^(-4k/D), k = 0 .. D/4 - 1 for both.
+    """With A axes and n = r/(2A) pairs for each: pair a n + k turned by coordinate a times w_ak, k = 0 .. n - 1. w_ak = theta^(-k/n), the same for all axes,
+    or theta^(-(A k + a)/(A n)), where the axes take the frequencies of one spectrum in turn. The last D - r entries stay.
 
-    Hook: rotate. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+
+    Llama 4 counts rows and columns of patches from 1; its class token then has coordinates 0 and does not turn.
 
     Args:
-        geometry: head size D, a multiple of 4.
+        geometry: head size D; r is a multiple of 2A.
         theta: 100 in the paper, for grids are short.
-        layout: as RoPE, over the whole head.
+        layout: as RoPE, over the r entries that turn.
+        rotary: rotary size r; all of D where not given.
+        axes: A: 2 for row and column, 3 for time, row and column.
+        spectrum: "each" as the paper, or "alternating" as Pixtral.
+        numerics: as RoPE.
 
     Raises:
-        ValueError: a head size that is no multiple of 4, unknown layout, theta not above 0.
+        ValueError: a rotary size that is too large or no multiple of 2A, fewer than 2 axes or more than 8, unknown layout, spectrum or numerics,
+            theta not above 0.
     """
 
-    axes = 2
-
-    def __init__(self, geometry: Geometry, theta: float = 100.0, layout: str = "half") -> None:
-        size = rotary_size("rope_axial", geometry, None, least=4)
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 100.0,
+        layout: str = "half",
+        rotary: Optional[int] = None,
+        axes: int = 2,
+        spectrum: str = "each",
+        numerics: str = "exact",
+    ) -> None:
+        if not 2 <= axes <= 8:  # the manifest has no more
+            raise ValueError(f"rope_axial: axes are 2 .. 8, got {axes}; set axes=2 for images, axes=3 for videos")
+        size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
         check_choice("rope_axial", "layout", layout, LAYOUTS)
-        if size % 4 or not theta > 0:
-            raise ValueError(f"rope_axial: head size is a multiple of 4 and theta above 0, got {size} and {theta}; choose another head size")
-        each = size // 4
-        super().__init__(geometry, np.tile(float(theta) ** (-np.arange(each) / each), 2), [0] * each + [1] * each, layout)
-        self.theta, self.each = float(theta), each
+        check_choice("rope_axial", "spectrum", spectrum, SPECTRA)
+        if size % (2 * axes) or not theta > 0:
+            what = "head size" if rotary is None else "rotary"
+            raise ValueError(f"rope_axial: {what} is a multiple of {2 * axes} and theta above 0, got {size} and {theta}; choose another {what}")
+        each, dtype = size // (2 * axes), dtype_of("rope_axial", numerics)
+        if spectrum == "each":
+            frequencies = inverse_powers(float(theta), 2 * each, dtype).repeat(axes)
+        else:
+            frequencies = torch.cat([inverse_powers(float(theta), size, dtype)[axis::axes] for axis in range(axes)])
+        super().__init__(geometry, frequencies, [axis for axis in range(axes) for _ in range(each)], layout)
+        self.theta, self.each, self.axes, self.spectrum = float(theta), each, axes, spectrum
 
     def frequency(self, k: int) -> float:
-        return float(self.theta ** (-(k % self.each) / self.each))
+        axis, index = divmod(k, self.each)
+        share = index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
+        return float(self.theta**-share)

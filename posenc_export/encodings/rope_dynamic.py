@@ -12,7 +12,7 @@ from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 
-KEYS = ("raw", "rotated")
+KEYS, LENGTHS = ("raw", "rotated"), ("seen", "per_call")
 
 
 class RoPEDynamic(PositionEncoding):
@@ -23,7 +23,10 @@ class RoPEDynamic(PositionEncoding):
     Memory beside the scores: [B,H,S,T,r/2] numbers in a call, hence the small chunk. With keys="rotated" they are cached as turned by the length
     at which they came, which is what transformers does when it decodes: scores across the switch then mix frequencies.
 
-    Hook: rescore (rotate for rotated keys). State: none. Range: 0 .. max_positions - 1.
+    With lengths="per_call" all tokens of a row turn by the length of the row, n - 1 being its largest position in the call. What a token gets then depends on
+    how a sequence is cut into calls, so no cache can go with it: bidirectional attention only, where a call is a whole sequence.
+
+    Hook: rescore (rotate for rotated keys and lengths of the call). State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -34,12 +37,15 @@ class RoPEDynamic(PositionEncoding):
         keys: "raw" or "rotated".
         numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
             last query when transformers reads all n tokens at once.
+        lengths: "seen", or "per_call" as transformers, which takes the longest row of a batch: the same for a row alone and for rows of one length.
 
     Raises:
-        ValueError: odd or too large rotary size (or 2, where the exponent has no value), unknown layout, keys or numerics, factor below 1, L below 1.
+        ValueError: odd or too large rotary size (or 2, where the exponent has no value), unknown layout, keys, numerics or lengths, factor below 1, L below 1,
+            rotated keys with lengths of the call.
     """
 
     chunk = 8
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
 
     def __init__(
         self,
@@ -51,18 +57,22 @@ class RoPEDynamic(PositionEncoding):
         rotary: Optional[int] = None,
         keys: str = "raw",
         numerics: str = "exact",
+        lengths: str = "seen",
     ) -> None:
         super().__init__()
         self.of_head: Tensor
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of("rope_dynamic", numerics)
         check_choice("rope_dynamic", "layout", layout, LAYOUTS)
         check_choice("rope_dynamic", "keys", keys, KEYS)
+        check_lengths("rope_dynamic", lengths, keys)
         if not factor >= 1 or not theta > 0 or original_max_positions < 1:
             raise ValueError(
                 f"rope_dynamic: factor is at least 1, theta above 0, original_max_positions at least 1, got {factor}, {theta}, {original_max_positions}"
             )
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
-        self.interleaved, self.size, self.keys = layout == "interleaved", size, keys
+        self.interleaved, self.size, self.keys, self.lengths = layout == "interleaved", size, keys, lengths
+        if lengths == "per_call":
+            self.works_in = ("bidirectional",)
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         self.of_length = frequencies.numpy() if self.single else None  # what the oracle starts from: these roundings are not computed twice
@@ -85,6 +95,10 @@ class RoPEDynamic(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
+        if self.lengths == "per_call":
+            longest = positions.amax(dim=1, keepdim=True)
+            cos, sin = self.waves(positions, longest)
+            return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
         if self.keys == "raw":
             return q, k
         cos, sin = self.first.rows, self.second.rows
@@ -94,7 +108,7 @@ class RoPEDynamic(PositionEncoding):
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by their distance to each query."""
-        if self.keys == "rotated":
+        if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         angles = ops.reduced_angle(self.angles(positions, key_positions))
         a, b = self.pairs(q.to(torch.float32).transpose(1, 2).unsqueeze(3))
@@ -113,6 +127,16 @@ class RoPEDynamic(PositionEncoding):
         frequencies = first.to(torch.float64) + self.second(positions).to(torch.float64).unsqueeze(1).unsqueeze(3)
         return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * frequencies
 
+    def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
+        """cos and sin [B,S,1,r/2] float32 of positions [B,S] by the frequencies of rows whose largest positions are longest [B,1] int64."""
+        places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
+        if self.single:
+            angles = (places.to(torch.float32) * first).to(torch.float64)
+        else:
+            angles = places.to(torch.float64) * (first.to(torch.float64) + self.second(longest).to(torch.float64))
+        reduced = ops.reduced_angle(angles).unsqueeze(2)
+        return reduced.cos(), reduced.sin()
+
     def pairs(self, x: Tensor) -> Tuple[Tensor, Tensor]:
         """First and second entries of the rotated pairs of x [...,D]: [...,r/2] twice."""
         if self.interleaved:
@@ -123,9 +147,19 @@ class RoPEDynamic(PositionEncoding):
         return RoPEDynamicOracle(self)
 
 
+def check_lengths(name: str, lengths: str, keys: str) -> None:
+    """Raises: ValueError: unknown lengths, rotated keys with lengths of the call."""
+    check_choice(name, "lengths", lengths, LENGTHS)
+    if lengths == "per_call" and keys == "rotated":
+        raise ValueError(f"{name}: keys is raw with lengths=per_call, where nothing is cached, got rotated; leave it out")
+
+
 class RoPEDynamicOracle(Oracle):
     def __init__(self, encoding: RoPEDynamic) -> None:
-        self.encoding = encoding
+        self.encoding, self.longest = encoding, 0
+
+    def begin(self, positions: Sequence[int]) -> None:
+        self.longest = max(positions)
 
     def frequency(self, k: int, seen: int) -> float:
         if self.encoding.of_length is not None:
@@ -146,10 +180,12 @@ class RoPEDynamicOracle(Oracle):
         return out
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        if self.encoding.lengths == "per_call":
+            return self.turned(x, position, self.longest + 1)
         return x if self.encoding.keys == "raw" else self.turned(x, position, position + 1)
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        if self.encoding.keys == "raw":
+        if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
             q = self.turned(q, query, query + 1)
             keys = np.stack([self.turned(key, p, query + 1) for key, p in zip(keys, positions, strict=True)])
         return keys @ q / math.sqrt(len(q))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.rope_dynamic import check_lengths
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 
 KEYS = ("raw", "rotated")
@@ -23,7 +24,10 @@ class RoPELongRoPE(PositionEncoding):
     Keys are cached raw and turned when read, by both sets: one token at a time, in chunks and at once are the same. With keys="rotated" they are
     cached as turned by the length at which they came, which is what transformers does when it decodes: scores across the switch then mix factors.
 
-    Hook: rescore (rotate for rotated keys). State: none. Range: 0 .. max_positions - 1.
+    With lengths="per_call" all tokens of a row turn by the factors for the length of the row, its largest position in the call and 1. As for rope_dynamic,
+    that is for bidirectional attention only.
+
+    Hook: rescore (rotate for rotated keys and lengths of the call). State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
@@ -35,10 +39,14 @@ class RoPELongRoPE(PositionEncoding):
         keys: "raw" or "rotated".
         numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
             last query when transformers reads all its tokens at once.
+        lengths: as rope_dynamic.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, keys or numerics, factors that are not r/2 positive numbers, L below 2.
+        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors that are not r/2 positive numbers, L below 2, rotated keys
+            with lengths of the call.
     """
+
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
 
     def __init__(
         self,
@@ -52,15 +60,19 @@ class RoPELongRoPE(PositionEncoding):
         rotary: Optional[int] = None,
         keys: str = "raw",
         numerics: str = "exact",
+        lengths: str = "seen",
     ) -> None:
         super().__init__()
         size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of("rope_longrope", numerics)
         check_choice("rope_longrope", "layout", layout, LAYOUTS)
         check_choice("rope_longrope", "keys", keys, KEYS)
+        check_lengths("rope_longrope", lengths, keys)
         if original_max_positions < 2 or not theta > 0:
             raise ValueError(f"rope_longrope: original_max_positions is at least 2 and theta above 0, got {original_max_positions} and {theta}")
         self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys = layout == "interleaved", keys
+        self.interleaved, self.keys, self.lengths = layout == "interleaved", keys, lengths
+        if lengths == "per_call":
+            self.works_in = ("bidirectional",)
         self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
         self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
@@ -76,6 +88,10 @@ class RoPELongRoPE(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
+        if self.lengths == "per_call":
+            beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
+            of_q = torch.where(beyond, self.turned_far(q, positions), self.turned(q, positions))
+            return of_q, torch.where(beyond, self.turned_far(k, positions), self.turned(k, positions))
         if self.keys == "raw":
             return q, k
         return self.turned(q, positions), self.turned(k, positions)
@@ -84,7 +100,7 @@ class RoPELongRoPE(PositionEncoding):
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by both sets, and for each query the scores of its own taken."""
-        if self.keys == "rotated":
+        if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         by_token, key_positions = keys.transpose(1, 2), key_positions.clamp(max=self.cos.rows.size(0) - 1)  # past it: slots behind a shorter row
         short = ops.products(self.turned(q, positions), self.turned(by_token, key_positions).transpose(1, 2))
@@ -117,7 +133,10 @@ def _factors(name: str, given: Factors, count: int) -> List[float]:
 
 class RoPELongRoPEOracle(Oracle):
     def __init__(self, encoding: RoPELongRoPE) -> None:
-        self.encoding = encoding
+        self.encoding, self.longest = encoding, 0
+
+    def begin(self, positions: Sequence[int]) -> None:
+        self.longest = max(positions)
 
     def turned(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         e, out = self.encoding, x.copy()
@@ -131,10 +150,12 @@ class RoPELongRoPEOracle(Oracle):
         return out
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        if self.encoding.lengths == "per_call":
+            return self.turned(x, position, self.longest + 1)
         return x if self.encoding.keys == "raw" else self.turned(x, position, position + 1)
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        if self.encoding.keys == "raw":
+        if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
             q = self.turned(q, query, query + 1)
             keys = np.stack([self.turned(key, p, query + 1) for key, p in zip(keys, positions, strict=True)])
         return keys @ q / math.sqrt(len(q))

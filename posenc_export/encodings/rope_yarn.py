@@ -1,19 +1,22 @@
 """YaRN: fast pairs of RoPE kept, slow ones interpolated, a ramp between, and a temperature (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
 
 import math
-from typing import Optional
+from typing import Optional, Tuple
 
-import torch
+import numpy as np
+from torch import Tensor
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, rotary_size
+from posenc_export import ops
+from posenc_export.encodings.base import Geometry, Oracle
+from posenc_export.encodings.rotary import LAYOUTS, Rotary, RotaryOracle, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers, stretched
 
-TRUNCATE = ("yes", "no")
+TEMPERATURES = ("rotation", "scores", "off")
 
 
 class RoPEYaRN(Rotary):
     """w_k = (1 - g_k) theta^(-2k/r) + g_k theta^(-2k/r) / factor, g_k a ramp from 0 at the pair that turns beta_fast times within the trained length L
-    to 1 at the one that turns beta_slow times; cos and sin scaled by attention_factor.
+    to 1 at the one that turns beta_slow times, linear in the pair k or in the number of turns; cos and sin scaled by attention_factor.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
@@ -24,11 +27,15 @@ class RoPEYaRN(Rotary):
         beta_fast, beta_slow: turns within L.
         attention_factor: where not given, m(mscale) / m(mscale_all_dim) if both are above 0, else m(1); m(s) = 0.1 s ln(factor) + 1.
         mscale, mscale_all_dim: as DeepSeek; 0 for not given.
-        truncate: "yes" puts the ends of the ramp on whole pairs, as the authors do; "no" as gpt-oss.
+        truncate: "yes" puts the ends of a ramp in pairs on whole pairs, as the authors do; "no" as gpt-oss.
         theta, layout, rotary, numerics: as RoPE.
+        ramp: "pairs" as the authors' code, or "turns" as the text of the paper (3.2).
+        temperature: "rotation" has attention_factor in cos and sin only. "scores" scales all scores by m(mscale_all_dim)^2 besides, as DeepSeek, those of
+            entries that do not turn among them. "off" scales neither.
 
     Raises:
-        ValueError: as RoPE; a factor below 1, a length below 1, beta_fast not above beta_slow.
+        ValueError: as RoPE; a factor below 1, a length below 1, beta_fast not above beta_slow, an unknown truncate, ramp or temperature, truncate "no" for
+            a ramp in turns, temperature "scores" without mscale_all_dim, or "off" beside attention_factor, mscale or mscale_all_dim.
     """
 
     def __init__(
@@ -46,40 +53,59 @@ class RoPEYaRN(Rotary):
         layout: str = "half",
         rotary: Optional[int] = None,
         numerics: str = "exact",
+        ramp: str = "pairs",
+        temperature: str = "rotation",
     ) -> None:
-        size = rotary_size("rope_yarn", geometry, rotary)
+        size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of("rope_yarn", numerics)
         check_choice("rope_yarn", "layout", layout, LAYOUTS)
-        check_choice("rope_yarn", "truncate", truncate, TRUNCATE)
-        if not theta > 1 or not 1 <= factor < math.inf or original_max_positions < 1:
-            raise ValueError(f"rope_yarn: theta above 1, factor and original_max_positions at least 1, got {theta}, {factor} and {original_max_positions}")
-        if not beta_fast > beta_slow > 0:
-            raise ValueError(f"rope_yarn: beta_fast is above beta_slow, which is above 0, got {beta_fast} and {beta_slow}")
-        first, last = (_pair(turns, size, float(theta), original_max_positions) for turns in (beta_fast, beta_slow))
-        if truncate == "yes":
-            first, last = math.floor(first), math.ceil(last)
-        low, high = max(first, 0), min(last, size - 1)
-        dtype = dtype_of("rope_yarn", numerics)
-        if not math.isfinite(theta) or mscale < 0 or mscale_all_dim < 0:
-            raise ValueError(f"rope_yarn: theta is finite, mscale and mscale_all_dim are 0 or more, got {theta}, {mscale} and {mscale_all_dim}")
-        powers = float(theta) ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        ramp = ((torch.arange(size // 2, dtype=dtype) - low) / (high - low or 0.001)).clamp(0, 1)
-        if attention_factor is None:
-            both = mscale > 0 and mscale_all_dim > 0
-            attention_factor = _temperature(factor, mscale) / _temperature(factor, mscale_all_dim) if both else _temperature(factor, 1.0)
-        kept = 1 - ramp
-        super().__init__(geometry, 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, layout, float(attention_factor))
-        self.theta, self.factor, self.low, self.high = float(theta), float(factor), low, high
+        scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
+        magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
+        if size == geometry.head_size:  # all entries turn: the factor of scores stands in the tables too, and a fused kernel takes it from there
+            magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
+        super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
+        self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        if self.on_scores != 1.0:
+            q = q * self.on_scores
+        return (
+            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
+            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
+        )
 
     def frequency(self, k: int) -> float:
-        kept = 1 / math.pow(self.theta, 2 * k / self.size)
-        share = min(max((k - self.low) / ((self.high - self.low) or 0.001), 0.0), 1.0)
-        return kept * (1 - share + share / self.factor)
+        return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
+
+    def oracle(self) -> Oracle:
+        plain = super().oracle()
+        assert isinstance(plain, RotaryOracle)
+        return plain if self.on_scores == 1.0 else RoPEYaRNOracle(plain, self.on_scores)
 
 
-def _pair(turns: float, size: int, theta: float, length: int) -> float:
-    """The pair, as a real number, that turns `turns` times within `length` tokens."""
-    return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+class RoPEYaRNOracle(Oracle):
+    """Queries scaled behind their rotation."""
+
+    def __init__(self, rotation: RotaryOracle, on_scores: float) -> None:
+        self.rotation, self.on_scores = rotation, on_scores
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        return self.on_scores * self.rotation.rotate(x, position)
+
+    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+        return self.rotation.rotate(x, position)
 
 
-def _temperature(factor: float, scale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+def _temperatures(factor: float, temperature: str, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
+    """The factor on cos and sin, and the one on scores."""
+    check_choice("rope_yarn", "temperature", temperature, TEMPERATURES)
+    if mscale < 0 or mscale_all_dim < 0:
+        raise ValueError(f"rope_yarn: mscale and mscale_all_dim are 0 or more, got {mscale} and {mscale_all_dim}")
+    if temperature == "off":
+        if given is not None or mscale or mscale_all_dim:
+            found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
+            raise ValueError(f"rope_yarn: temperature off takes no attention_factor, mscale or mscale_all_dim, got {found}; leave them out")
+        return 1.0, 1.0
+    if temperature == "scores" and not mscale_all_dim:
+        raise ValueError(f"rope_yarn: mscale_all_dim is above 0 for temperature scores, got {mscale_all_dim}; set mscale_all_dim")
+    return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(factor, mscale_all_dim) ** 2 if temperature == "scores" else 1.0

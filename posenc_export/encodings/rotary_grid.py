@@ -1,7 +1,8 @@
 """What the rotations of grids share: every pair turned by one of several coordinates."""
 
 import cmath
-from typing import List, Sequence, Tuple, Union
+import math
+from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,26 +17,44 @@ Place = Union[int, Sequence[int]]
 class RotaryGrid(PositionEncoding):
     """Pair k turned by the coordinate axis_of_pair[k] times w_k. For text all coordinates of a token are its position.
 
+    Subclasses say once more, as scalars, in `frequency` and `point`, what the tables are made of.
+
     Args:
         geometry: max_positions, of every coordinate.
-        frequencies: w_k [r/2] float64.
+        frequencies: w_k [r/2] float64, or float32 where angles are to be formed in float32 as transformers does.
         axis_of_pair: axis of each pair, r/2 of them.
         layout: "half" or "interleaved".
+        points: numbers [axes,max_positions] that coordinates stand for, in the dtype of frequencies; the coordinates themselves where None.
+        magnitude: factor on cos and sin.
+
+    Raises:
+        ValueError: a magnitude that is not above 0 and finite.
     """
 
     axes = 2
 
-    def __init__(self, geometry: Geometry, frequencies: np.ndarray, axis_of_pair: List[int], layout: str) -> None:
+    def __init__(
+        self, geometry: Geometry, frequencies: Tensor, axis_of_pair: List[int], layout: str, points: Optional[Tensor] = None, magnitude: float = 1.0
+    ) -> None:
         super().__init__()
+        if not 0 < magnitude < math.inf:
+            raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
+        self.magnitude = magnitude
         self.interleaved, self.size, self.axis_of_pair = layout == "interleaved", 2 * len(frequencies), axis_of_pair
-        angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
+        self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
+        counted = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
+        angles = (counted if points is None else points.t()[:, axis_of_pair]) * frequencies
+        self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
         self.of_axis: Tensor
         self.register_buffer("of_axis", torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None], persistent=False)
 
     def frequency(self, k: int) -> float:
         """w_k of pair k, float64."""
         return 0.0
+
+    def point(self, axis: int, coordinate: int) -> float:
+        """The number that a coordinate stands for."""
+        return float(coordinate)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
@@ -50,19 +69,24 @@ class RotaryGrid(PositionEncoding):
         return found.unsqueeze(2)
 
     def oracle(self) -> Oracle:
-        return RotaryGridOracle([self.frequency(k) for k in range(self.size // 2)], self.axis_of_pair, self.interleaved)
+        frequencies = self.single or [self.frequency(k) for k in range(self.size // 2)]
+        return RotaryGridOracle(frequencies, self.axis_of_pair, self.interleaved, self.point, bool(self.single), self.magnitude)
 
 
 class RotaryGridOracle(Oracle):
-    def __init__(self, frequencies: List[float], axis_of_pair: List[int], interleaved: bool) -> None:
-        self.frequencies, self.axis_of_pair, self.interleaved = frequencies, axis_of_pair, interleaved
+    def __init__(
+        self, frequencies: List[float], axis_of_pair: List[int], interleaved: bool, point: Callable[[int, int], float], single: bool, magnitude: float
+    ) -> None:
+        self.frequencies, self.axis_of_pair, self.interleaved, self.point = frequencies, axis_of_pair, interleaved, point
+        self.single, self.magnitude = single, magnitude
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         """position: coordinates of a token, or one number for all of them."""
         out, pairs = x.copy(), len(self.frequencies)
         for k, (frequency, axis) in enumerate(zip(self.frequencies, self.axis_of_pair, strict=True)):
             a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
-            place = position if isinstance(position, int) else position[axis]
-            turned = complex(x[a], x[b]) * cmath.exp(1j * place * frequency)
+            point = self.point(axis, position if isinstance(position, int) else position[axis])
+            angle = float(np.float32(point) * np.float32(frequency)) if self.single else point * frequency
+            turned = self.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
             out[a], out[b] = turned.real, turned.imag
         return out

@@ -8,27 +8,32 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.rotary import check_choice
 
+DIVISORS = ("paper", "fairseq")
 LAYOUTS = ("interleaved", "halves")
 ANGLES = ("table", "computed")
+ODD = ("refuse", "zero")
 
 
 class Sinusoidal(PositionEncoding):
-    """x * scale + [sin((p + offset) w_k), cos((p + offset) w_k)], w_k = base^(-2k/d).
+    """x * scale + factor [sin((p + offset) w_k), cos((p + offset) w_k)], w_k = base^(-2k/d).
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
     Args:
-        geometry: width d must be even.
+        geometry: width d, even unless odd="zero".
         base: ratio of the longest wavelength to 2 pi.
         layout: "interleaved" puts sin and cos of w_k side by side (the paper), "halves" all sines before all cosines.
         scale: factor on the token embedding; the paper's models use sqrt(d).
         divisor: "paper" divides exponents by d/2, "fairseq" by d/2 - 1, so that the last wavelength is exactly 2 pi base.
-        offset: of the first position; 0 in the paper, 2 in XGLM.
+        offset: of the first position; 0 in the paper, 2 in XGLM and M2M100.
         angles: "table" reads rows, "computed" forms angles in float64 inside the graph: no table, so max_positions costs no memory.
+        factor: on the waves; alpha in SpeechT5.
+        odd: "zero" gives a model of odd width the waves of d - 1 entries and leaves its last entry as it is, as M2M100; "refuse" refuses it.
 
     Raises:
-        ValueError: odd width, unknown layout, divisor or angles, base not above 1, negative offset.
+        ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not above 1, negative offset.
     """
 
     def __init__(
@@ -40,16 +45,14 @@ class Sinusoidal(PositionEncoding):
         divisor: str = "paper",
         angles: str = "table",
         offset: int = 0,
+        factor: float = 1.0,
+        odd: str = "refuse",
     ) -> None:
         super().__init__()
-        if geometry.width % 2:
-            raise ValueError(f"sinusoidal: width is even, got {geometry.width}; choose an even width")
-        if layout not in LAYOUTS:
-            raise ValueError(f"sinusoidal: layout is one of {', '.join(LAYOUTS)}, got {layout!r}")
-        if divisor not in ("paper", "fairseq"):
-            raise ValueError(f"sinusoidal: divisor is one of paper, fairseq, got {divisor!r}")
-        if angles not in ANGLES:
-            raise ValueError(f"sinusoidal: angles is one of {', '.join(ANGLES)}, got {angles!r}")
+        for parameter, value, choices in (("layout", layout, LAYOUTS), ("divisor", divisor, DIVISORS), ("angles", angles, ANGLES), ("odd", odd, ODD)):
+            check_choice("sinusoidal", parameter, value, choices)
+        if geometry.width % 2 and odd == "refuse":
+            raise ValueError(f"sinusoidal: width is even, got {geometry.width}; choose an even width or odd=zero")
         if not base > 1:
             raise ValueError(f"sinusoidal: base is above 1, got {base}")
         if offset < 0:
@@ -62,8 +65,9 @@ class Sinusoidal(PositionEncoding):
         self.frequencies = Table(np.stack((high, frequencies - high)))  # in two parts: together they have the digits of float64
         # Where rows are computed one stands there unread: torch.export writes no table without numbers.
         turned = (np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset)[:, None] * frequencies
-        waves = (np.sin(turned), np.cos(turned))
-        self.table = Table(np.stack(waves, axis=-1).reshape(-1, geometry.width) if layout == "interleaved" else np.concatenate(waves, axis=-1))
+        waves, self.factor, self.left = (np.sin(turned), np.cos(turned)), float(factor), geometry.width % 2
+        side_by_side = np.stack(waves, axis=-1).reshape(-1, 2 * half) if layout == "interleaved" else np.concatenate(waves, axis=-1)
+        self.table = Table(self.factor * (np.pad(side_by_side, ((0, 0), (0, 1))) if self.left else side_by_side))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
@@ -74,9 +78,11 @@ class Sinusoidal(PositionEncoding):
         """The rows [B,S,E] float32 at positions [B,S] int64, computed."""
         frequencies = self.frequencies.rows.to(torch.float64)
         angles = ops.reduced_angle((positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64) * (frequencies[0] + frequencies[1]))
-        if self.layout == "interleaved":
-            return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+        sines, cosines = angles.sin(), angles.cos()
+        rows = torch.stack((sines, cosines), dim=-1).flatten(-2) if self.layout == "interleaved" else torch.cat((sines, cosines), dim=-1)
+        if self.factor != 1.0:
+            rows = rows * self.factor
+        return torch.nn.functional.pad(rows, [0, self.left]) if self.left else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
         torch.nn.init.normal_(table, std=table.size(1) ** -0.5)  # the paper's: with scale sqrt(d), tokens are as large as positions
@@ -95,6 +101,6 @@ class SinusoidalOracle(Oracle):
         for k in range(half):
             angle = (position + self.encoding.offset) / math.pow(self.encoding.base, k / max(self.encoding.steps, 1))
             at_sine, at_cosine = (2 * k, 2 * k + 1) if self.encoding.layout == "interleaved" else (k, half + k)
-            out[at_sine] += math.sin(angle)
-            out[at_cosine] += math.cos(angle)
+            out[at_sine] += self.encoding.factor * math.sin(angle)
+            out[at_cosine] += self.encoding.factor * math.cos(angle)
         return out

@@ -139,6 +139,10 @@ class TogetherOracle(Oracle):
         """The part that overrides a hook, or the first."""
         return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
 
+    def begin(self, positions: Sequence[int]) -> None:
+        for part in self.parts:
+            part.begin(positions)
+
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
         for part in self.parts:
             x = part.embed_rows(x, positions)

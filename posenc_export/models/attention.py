@@ -81,6 +81,7 @@ class Attention(torch.nn.Module):
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
         """One row x [n,E] at positions and coordinates, with token types [n] or none, to [n,E], in float64, one head and one query at a time."""
         oracle = self.encoding.oracle()
+        oracle.begin(positions)
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])

@@ -100,5 +100,5 @@ class AttentionBlock(torch.nn.Module):
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
         """One row x [n,E] at positions and coordinates to [n,E], float64."""
-        rows = self.token_encoding.oracle().embed_rows(x.astype(np.float64), positions)
+        rows = self.token_encoding.oracle().embed_rows(x.astype(np.float64), places)
         return np.asarray(self.attention.exact(rows, positions, places))  # type: ignore[operator]

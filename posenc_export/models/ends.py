@@ -1,7 +1,7 @@
 """What stands before the layers of a model and behind them."""
 
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -56,10 +56,10 @@ class Tokens(torch.nn.Module):
             x = x + self.segments(segments)
         return self.norm(x), present
 
-    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
-        """One row of ids [n] to [n,E], float64."""
+    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+        """One row of ids [n] at positions or coordinates to [n,E], float64."""
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
-        x = self.encoding.oracle().embed_rows(rows, positions)
+        x = self.encoding.oracle().embed_rows(rows, places)
         if self.segments is not None:
             x = x + exact.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
         return np.asarray(self.norm.exact(x))
@@ -94,9 +94,9 @@ class Features(torch.nn.Module):
         made, present = self.encoding.embed_next(made, coordinates, states)
         return self.norm(made), present
 
-    def exact(self, x: np.ndarray, segments: Optional[np.ndarray], positions: range) -> np.ndarray:
-        """One row of features [n,F] to [n,E], float64."""
-        rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, positions)
+    def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+        """One row of features [n,F] at positions to [n,E], float64."""
+        rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, places)
         return np.asarray(self.norm.exact(rows))
 
 

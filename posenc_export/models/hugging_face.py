@@ -43,6 +43,12 @@ REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+# How mrope_section is read, by the beginning of model_type: sections of time, height and width one behind the other, in turn, or height and width in turn before time.
+AXES = {
+    **dict.fromkeys(("glm4v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
+    **dict.fromkeys(("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"), "in turn"),
+    "ernie4_5_vl_moe": "alternating",
+}
 NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrope"}
 
 
@@ -53,7 +59,9 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
         config: of a model, as transformers writes it: rope_parameters (v5), or rope_theta and rope_scaling with rope_type or type, and
             partial_rotary_factor, head_dim or hidden_size and num_attention_heads, max_position_embeddings, original_max_position_embeddings
             (which goes before the one in rope_parameters, as there). GPT-NeoX's rotary_pct and rotary_emb_base and GPT-J's rotary_dim are read too.
-            theta is 10000 where none is given. Nested by layer type, truncate of yarn is taken from where it stands; transformers 5.23 looks for it outside.
+            mrope_section gives mrope or mrope_interleaved, as model_type or else mrope_interleaved says. The layout of pairs is the family's, not the
+            configuration's. theta is 10000 where none is given. Nested by layer type, truncate of yarn is taken from where it stands; transformers 5.23
+            looks for it outside.
 
     Raises:
         ValueError: an unknown kind, a key its kind does not take, a missing one, a value of another type.
@@ -89,8 +97,9 @@ def _spelled(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     rest = dict(given)
+    sections, interleaved = rest.pop("mrope_section", None), rest.pop("mrope_interleaved", None)
     kinds = sorted({str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"})
-    kind = kinds[0]
+    kind = "default" if kinds[0] == "mrope" and sections is not None else kinds[0]
     if len(kinds) > 1 or kind not in KINDS:
         raise ValueError(f"hugging_face: rope_type is one of {', '.join(KINDS)}, got {', '.join(kinds)}")
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
@@ -111,7 +120,36 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
     for key, value in rest.items():
         spec[KINDS[kind][key]] = PARSERS.get(key, _number)(key, value)
-    return _finished(config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial))
+    finished = _finished(config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial))
+    return finished if sections is None else _by_axes(config, kind, finished, sections, interleaved)
+
+
+def _by_axes(config: Mapping[str, Any], kind: str, spec: Spec, sections: Any, interleaved: Any) -> Spec:
+    """The rotation with mrope_section: pairs that turn by time, height and width."""
+    if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
+        raise ValueError(f"hugging_face: a rotation with mrope_section is of rope_type default, or yarn without mscale, got {kind}; convert it by hand")
+    pairs = spec.get("rotary", _head_size(config)) // 2
+    whole = isinstance(sections, (list, tuple)) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sections)
+    if not whole or len(sections) != 3 or sum(sections) != pairs:
+        raise ValueError(f"hugging_face: mrope_section is three numbers above 0 that add up to {pairs} pairs, got {sections!r}; correct it")
+    first, second, third = sections
+    order = _order_of_axes(str(config.get("model_type", "")), interleaved)
+    if order == "in turn":
+        return {**spec, "name": "mrope_interleaved", "height": second, "width": third}
+    if order == "alternating":
+        return {**spec, "name": "mrope", "time": third, "height": first, "order": "alternating"}
+    return {**spec, "name": "mrope", "time": first, "height": second}
+
+
+def _order_of_axes(model_type: str, interleaved: Any) -> str:
+    """A value of AXES: transformers goes by the model, whatever mrope_interleaved says."""
+    known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
+    said = None if interleaved is None else {"yes": "in turn", "no": "sections"}[_yes_or_no("mrope_interleaved", interleaved)]
+    if known is None and said is None:
+        raise ValueError(f"hugging_face: mrope_interleaved is given where model_type is none of {', '.join(AXES)}, got {model_type!r}; say true or false")
+    if known and said and (known == "in turn") != (said == "in turn"):
+        raise ValueError(f"hugging_face: mrope_interleaved is {known == 'in turn'} for {model_type}, got {interleaved!r}; correct it")
+    return known or str(said)
 
 
 def _finished(config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]) -> Spec:
@@ -148,7 +186,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
     if config.get("head_dim"):
         return int(config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
-        raise ValueError("hugging_face: partial_rotary_factor needs head_dim, or hidden_size and num_attention_heads, got none")
+        raise ValueError("hugging_face: partial_rotary_factor and mrope_section need head_dim, or hidden_size and num_attention_heads, got none")
     return int(config["hidden_size"] // config["num_attention_heads"])
 
 

@@ -177,7 +177,7 @@ class Stack(torch.nn.Module):
         self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None, encoded: Optional[np.ndarray] = None
     ) -> np.ndarray:
         """One row of ids [n] at positions and coordinates, and what its encoder gave [Q,N], to [n,V], [n,E] or [n,N], float64."""
-        rows = self.tokens.exact(x, segments, positions)
+        rows = self.tokens.exact(x, segments, places)
         for layer, pair in zip(self.layers, _pairs(self.config.kinds, encoded), strict=True):
             rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)

@@ -30,7 +30,7 @@ def _score(encoding: encodings.PositionEncoding, query: int, key: int) -> float:
     vectors = torch.ones(1, 1, 4, 16)
     q, _ = encoding.rotate(vectors, vectors, torch.tensor([[query]]))
     _, k = encoding.rotate(vectors, vectors, torch.tensor([[key]]))
-    return float((q.double() * k.double()).sum())
+    return float((q.double() * k.double()).sum().detach())
 
 
 @pytest.mark.parametrize("name", BY_DIFFERENCE)

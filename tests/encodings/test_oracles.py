@@ -37,6 +37,7 @@ def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
 def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.PositionEncoding) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     oracle = encoding.oracle()
+    oracle.begin(POSITIONS)
     for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, _places(encoding)), strict=True):
         expected = np.stack([turn(heads, p) for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)])
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
@@ -122,20 +123,36 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("learned:offset=-1", "offset is 0 or more"),
         ("sinusoidal:base=1", "base is above 1"),
         ("sinusoidal:angles=guessed", "angles is one of table, computed"),
+        ("sinusoidal:odd=one", "odd is one of refuse, zero"),
+        ("sinusoidal_2d:first=time", "first is one of row, column"),
+        ("sinusoidal_2d:layout=half", "layout is one of halves, interleaved"),
+        ("sinusoidal_2d:rows=-1", "rows and columns are 0 or more"),
+        ("learned_2d:join=product", "join is one of sum, row_column, column_row"),
+        ("learned_2d:columns=-1", "rows and columns are 0 or more"),
         ("rope:theta", "name=value"),
         ("rope:numerics=double", "numerics is one of"),
         ("rope_linear:factor=0.5", "factor at least 1"),
         ("rope_linear:factor=inf", "factor is a finite number"),
         ("rope_linear:theta=inf", "theta is a finite number"),
         ("rope_ntk:rotary=2", "even and 4 .. head size 16"),
+        ("rope_trained:trains=nothing", "trains is one of frequencies, theta"),
+        ("rope_trained:theta=0", "theta is above 0"),
         ("rope_yarn:attention_factor=0", "attention_factor is above 0"),
         ("rope_yarn:attention_factor=nan", "attention_factor is a finite number"),
         ("rope_yarn:mscale=-1", "mscale and mscale_all_dim are 0 or more"),
         ("rope_yarn:beta_fast=1", "beta_fast is above beta_slow"),
         ("rope_yarn:truncate=true", "truncate is one of yes, no"),
+        ("rope_yarn:ramp=turn", "ramp is one of pairs, turns"),
+        ("rope_yarn:ramp=turns,truncate=no", "truncate is yes for a ramp in turns"),
+        ("rope_yarn:temperature=on", "temperature is one of rotation, scores, off"),
+        ("rope_yarn:temperature=off,attention_factor=1.2", "temperature off takes no attention_factor"),
+        ("rope_yarn:temperature=scores", "mscale_all_dim is above 0 for temperature scores"),
         ("rope_llama3:high_freq_factor=1", "high_freq_factor is above low_freq_factor"),
         ("rope_proportional:share=0.01", "a pair at least turns"),
         ("rope_dynamic:keys=cold", "keys is one of raw, rotated"),
+        ("rope_dynamic:lengths=row", "lengths is one of seen, per_call"),
+        ("rope_dynamic:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
+        ("rope_longrope:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
         ("rope_longrope:long_factor=1;2", "long_factor is 8 finite numbers above 0"),
         ("rope_longrope:short_factor=a;b", "short_factor is numbers with ; between"),
         ("xpos:scale_base=100", "factors stay within"),
@@ -145,8 +162,25 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("logn:form=steps,period=0", "period at least 1"),
         ("logn:first=0", "first is 1, or 0 in form steps"),
         ("mrope:time=8", "sections are above 0"),
+        ("mrope:factor=0.5", "mrope: theta above 1, factor and original_max_positions at least 1"),
+        ("mrope:attention_factor=0", "attention_factor is above 0"),
+        ("mrope_interleaved:factor=2,beta_fast=1", "mrope_interleaved: beta_fast is above beta_slow"),
+        ("mrope:order=turns", "order is one of sections, alternating"),
+        ("mrope:order=alternating,time=3", "height and width have equal numbers of the 8 pairs"),
+        ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),
+        ("mrope:rotary=4", "rotary size is even and 6 .. head size 16"),
+        ("rope_axial:rotary=6", "rotary is a multiple of 4"),
+        ("rope_axial:axes=3", "head size is a multiple of 6"),
+        ("rope_axial:axes=1", "axes are 2 .. 8"),
+        ("rope_axial:spectrum=one", "spectrum is one of each, alternating"),
+        ("rope_normalized:rows=-1", "rows, columns and frames are 0 or more"),
+        ("rope_normalized:frames=2", "rotary size is a multiple of 6"),
+        ("rope_normalized:points=corners", "points is one of centres, ends"),
+        ("rope_normalized:highest=0", "theta and highest are above 0"),
         ("mrope_interleaved:height=6", "height and width are 1 .. 2"),
         ("rope_axial:theta=0", "multiple of 4 and theta above 0"),
+        ("rope_2d:axes=4", "axes are 2 or 3"),
+        ("rope_2d:rotary=5", "rotary size is even"),
         ("rope_2d:theta=-1", "theta is above 0"),
         ("t5:buckets=1", "buckets are at least 2"),
         ("t5:max_distance=3", "max_distance is above the 16 exact"),
@@ -224,11 +258,42 @@ def test_each_coordinate_turns_its_own_pairs(variant: str) -> None:
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
-@pytest.mark.parametrize("name", ["recurrent", "floater"])
+@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if spec["name"].endswith("_2d") and encodings.REGISTRY[spec["name"]].axes])
+def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build(VARIANTS[variant], GEOMETRY)
+    places, x = torch.randint(80, (2, 1, 9)), torch.randn(1, 9, GEOMETRY.width)
+    expected = encoding.oracle().embed_rows(x[0].double().numpy(), [tuple(place) for place in places[:, 0].t().tolist()])  # type: ignore[misc]
+    assert worst_error(encoding.embed(x, places).detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize("angles", ["table", "computed"])
+def test_a_sinusoid_of_odd_width_leaves_the_last_entry(angles: str) -> None:
+    encoding = encodings.build({"name": "sinusoidal", "odd": "zero", "angles": angles}, dataclasses.replace(GEOMETRY, width=7))
+    x = torch.randn(1, len(POSITIONS), 7)
+    expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
+    assert worst_error(encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0], expected) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("sinusoidal", "width is even, got 7"), ("sinusoidal_2d", "multiple of 4, got 7"), ("learned_2d:join=row_column", "width is even where")],
+)
+def test_an_odd_width_is_refused_where_halves_have_to_fit(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, width=7))
+
+
+@pytest.mark.parametrize("name", ["recurrent", "floater", "rope_trained"])
 def test_loaded_weights_bring_their_table(name: str) -> None:
     torch.manual_seed(0)
     small = encodings.Geometry(8, 2, 4, 40)
-    one, other = encodings.build({"name": name}, small), encodings.build({"name": name}, small)
+    one, other = encodings.build({"name": name}, small).eval(), encodings.build({"name": name}, small).eval()
+    with torch.no_grad():
+        for weight in one.parameters():
+            weight.mul_(1.1)
+    one.prepare()
     other.load_state_dict(one.state_dict())
-    x, places = torch.zeros(1, 40, 8), torch.arange(40)[None]
-    assert torch.equal(other.embed(x, places), one.embed(x, places))
+    x, places = torch.ones(1, 40, 2, 4), torch.arange(40)[None]
+    for given, hook in ((x.flatten(2), lambda e, x: e.embed(x, places)), (x, lambda e, x: e.rotate(x, x, places)[0])):
+        assert torch.equal(hook(other, given), hook(one, given))

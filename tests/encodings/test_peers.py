@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
+from posenc_export.numerics import tolerance, worst_error
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -228,3 +229,36 @@ def test_raw_keys_of_transformers_numerics_are_those_of_its_full_pass(name: str,
     expected = torch.softmax(of_q[:, :, -1:] @ of_k.transpose(2, 3) / 32**0.5, dim=-1) @ v
     y = ours.rescore(q[:, :, -1:].transpose(1, 2), k, v, torch.zeros(1, 1, 1, length), places[:, -1:], places, ours.score_scale(32), [])
     assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [150, 200, 201, 1000])
+@pytest.mark.parametrize("name", GROWN)
+def test_lengths_of_the_call_are_those_of_transformers(name: str, length: int) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    spec = {"name": name, "lengths": "per_call", "numerics": "transformers", **GROWN[name][2]}
+    theirs, ours = _rotation_of_llama(name), encodings.build(spec, encodings.Geometry(128, 4, 32, 40000, False, 4))
+    places = torch.arange(length)[None].repeat(2, 1)
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 2, 4, length, 32)
+    expected = apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1), places))
+    for found, wanted in zip(ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places), expected, strict=True):
+        assert worst_error(found.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance("float32", 1, 1)
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_the_length_of_a_call_is_that_of_each_row(name: str) -> None:
+    ours = encodings.build({"name": name, "lengths": "per_call", **GROWN[name][2]}, encodings.Geometry(128, 4, 32, 40000, False, 4))
+    x, places = torch.randn(2, 300, 4, 32), torch.stack((torch.arange(300), torch.arange(300).where(torch.arange(300) < 100, -1)))
+    together = ours.rotate(x, x, places)[0]
+    assert torch.equal(together[1:, :100], ours.rotate(x[1:, :100], x[1:, :100], places[1:, :100])[0])
+    assert not torch.equal(together[:1, :100], ours.rotate(x[:1, :100], x[:1, :100], places[:1, :100])[0])
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_lengths_of_the_call_are_refused_where_calls_follow_each_other(name: str) -> None:
+    from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.short import block_config
+
+    with pytest.raises(ValueError, match="works in bidirectional attention, got causal"):
+        AttentionBlock(block_config(width=64, heads=4, max_positions=64, encoding={"name": name, "lengths": "per_call", **GROWN[name][2]}, kv_heads=4, head_size=32))

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Oracle, PositionEncoding, Table
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.nope import NoPE
+from posenc_export.encodings.rope_normalized import RoPENormalized
 from posenc_export.export import export
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.expected import of_module
@@ -157,6 +158,15 @@ def _swapped_sections(e: Any) -> None:
     e.of_axis = e.of_axis[[1, 0, 2]]
 
 
+def _exchanged_tables(e: Any) -> None:
+    e.of_row, e.of_column = e.of_column, e.of_row
+
+
+def _one_row_more(e: Any) -> None:
+    other = RoPENormalized(Geometry(48, 6, 16, len(e.cos.exact)), rows=401, columns=70, numerics="transformers")
+    e.cos, e.sin = other.cos, other.sin
+
+
 def _scaled_once_more(model: Any) -> None:
     for layer in model.layers:
         layer.attention.scale = layer.attention.scale / layer.attention.head_size**0.5
@@ -218,6 +228,9 @@ PLANTS |= {
     "table one row late, recurrent": ("recurrent", _each(_table_one_row_late)),
     "table one row late, floater": ("floater", _each(_table_one_row_late)),
     "rows and columns exchanged": ("conditional_conv_2d", _each(lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone()))),
+    "halves exchanged, sinusoidal_2d": ("sinusoidal_2d", _each(lambda e: setattr(e, "first", 1 - e.first))),
+    "coordinates exchanged, learned_2d": ("learned_2d", _each(_exchanged_tables)),
+    "a grid of one row more, rope_normalized": ("rope_normalized-grid", _each(_one_row_more)),
     "grid one column narrow": ("conditional_conv_2d", _each(lambda e: setattr(e, "columns", e.columns - 1) or setattr(e, "rows", e.rows + 2))),
     "temperature one step late": ("logn-steps", _each(_table("factors", lambda rows: np.concatenate((rows[:1], rows[:-1]))))),
 }

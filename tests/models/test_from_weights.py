@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from posenc_export import AttentionBlock, export_model, load, verify
 from posenc_export.export.expected import eager_session
 from posenc_export.models.from_weights import read_file
+from posenc_export.numerics import tolerance, worst_error
 
 WIDTH, HEADS, KV_HEADS, SIZE, THETA, LENGTH = 24, 4, 2, 8, 10000.0, 11
 NUMBERS = np.random.default_rng(0)
@@ -66,6 +67,18 @@ def test_biases_turn_with_their_rows_and_one_that_is_left_out_is_zero(left_out: 
     biases = {name: value for name, value in BIASES.items() if name != left_out}
     block = AttentionBlock.from_weights(**WEIGHTS, **biases, heads=HEADS, max_positions=100, layout="interleaved", encoding={"name": "rope", "rotary": 4})  # type: ignore[arg-type]
     assert np.allclose(eager_session(block).prefill(X)[0], _by_hand("interleaved", 0, 4, **biases), atol=4e-6)
+
+
+@pytest.mark.parametrize(("name", "rotary"), [("rope_axial", 4), ("rope_2d", 4), ("mrope", 6), ("mrope_interleaved", 6), ("rope_normalized", 4), ("rope_trained", 4)])
+def test_parts_of_heads_that_turn_by_coordinates_move_with_their_layout(name: str, rotary: int) -> None:
+    given: Dict[str, Any] = {"heads": HEADS, "max_positions": 100, "layout": "half", **WEIGHTS}
+    trained = {"rope_2d": {"along.value": NUMBERS.standard_normal((2, KV_HEADS, rotary // 2))}, "rope_trained": {"weight.value": NUMBERS.standard_normal(rotary // 2)}}
+    weights = {key: value.astype(np.float32) for key, value in trained.get(name, {}).items()}
+    outputs = []
+    for layout in ("half", "interleaved"):
+        block = AttentionBlock.from_weights(**given, encoding={"name": name, "rotary": rotary, "layout": layout}, encoding_weights=weights)
+        outputs.append(eager_session(block).prefill(X, start=50)[0])
+    assert worst_error(outputs[1], outputs[0]) <= tolerance("float32", 1, SIZE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -110,6 +110,43 @@ def test_older_spellings_mean_the_same() -> None:
     assert rope_spec({"rope_theta": 10000.0, "rope_scaling": None}) == {"name": "rope", "theta": 10000.0}
 
 
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"head_dim": 128, "model_type": "glm4v", "rope_parameters": MROPE}, {"name": "mrope", "theta": 1e4, "time": 16, "height": 24}),
+        (
+            {"head_dim": 128, "model_type": "qwen3_vl_text", "rope_parameters": {**MROPE, "mrope_section": [24, 20, 20]}},
+            {"name": "mrope_interleaved", "theta": 1e4, "height": 20, "width": 20},
+        ),
+        (
+            {"head_dim": 128, "model_type": "qwen2_vl", "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+            {"name": "mrope", "theta": 1e4, "time": 16, "height": 24},
+        ),
+        (
+            {
+                "head_dim": 128, "model_type": "qwen2_5_vl", "max_position_embeddings": 128000, "rope_theta": 1e6,
+                "rope_scaling": {"type": "yarn", "mrope_section": [16, 24, 24], "factor": 4, "original_max_position_embeddings": 32768},
+            },
+            {"name": "mrope", "theta": 1e6, "time": 16, "height": 24, "factor": 4.0, "original_max_positions": 32768},
+        ),
+        (
+            {"head_dim": 256, "rope_parameters": {**MROPE, "mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.25}},
+            {"name": "mrope_interleaved", "theta": 1e4, "rotary": 64, "height": 11, "width": 10},
+        ),
+        (
+            {"head_dim": 128, "model_type": "ernie4_5_vl_moe_text", "rope_parameters": {**MROPE, "mrope_section": [22, 22, 20]}},
+            {"name": "mrope", "theta": 1e4, "time": 20, "height": 22, "order": "alternating"},
+        ),
+    ],
+)
+def test_sections_of_axes_are_read_in_the_order_of_their_model(config: Dict[str, Any], expected: Dict[str, Any]) -> None:
+    spec: Any = rope_spec(config)
+    assert spec == expected and encodings.build(spec, encodings.Geometry(512, 4, config["head_dim"], 16))
+
+
 def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers() -> None:
     parameters = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
     assert rope_spec({"original_max_position_embeddings": 2048, "rope_parameters": parameters})["original_max_positions"] == 2048
@@ -121,6 +158,12 @@ def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers
         ({"rope_local_base_freq": 1e4}, "got rope_local_base_freq"),
         ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "rope_theta is given once"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "are one thing"),
+        ({"head_dim": 128, "rope_parameters": MROPE}, "mrope_interleaved is given where model_type is none of glm4v,"),
+        ({"head_dim": 128, "model_type": "qwen2_vl", "rope_parameters": {**MROPE, "mrope_interleaved": True}}, "mrope_interleaved is False for qwen2_vl"),
+        ({"head_dim": 64, "rope_parameters": MROPE}, "add up to 32 pairs"),
+        ({"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}}, "of rope_type default, or yarn without mscale, got linear"),
+        ({"head_dim": 128, "rope_parameters": {**MROPE, "mrope_interleaved": 1}}, "mrope_interleaved is true or false"),
+        ({"head_dim": 128, "rope_scaling": {"type": "mrope"}}, "rope_type is one of"),
         ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct and partial_rotary_factor are one thing"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is one of"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "needs max_position_embeddings"),

@@ -1,0 +1,76 @@
+"""Learned positions of rows and columns on tokens of a grid (Carion et al. 2020, DETR, its code; Lee et al. 2022, Pix2Struct, its code)."""
+
+from typing import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.rotary import check_choice
+from posenc_export.encodings.rotary_grid import Place
+
+JOINS = ("sum", "row_column", "column_row")
+
+
+class Learned2D(PositionEncoding):
+    """x + R[row] + C[column], or x + [R[row], C[column]] in either order with tables of E/2 entries; R, C trained.
+
+    A coordinate from `rows` or `columns` on stands for no place: its table adds nothing.
+
+    Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
+
+    Args:
+        geometry: width E, even where tables stand side by side.
+        rows, columns: of the tables; max_positions where 0.
+        join: "sum" as Pix2Struct, or side by side, "row_column" or "column_row" as DETR.
+
+    Raises:
+        ValueError: an unknown join, an odd width with tables side by side, negative rows or columns.
+    """
+
+    axes = 2
+
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, join: str = "sum") -> None:
+        super().__init__()
+        check_choice("learned_2d", "join", join, JOINS)
+        if (join != "sum" and geometry.width % 2) or min(rows, columns) < 0:
+            rule = "width is even where tables stand side by side, rows and columns are 0 or more"
+            raise ValueError(f"learned_2d: {rule}, got {geometry.width}, {rows} and {columns}; choose others or join=sum")
+        width = geometry.width if join == "sum" else geometry.width // 2
+        self.join = join
+        self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)
+        self.of_row, self.of_column = (torch.nn.Embedding(count, width) for count in self.counts)
+        for table in (self.of_row, self.of_column):
+            torch.nn.init.normal_(table.weight, std=0.02)  # the standard deviation of BERT and ViT
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
+        row = self.inside(self.of_row(positions[0].clamp(0, self.counts[0] - 1)), positions[0], self.counts[0])
+        column = self.inside(self.of_column(positions[1].clamp(0, self.counts[1] - 1)), positions[1], self.counts[1])
+        if self.join == "sum":
+            return x + row + column
+        return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
+
+    def inside(self, rows: Tensor, coordinates: Tensor, count: int) -> Tensor:
+        """rows [B,S,n] where coordinates [B,S] are below count, zeros elsewhere."""
+        return rows.masked_fill(coordinates.ge(count).unsqueeze(2), 0.0)
+
+    def oracle(self) -> Oracle:
+        return Learned2DOracle([table.weight.detach().double().numpy() for table in (self.of_row, self.of_column)], self.join)
+
+
+class Learned2DOracle(Oracle):
+    def __init__(self, tables: Sequence[np.ndarray], join: str) -> None:
+        self.tables, self.join = tables, join
+
+    def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
+        """position: row and column of a token, or one number for both."""
+        out = x.copy()
+        for axis, table in enumerate(self.tables):
+            place = position if isinstance(position, int) else position[axis]
+            behind = self.join == ("row_column", "column_row")[1 - axis]  # the other table stands in front of this one
+            begin = len(x) // 2 if behind else 0
+            for n in range(table.shape[1]):
+                out[begin + n] += table[place, n] if place < len(table) else 0.0
+        return out

@@ -1,0 +1,92 @@
+"""Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; as pixels in lucidrains' rotary-embedding-torch)."""
+
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.rotary_grid import RotaryGrid
+
+POINTS = ("centres", "ends")
+SPECTRA = ("powers", "linear")
+
+
+class RoPENormalized(RotaryGrid):
+    """With A axes of N_a places and n = r/(2A) pairs for each: pair a n + k turned by c_a w_k, k = 0 .. n - 1, c_a = (2 p_a + 1) / N_a - 1 for the centre of
+    place p_a, or 2 p_a / (N_a - 1) - 1 where the first and the last place are the ends -1 and 1. w_k = 2 pi theta^(-k/n), or pi times n numbers at
+    equal distances from 1 to highest / 2. The last D - r entries stay.
+
+    A coordinate from N_a on stands for no place: c_a is 0. So class and register tokens, with coordinates (rows, columns), do not turn, as in DINOv3.
+
+    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores of two tokens in the grid depend on the differences of coordinates only.
+
+    Args:
+        geometry: head size D; r is a multiple of 2A.
+        rows, columns: N_a of the grid; max_positions where 0.
+        frames: N_a of time, the first of then 3 axes; 2 axes where 0.
+        points: "centres" as DINOv3, or "ends" as rotary-embedding-torch.
+        spectrum: "powers" as DINOv3, or "linear" as rotary-embedding-torch for pixels.
+        theta: of powers.
+        highest: of linear: half turns of the fastest pair from -1 to 1.
+        layout, rotary, numerics: as RoPE.
+
+    Raises:
+        ValueError: a rotary size that is too large or no multiple of 2A, negative sizes of the grid, unknown points, spectrum, layout or numerics, theta or
+            highest not above 0.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        rows: int = 0,
+        columns: int = 0,
+        frames: int = 0,
+        points: str = "centres",
+        spectrum: str = "powers",
+        theta: float = 100.0,
+        highest: float = 10.0,
+        layout: str = "half",
+        rotary: Optional[int] = None,
+        numerics: str = "exact",
+    ) -> None:
+        axes = 3 if frames else 2
+        size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
+        for parameter, value, choices in (("points", points, POINTS), ("spectrum", spectrum, SPECTRA), ("layout", layout, LAYOUTS)):
+            check_choice("rope_normalized", parameter, value, choices)
+        if size % (2 * axes) or min(rows, columns, frames) < 0:
+            rule = f"rotary size is a multiple of {2 * axes} and rows, columns and frames are 0 or more"
+            raise ValueError(f"rope_normalized: {rule}, got {size}, {rows}, {columns} and {frames}; set rotary=R or others")
+        if not theta > 0 or not highest > 0:
+            raise ValueError(f"rope_normalized: theta and highest are above 0, got {theta} and {highest}")
+        each, dtype, longest = size // (2 * axes), dtype_of("rope_normalized", numerics), geometry.max_positions
+        powers = spectrum == "powers"
+        of_axis = inverse_powers(float(theta), 2 * each, dtype) if powers else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
+        counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
+        numbers = torch.stack([_points(count, longest, points, dtype) for count in counts]) * (2 * math.pi if powers else 1)
+        super().__init__(geometry, of_axis.repeat(axes), [axis for axis in range(axes) for _ in range(each)], layout, numbers)
+        self.axes, self.each, self.counts, self.points, self.powers = axes, each, counts, points, powers
+        self.theta, self.highest = float(theta), float(highest)
+
+    def frequency(self, k: int) -> float:
+        index = k % self.each
+        if self.powers:
+            return float(self.theta ** (-index / self.each))
+        return math.pi * (1 + (self.highest / 2 - 1) * index / max(self.each - 1, 1))
+
+    def point(self, axis: int, coordinate: int) -> float:
+        count = self.counts[axis]
+        if coordinate >= count:
+            return 0.0
+        along = (coordinate + 0.5) / count if self.points == "centres" else coordinate / max(count - 1, 1)
+        return (2 * math.pi if self.powers else 1) * (2 * along - 1)
+
+
+def _points(count: int, longest: int, points: str, dtype: torch.dtype) -> Tensor:
+    """c of coordinates 0 .. longest - 1 along an axis of `count` places: [longest]."""
+    found, inside = torch.zeros(longest, dtype=dtype), min(count, longest)
+    places = torch.arange(inside, dtype=dtype)
+    found[:inside] = (2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)) - 1
+    return found

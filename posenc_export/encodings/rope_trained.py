@@ -1,0 +1,89 @@
+"""RoPE whose frequencies, or their base, are trained (lucidrains' rotary-embedding-torch, learned_freq)."""
+
+import math
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.base import Exact, Geometry, Table, prepare_loaded
+from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, inverse_powers, rotary_size
+from posenc_export.encodings.trajectory import versions
+
+TRAINS = ("frequencies", "theta")
+
+
+class RoPETrained(Rotary):
+    """RoPE by trained w_k, which start as theta^(-2k/r), or by w_k = (theta e^g)^(-2k/r) with one trained g, which starts as 0. All layers share them.
+
+    In eval mode cos and sin are read from a table: `prepare` forms it anew when weights have changed, and so does the return from training mode.
+
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+
+    Args:
+        geometry: head size D.
+        trains: "frequencies" or "theta".
+        theta, layout, rotary: as RoPE; theta is where training starts.
+
+    Raises:
+        ValueError: as RoPE; unknown trains.
+    """
+
+    def __init__(
+        self, geometry: Geometry, trains: str = "frequencies", theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None
+    ) -> None:
+        size = rotary_size("rope_trained", geometry, rotary)
+        check_choice("rope_trained", "layout", layout, LAYOUTS)
+        check_choice("rope_trained", "trains", trains, TRAINS)
+        if not theta > 0:
+            raise ValueError(f"rope_trained: theta is above 0, got {theta}")
+        start = inverse_powers(float(theta), size, torch.float64)
+        super().__init__(geometry, start, layout)
+        self.count, self.theta, self.trains = geometry.max_positions, float(theta), trains
+        self.weight = Exact(start if trains == "frequencies" else torch.zeros(()))
+        self.prepare()
+        self.register_load_state_dict_post_hook(prepare_loaded)
+
+    @torch.jit.unused
+    def frequencies(self) -> Tensor:
+        """w_k [r/2] float64, with gradients."""
+        weight = self.weight().to(torch.float64)
+        if self.trains == "frequencies":
+            return weight
+        exponents = torch.arange(0, self.size, 2, dtype=torch.float64, device=weight.device) / self.size
+        return torch.exp(-exponents * (math.log(self.theta) + weight))
+
+    def prepare(self) -> None:
+        frequencies = self.frequencies().detach()
+        angles = torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
+        self.cos, self.sin = (Table(turned.cpu().numpy()).to(frequencies.device) for turned in (angles.cos(), angles.sin()))
+        self.made_of = versions(self)
+
+    def train(self, mode: bool = True) -> "RoPETrained":
+        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        super().train(mode)
+        if not mode and self.made_of != versions(self):
+            self.prepare()
+        return self
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        if not torch.jit.is_scripting():
+            if self.training:
+                return self.trained(q, k, positions)
+        return (
+            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
+            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
+        )
+
+    @torch.jit.unused
+    def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """As `rotate`, by the weights as they are now, with gradients."""
+        angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
+        cos, sin = angles.cos().to(torch.float32).unsqueeze(2), angles.sin().to(torch.float32).unsqueeze(2)
+        return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+
+    def frequency(self, k: int) -> float:
+        weight = self.weight.value.detach().double()
+        return float(weight[k]) if self.trains == "frequencies" else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))

@@ -1,0 +1,68 @@
+"""Coordinates of tokens among images and videos against those of transformers, and of the text behind them."""
+
+import functools
+import importlib
+import re
+from types import SimpleNamespace
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+from posenc_export.grids import coordinates, following
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+IMAGES, VIDEOS = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
+# Kinds of the tokens of VIDEOS, what their model calls its class and keys, and what coordinates are told of it.
+MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
+    "glm4v": ([0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2, "Glm4vModel", {}, {"split": True}),
+    "ernie4_5_vl_moe": ([0, *[2] * 4, 0, *[2] * 4], "Ernie4_5_VLMoeModel", {"temporal_merge_size": 2}, {"merge_time": 2}),
+    "qwen2_5_vl": ([0, *[2] * 8, 0, *[2] * 8], "Qwen2_5_VLModel", {"tokens_per_second": 3}, {"intervals": [0.9, 5.1]}),
+}
+
+
+def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
+    """Coordinates [3,1,S] and the difference of the next coordinate and the number of tokens [1,1], of transformers."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    _, cls, keys, _ = MODELS[name]
+    model = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), cls)
+    numbers = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, **keys))
+    me = SimpleNamespace(config=numbers, get_vision_position_ids=functools.partial(model.get_vision_position_ids, None))
+    given = torch.tensor([kinds])
+    seconds = {"second_per_grid_ts": torch.tensor([0.3, 1.7])} if name == "qwen2_5_vl" else {}
+    return model.get_rope_index(me, given * 0, given, torch.tensor(IMAGES), torch.tensor(VIDEOS), **seconds)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_coordinates_and_the_text_behind_are_those_of_transformers(name: str) -> None:
+    moving, _, _, told = MODELS[name]
+    kinds = [0] * 3 + [1] * 6 + [0] * 2 + moving + [0, 1] + [0] * 4
+    wanted, delta = _theirs(name, kinds)
+    found = coordinates(kinds, IMAGES, VIDEOS, behind="sides", **told)[:, None]
+    assert found.tolist() == wanted.tolist()
+    next_tokens = len(kinds) + np.arange(3) + int(delta)
+    assert following(found, 3).tolist() == np.broadcast_to(next_tokens, (3, 1, 3)).tolist()
+
+
+def test_text_behind_each_row_counts_on_from_its_own_largest_coordinate() -> None:
+    places = np.array([[[0, 7], [3, 2]], [[0, 1], [9, 2]], [[0, 1], [1, 2]]])
+    assert following(places, 2).tolist() == [[[8, 9], [10, 11]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("places", "count", "named"),
+    [
+        (np.zeros((3, 4), np.int64), 1, "places are whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
+        (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
+        (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
+        (np.zeros((3, 1, 4), np.int64), -1, "got int64 [3, 1, 4] and -1"),
+    ],
+)
+def test_places_that_are_not_three_coordinates_of_rows_are_refused(places: np.ndarray, count: int, named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        following(places, count)
+
+
+def test_a_merge_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="merge and merge_time at least 1, got 'largest', 2 and 0"):
+        coordinates([2], videos=[(1, 2, 2)], merge_time=0)
