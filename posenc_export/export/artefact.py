@@ -5,13 +5,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Union
 
-from posenc_export.export.describe import Model, describe
+from posenc_export.export.describe import Model, bound_of, describe
 from posenc_export.export.expected import of_module
 from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.verify import bound_of, check
+from posenc_export.export.verify import check
 from posenc_export.models.stack import Stack
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
-from posenc_export.models.config import kind_of, to_json
+from posenc_export.models.config import kind_of, to_json, widest
 from posenc_export.models.stack import Stack
+from posenc_export.numerics import tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -63,6 +64,11 @@ def step_weights(model: Model) -> int:
     if isinstance(model, Stack) and not (model.config.head is not None and model.config.head.tied):
         total -= model.tokens.embedding.weight.numel()
     return total + (model.tokens.embedding.weight.size(1) if isinstance(model, Stack) else 0)
+
+
+def bound_of(model: Model, manifest: Manifest) -> float:
+    """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
+    return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
 
 
 def _ends(model: Model) -> Tuple[List[Value], Value]:

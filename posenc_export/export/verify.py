@@ -5,13 +5,13 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from posenc_export.export.describe import Model
+from posenc_export.export.describe import Model, bound_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
-from posenc_export.models.config import from_json, to_json, widest
+from posenc_export.models.config import from_json, to_json
 from posenc_export.models.presets import rebuild
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -97,11 +97,6 @@ def certify(session: Session, model: Model, expected: Expected, progress: Progre
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
     bound = bound_of(model, session.manifest)
     return {"passed": all(error <= bound for error in cells.values()), "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
-
-
-def bound_of(model: Model, manifest: Manifest) -> float:
-    """The error that rounding explains in an artefact of this model."""
-    return tolerance(manifest.dtype, len(model.attentions()), widest(model.config))
 
 
 def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:

@@ -43,15 +43,15 @@ TARGETS = {
     "onnx": Target(
         "ai.onnx operators, opset 23",
         "grows: past in, present out",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.OPSET, onnx_growing.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.LOWERING, folder),
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
     ),
     "onnx-static": Target(
-        "ai.onnx operators, opset 24",
+        "ai.onnx operators, opset 24 (23 without caches)",
         "fixed capacity, in place, grown in buckets",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.OPSET, onnx_static.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
@@ -59,7 +59,7 @@ TARGETS = {
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
@@ -83,7 +83,7 @@ TARGETS = {
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder),
         {"positions": "rows"},  # lengths counted on the device from a mask read as 0 in its GroupQueryAttention
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},

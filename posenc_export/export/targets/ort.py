@@ -11,7 +11,6 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
-OPSET = 24  # TensorScatter, for caches that no GroupQueryAttention writes
 DOMAIN = "com.microsoft"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
