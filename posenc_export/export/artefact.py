@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Union
 
+from posenc_export.export import loaders
 from posenc_export.export.describe import Model, bound_of, describe
 from posenc_export.export.expected import of_module
 from posenc_export.export.publish import Workshop, check_place, sweep
@@ -114,12 +115,20 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     manifest = kind.write(source, describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
-    if isinstance(source.model, Stack) and source.model.text.tokenizer:
-        files.write(folder / TOKENIZER, source.model.text.tokenizer)
+    if isinstance(source.model, Stack):
+        _write_text(source.model, manifest, folder)
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
     return check(folder, manifest, source.model, expected, say) if verify else manifest
+
+
+def _write_text(model: Stack, manifest: Manifest, folder: Path) -> None:
+    """The tokenizer with the files beside it, and what other programs need to load the folder."""
+    kept = {TOKENIZER: model.text.tokenizer, **model.text.files} if model.text.tokenizer else model.text.files
+    for name, content in kept.items():
+        files.write(folder / name, content)
+    loaders.write(model, manifest, folder)
 
 
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_stop_ids, read_tokenizer
+from posenc_export.models.checkpoint import Checkpoint, Shape, read_beside, read_config, read_stop_ids, read_tokenizer
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
@@ -24,7 +24,7 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
 
     Args:
         path: a folder with config.json and model.safetensors (or pytorch_model.bin, or either in shards), as transformers saves it; tokenizer.json and
-            generation_config.json, where they are there, go with a decoder into its artefacts.
+            the files beside it (models.checkpoint.BESIDE), where they are there, go into its artefacts.
         layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
 
@@ -47,8 +47,9 @@ def from_pretrained(path: Union[str, Path], layer: Optional[int] = None, max_pos
             with torch.device("meta"):
                 model = AttentionBlock(_alone(config, layer))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
-    if isinstance(model, Stack) and config.head is not None:
-        model.text = Text(read_tokenizer(folder), read_stop_ids(folder, config.tokens.vocabulary))
+    if isinstance(model, Stack):
+        stop_ids = () if config.head is None else read_stop_ids(folder, config.tokens.vocabulary)
+        model.text = Text(read_tokenizer(folder), stop_ids, read_beside(folder))
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()

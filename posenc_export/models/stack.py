@@ -1,8 +1,8 @@
 """Tokens, layers and a head, as a description has them: decoders and encoders of every family."""
 
+import dataclasses
 import json
-from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -35,17 +35,19 @@ class Shelf:
         return made
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Text:
     """What turns text into token ids and says where a text ends: it travels with the artefact of a decoder.
 
     Args:
         tokenizer: tokenizer.json of the tokenizers library; empty for none.
         stop_ids: token ids that end a text.
+        files: what else stands beside a tokenizer, by name (models.checkpoint.BESIDE).
     """
 
     tokenizer: bytes = b""
     stop_ids: Tuple[int, ...] = ()
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 class Mask(torch.nn.Module):
