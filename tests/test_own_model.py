@@ -63,7 +63,7 @@ def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path,
 
 WRONG = {
     "a folder that is no checkpoint": (["{tmp}"], "config.json is a file"),
-    "a path that is none": (["./checkpont"], "model is block, a folder with a checkpoint"),
+    "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
     "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
     "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint brings its own shape and weights, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x"], "got --weights"),

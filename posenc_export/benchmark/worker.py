@@ -166,7 +166,8 @@ def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: 
         try:
             reply = actions[request["do"]](request)
         except Exception as error:  # whatever it is, the caller reports it and ends every worker
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            known = isinstance(error, ValueError)  # of this package, whose messages name the place
+            reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 

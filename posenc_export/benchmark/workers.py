@@ -43,14 +43,14 @@ class Worker:
         except BrokenPipeError:
             raise self._died(do) from None
         if not select.select([self.child.stdout], [], [], PATIENCE)[0]:
-            raise ValueError(f"benchmark {self.label}: {do} ends within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
+            raise ValueError(f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
         line = self.child.stdout.readline()
         if not line:
             raise self._died(do)
         self._signal(signal.SIGSTOP)
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ValueError(f"benchmark {self.label}: {do} succeeds, got {reply['error']}; leave it out or mend it")
+            raise ValueError(f"benchmark {self.label}: expected {do} to end without an error, got '{reply['error']}'; leave it out or correct that")
         return reply
 
     def end(self) -> None:
@@ -72,7 +72,7 @@ class Worker:
         code = self.child.wait()
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        return ValueError(f"benchmark {self.label}: the worker lives through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
+        return ValueError(f"benchmark {self.label}: expected the worker to live through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`posenc generate`: a decoder goes on with a text, by the tokenizer that it carries, or byte by byte."""
+"""`posenc generate`: continue a text with a decoder, by the tokenizer in its folder, or byte by byte."""
 
 import argparse
 import codecs
@@ -14,14 +14,14 @@ Pieces = Callable[[int], str]  # the text that a token id brings, which may wait
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """What `posenc generate` takes."""
-    generating.add_argument("folder", type=Path)
-    generating.add_argument("--prompt", required=True)
-    generating.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most; fewer where the text ends before")
-    generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
-    generating.add_argument("--top-p", type=float, default=1.0)
-    generating.add_argument("--seed", type=int, default=0)
-    generating.add_argument("--provider", default="auto", help="auto, cpu or cuda")
+    generating.add_argument("folder", type=Path, help="of a decoder's artefact")
+    generating.add_argument("--prompt", required=True, help="text to continue")
+    generating.add_argument("--max-tokens", type=int, default=64, help="most tokens to add; fewer where the text ends before (default: 64)")
+    generating.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 takes the likeliest token (default: 0)")
+    generating.add_argument("--top-k", type=int, default=0, help="choose among this many of the likeliest tokens; 0 for all (default: 0)")
+    generating.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens of this total probability (default: 1)")
+    generating.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
+    generating.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
     generating.set_defaults(run=run)
 
 
@@ -30,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime import load
 
     if options.max_tokens < 1:
-        raise ValueError(f"generate: max-tokens is at least 1, got {options.max_tokens}; give --max-tokens N")
+        raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
     session = load(options.folder, options.provider).session()
     prompt, shown, piece, rest = _by_tokenizer(options) if "tokenizer.json" in session.manifest.files else _by_bytes(options, session.manifest)
     if not prompt:
-        raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
+        raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
     made: List[int] = []
     parts: List[str] = []
     for token in session.generate([np.array(prompt)], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
@@ -62,7 +62,7 @@ def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, 
     except Exception as error:
         if type(error) is not Exception:  # what the library raises has no class of its own
             raise
-        raise ValueError(f"generate: tokenizer.json is one that tokenizers reads, got another ({error}); update tokenizers") from None
+        raise ValueError(f"generate: expected tokenizer.json to be one that tokenizers reads, got another ({error}); update tokenizers") from None
     stream: Any = DecodeStream(skip_special_tokens=True)
     ids: List[int] = tokenizer.encode(options.prompt).ids
     for token in ids:  # the words before decide how the first one is written
@@ -78,7 +78,7 @@ def _by_bytes(options: argparse.Namespace, manifest: Any) -> Tuple[List[int], st
     """
     if manifest.vocabulary != BYTES:
         found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        rule = f"the artefact carries tokenizer.json or is a byte-level decoder (vocabulary {BYTES})"
+        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
         raise ValueError(f"generate: {rule}, got {found}; drive it through posenc_export.load")
     prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

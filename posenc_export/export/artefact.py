@@ -99,9 +99,9 @@ def check_export(targets: Sequence[str], output: Path, signature: str = "positio
         _check_names(target, signature, dtype)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
-            raise ValueError(f"export: target {target} takes dtype {', '.join(kind.dtypes)}, got {dtype}; give --dtype {kind.dtypes[0]} or choose another target")
+            raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
         if signature not in kind.layout:
-            raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
+            raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
     for place in folders(targets, output):
         check_place(place)
 
@@ -135,4 +135,4 @@ def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
     for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(NAMES)), ("dtype", dtype, ["float32", "float16"])):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; " + (f"did you mean {near[0]}?" if near else "choose among these"))

@@ -33,7 +33,7 @@ def check_place(folder: Path) -> None:
     Raises:
         ValueError: a link, a mount point, the folder this process works in or one above it, a file, a folder that holds anything else than an artefact.
     """
-    where = "export: the folder is new, empty or an artefact"
+    where = "export: expected a folder that is new, empty or an artefact"
     if folder.is_symlink():
         raise ValueError(f"{where}, got the link {folder}; give the folder it leads to")
     place = folder.resolve()

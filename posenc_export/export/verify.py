@@ -18,6 +18,7 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, rounded_up, where
+from posenc_export.runtime.schema import shown
 
 Progress = Callable[[str], None]
 
@@ -32,8 +33,8 @@ class VerificationError(Exception):
     def __init__(self, certificate: Dict[str, Any]) -> None:
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
-        found = f"{failed[worst]:.1e} at '{worst}' and {len(failed) - 1} more cells"
-        super().__init__(f"verify: errors stay within {certificate['tolerance']:.1e}, got {found}; do not deploy")
+        found = f"{shown(failed[worst])} at '{worst}' and {len(failed) - 1} more cells"
+        super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
     def __reduce__(self) -> Tuple[Any, ...]:

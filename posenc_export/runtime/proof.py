@@ -20,6 +20,7 @@ import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.scenarios import Case
+from posenc_export.runtime.schema import FAILED
 from posenc_export.runtime.session import Session
 
 BATCHES = (1, 3)
@@ -27,7 +28,6 @@ LENGTH = 36  # tokens per row: long enough for every cut, short enough for an or
 LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
 CHUNK = 512
 SEGMENT_PADDING = 3  # columns in front of the first row
-FAILED = 1e300
 WIDEST = 1 << 22  # numbers of the outputs of one call that fills a cache, 16 MiB: fewer tokens at a time where the vocabulary is large
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 SCHEMA = 4
+FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no number for it
 # Patterns end in \Z: a $ would let a line break pass.
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
@@ -169,6 +170,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         """sha256 over all but what was measured, file hashes included: what a user compares with a value that came another way."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
+
+
+def shown(error: float) -> str:
+    """An error in two digits; NaN for an output that was not finite."""
+    return f"{error:.1e}" if error < FAILED else "NaN"
 
 
 def digest_of(content: Dict[str, Any]) -> str:

@@ -165,7 +165,7 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
 def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.CaptureFixture) -> None:
     digest = manifests.read(made["ort"]).digest
     assert main(["inspect", str(made["ort"])]) == 0
-    assert f"digest     {digest}\n" in capsys.readouterr().out
+    assert f"digest       {digest}\n" in capsys.readouterr().out
     assert main(["inspect", str(made["ort"]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == digest
 
