@@ -79,14 +79,14 @@ def _model(options: argparse.Namespace) -> Any:
     if options.model == "block":
         return _own_block(given) if "weights" in given else _seeded_block(given)
     if options.model in PRESETS:
-        _only((), given, f"{options.model} brings its own shape and weights")
+        _only((), given, f"no option of a block for {options.model}, whose shape and weights are its own")
         return load_preset(options.model)
     if not Path(options.model).is_dir():
         near = nearest(options.model, [*PRESETS, "block"])
         raise ValueError(f"export: expected model to be block, a folder with a checkpoint, or one of {', '.join(PRESETS)}, got {options.model!r}; {near}")
     from posenc_export.models.pretrained import from_pretrained
 
-    _only(OF_CHECKPOINT, given, "a checkpoint brings its own shape and weights")
+    _only(OF_CHECKPOINT, given, "options of a checkpoint, whose shape and weights are its own")
     return from_pretrained(options.model, given.get("layer"), given.get("max_positions"))
 
 
@@ -95,7 +95,7 @@ def _seeded_block(given: Dict[str, Any]) -> Any:
     from posenc_export.models.presets import seeded
     from posenc_export.models.short import block_config
 
-    _only(tuple(BLOCK), given, "a block without --weights has random ones")
+    _only(tuple(BLOCK), given, "options of a block with random weights")
     values: Dict[str, Any] = {**BLOCK, **given}
     seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
     return seeded(block_config(encoding=spec, causal=attention == "causal", **values), seed)
@@ -105,7 +105,7 @@ def _own_block(given: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.from_weights import read_file
 
-    _only(OF_WEIGHTS, given, "sizes and numbers of a block follow from --weights")
+    _only(OF_WEIGHTS, given, "options of a block with --weights, whose sizes follow from them")
     if "heads" not in given:
         raise ValueError("export: expected the number of heads beside --weights, got none; give --heads H")
     weights, trained = read_file(given["weights"])
@@ -124,10 +124,10 @@ def _own_block(given: Dict[str, Any]) -> Any:
     )
 
 
-def _only(names: Any, given: Dict[str, Any], why: str) -> None:
+def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
     other = next((name for name in given if name not in names), None)
     if other is not None:
-        raise ValueError(f"export: {why}; expected no other option, got --{other.replace('_', '-')}; leave it out or export another model")
+        raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
 def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
