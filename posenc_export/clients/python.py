@@ -54,7 +54,7 @@ def call(session, states, x, held, start=0):
 $slots    feeds = {
 $feeds    }
     output, *present = session.run(["$output", *(name for _, name, *_ in STATES)], {**feeds, **states})
-    return output, dict(zip(states, present))
+    return output, dict(zip(states, present, strict=True))
 
 
 $main
