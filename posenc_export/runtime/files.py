@@ -99,8 +99,8 @@ def check(folder: Path, manifest: Manifest) -> None:
     for name, listed in sorted(manifest.files.items()):
         path = folder / name
         if not path.is_file():  # a link to one is as good: its content is compared
-            raise ValueError(f"artefact {folder}: holds the file {name}, got none; export again")
+            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
         found = entry(path)
         if found != listed:
-            got = f"{found.bytes} bytes with sha256 {found.sha256[:12]}..."
-            raise ValueError(f"artefact {folder}: {name} has {listed.bytes} bytes with sha256 {listed.sha256[:12]}..., got {got}; export again")
+            got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
+            raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")

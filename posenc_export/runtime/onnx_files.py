@@ -52,15 +52,15 @@ def check_external(path: Path, manifest: Manifest) -> None:
     """
     with path.open("rb") as stream:
         if not path.stat().st_size:
-            raise ValueError(f"runtime: {path.name} is an ONNX model, got an empty file; export again")
+            raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 found = locations(content)
             except ValueError as error:
-                raise ValueError(f"runtime: {path.name} is an ONNX model, got {error}; export again") from None
+                raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
     for name in sorted(found):
         if name not in manifest.files:
-            raise ValueError(f"runtime: {path.name} reads files that the manifest lists, got {name[:200]!r}; export again")
+            raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
 
 
 def locations(content: Buffer) -> Set[str]:
@@ -127,4 +127,5 @@ def refused(path: Path) -> Iterator[None]:
     except (*REFUSALS, UnicodeDecodeError) as error:  # the latter for names that are no text
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
-        raise ValueError(f"runtime: {path.name} is a graph that ONNX Runtime loads, got {reason[:300]}; export again, or with this version of ONNX Runtime") from None
+        rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"
+        raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict, Union
 
 import msgspec
 from msgspec import Meta, Struct
@@ -76,6 +76,16 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     provider: Text
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+
+
+class Proof(TypedDict):
+    """A certificate as `verify` gives it: the fields of Certificate."""
+
+    passed: bool
+    tolerance: float
+    provider: str
+    machine: str
+    cells: Dict[str, float]
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
