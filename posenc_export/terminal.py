@@ -31,7 +31,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors in one line, like every other error of the command, with the nearest choice."""
+    """Prints errors in one line, with the nearest choice."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -41,7 +41,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Stages on stderr with the seconds since the start: one line each, or on a terminal one line that is written over."""
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:
         self.start, self.shown = time.monotonic(), 0
@@ -67,7 +67,7 @@ REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionErr
 
 
 def refusal(error: BaseException) -> Optional[str]:
-    """The line for one of REFUSED, or None where the input is not what caused it."""
+    """The line for an error of REFUSED; None where the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
         return f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
@@ -81,7 +81,7 @@ def refusal(error: BaseException) -> Optional[str]:
 
 
 def refuse(progress: Progress, line: str) -> int:
-    """Say why nothing was done; the exit status that goes with it."""
+    """Print why nothing was done; returns the exit status."""
     progress.close()
     print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
     return BAD_INPUT

@@ -1,4 +1,4 @@
-"""Who takes part: artefact folders under each provider they can run on, and runtimes that build the same model anew."""
+"""The contestants: artefact folders with each provider they can run on, and runtimes that build the same model again."""
 
 import importlib.metadata
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ Progress = Callable[[str], None]
 
 
 class Samples:
-    """Undisturbed samples where they can be had: a disturbed one is redone, at most `patience` times over all."""
+    """Samples of one contestant. A disturbed sample is measured again, at most `patience` times in all, and kept after that."""
 
     def __init__(self, patience: int, cores: int) -> None:
         self.seconds: List[float] = []

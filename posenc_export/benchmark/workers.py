@@ -1,4 +1,4 @@
-"""The worker processes, of which one runs at a time: the others are stopped, and all are killed at the end whatever happens."""
+"""The worker processes. One runs at a time and the others are stopped; all are killed at the end, after errors too."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ class Worker:
         return reply
 
     def end(self) -> None:
-        """Kill the process and what it started; SIGKILL takes stopped ones too."""
+        """Kill the process and its children; SIGKILL ends stopped processes too."""
         self._signal(signal.SIGKILL)
         self.child.wait()
         for stream in (self.child.stdout, self.log):

@@ -1,4 +1,4 @@
-"""What is registered, as rows of a table: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
+"""The registries as rows of tables: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
 
 import importlib
 import inspect
@@ -23,7 +23,7 @@ def hooks_of(name: str) -> str:
 
 
 def states_of(name: str) -> str:
-    """What crosses the graph boundary beside keys and values, by name and axes."""
+    """States of the encoding beside keys and values, by name."""
     encoding = registry.build({"name": name}, SMALL)
     replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
     appended = [f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()]

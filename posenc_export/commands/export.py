@@ -131,7 +131,7 @@ def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
 
 
 def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
-    """All artefacts or none. Their certificates."""
+    """Write all artefacts, or none; returns their certificates."""
     from posenc_export.export import export_all
 
     return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]

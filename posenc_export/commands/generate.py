@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 
 BYTES = 256
-Pieces = Callable[[int], str]  # the text that a token id brings, which may wait for the next
+Pieces = Callable[[int], str]  # from a token id to text; empty where a character is not complete yet
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     parts: List[str] = []
     for token in session.generate([np.array(prompt)], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
         parts.append(piece(int(token[0])))
-        if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
+        if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if made else shown) + parts[-1], end="", flush=True)
         elif len(made) % 256 == 255:
             options.say(f"{len(made) + 1} of {options.max_tokens} tokens")
@@ -60,12 +60,12 @@ def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, 
     try:
         tokenizer = Tokenizer.from_file(str(files.locate(options.folder) / "tokenizer.json"))
     except Exception as error:
-        if type(error) is not Exception:  # what the library raises has no class of its own
+        if type(error) is not Exception:  # the library raises Exception itself
             raise
         raise ValueError(f"generate: expected tokenizer.json to be one that tokenizers reads, got another ({error}); update tokenizers") from None
     stream: Any = DecodeStream(skip_special_tokens=True)
     ids: List[int] = tokenizer.encode(options.prompt).ids
-    for token in ids:  # the words before decide how the first one is written
+    for token in ids:  # the text of a token depends on the tokens before it
         stream.step(tokenizer, token)
     return ids, options.prompt, lambda token: stream.step(tokenizer, token) or "", lambda: ""
 
@@ -80,6 +80,6 @@ def _by_bytes(options: argparse.Namespace, manifest: Any) -> Tuple[List[int], st
         found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
         rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
         raise ValueError(f"generate: {rule}, got {found}; drive it through posenc_export.load")
-    prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
+    prompt = options.prompt.encode("utf-8", "surrogateescape")  # bytes of argv that are no UTF-8
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return list(prompt), prompt.decode(errors="replace"), lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""Write artefact folders: graph and manifest beside their place, proved, then published in one step (export/publish.py)."""
+"""Write artefact folders: graph and manifest are made in a temporary folder, verified, then published in one step (export/publish.py)."""
 
 import difflib
 from importlib import metadata
@@ -36,21 +36,21 @@ def export(
     verify: bool = True,
     progress: Optional[Progress] = None,
 ) -> Manifest:
-    """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
+    """Write `model` to `folder` for `target`, and verify it (export/verify.py) before it is published.
 
     Args:
-        model: a Stack or AttentionBlock, float32; its weights are left as they are. For several targets, Sources(model): traced once for all.
+        model: a Stack or AttentionBlock, float32, which is not changed; or Sources(model), which several exports share so that it is traced once.
         target: a name in TARGETS.
-        folder: made or, where it holds an artefact, replaced.
+        folder: created; replaced where it holds an artefact.
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; the target's usual one where None.
+        dtype: "float32" or "float16", of weights, activations and caches; the first of the target's dtypes where None.
         verify: run the parity grid and write its certificate.
         progress: called with a line at each stage.
 
     Raises:
-        ValueError: unknown target, signature or dtype, a folder that holds something else, a module the target cannot represent.
+        ValueError: unknown target, signature or dtype, a folder that holds other files, a module that the target cannot represent.
         VerificationError: the artefact does not agree with the module; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; what stood there still does.
+        OSError: the folder cannot be written, or the disk is full; an artefact that was there is unchanged.
     """
     return export_all(model, [target], folder, signature, dtype, verify, progress)[0]
 
@@ -64,16 +64,16 @@ def export_all(
     verify: bool = True,
     progress: Optional[Progress] = None,
 ) -> List[Manifest]:
-    """As `export`, for several targets at once: all artefacts get their names when the last one is proved, or none does.
+    """As `export`, for several targets: all artefacts are published when the last one is verified, or none is.
 
     Args:
-        output: of one target, its folder; of several, the folder of their folders, which have the targets' names.
+        output: the folder of the artefact for one target; for several, the folder that holds one subfolder for each, with its name.
     """
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype)
     sources = model if isinstance(model, Sources) else Sources(model)
     places = folders(targets, output)
-    whole = len(targets) > 1 and not output.exists()  # published at once, under one name
+    whole = len(targets) > 1 and not output.exists()  # then the outer folder is published in one step
     if len(targets) > 1:
         sweep(output.parent)
     workshop = Workshop([output] if whole else places)
@@ -85,7 +85,7 @@ def export_all(
 
 
 def folders(targets: Sequence[str], output: Path) -> List[Path]:
-    """Where export_all puts each target."""
+    """The folder of each target in export_all."""
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
 
@@ -107,7 +107,7 @@ def check_export(targets: Sequence[str], output: Path, signature: str = "positio
 
 
 def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress) -> Manifest:
-    """A whole artefact in `folder`, proved."""
+    """Write and verify one artefact in `folder`."""
     kind = TARGETS[target]
     source = sources.of(dtype or kind.dtypes[0])
     folder.mkdir(parents=True)

@@ -52,7 +52,7 @@ def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[st
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
-    """Names of the ecosystem for inputs and outputs; the position of each tells which it is."""
+    """Give inputs the names of the manifest, by their order."""
     inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]
     outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
@@ -64,7 +64,7 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
-    """Inputs that the lowered graph does not read go, and states with them; inputs it asked for come into the manifest."""
+    """Remove inputs that the lowered graph does not read, and their states; list the inputs that the lowering added in the manifest."""
     kept, outputs = [], [graph.outputs[0]]
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
@@ -92,7 +92,7 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """GroupQueryAttention reads the first slots of a row alone, as many as seqlens_k says; what else reads a cache reads all of it."""
+    """Whether a node reads slots beyond a row's length: GroupQueryAttention reads as many as seqlens_k says, every other operator reads the whole cache."""
     if manifest.layout != "rows" or state.update != "in_place":
         return True
     past = next(value for value in graph.inputs if value.name == state.past)
@@ -100,7 +100,7 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 
 def _strip(model: ir.Model) -> None:
-    """Nothing of where or when it was made: equal modules give equal bytes, and no path leaves the machine."""
+    """Remove names, paths and metadata of the exporting machine, so that equal modules give equal bytes; set versions and opsets."""
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, __version__
     model.doc_string = model.graph.doc_string = None
     model.graph.name = "posenc"
@@ -124,7 +124,7 @@ def _strip(model: ir.Model) -> None:
 
 
 def _explain(model: ir.Model, manifest: Manifest, tolerance: float) -> None:
-    """Put what a reader of the graph alone needs to know into it; the certificate is measured later and stands in posenc.json."""
+    """Write the summary, the tolerance and the meaning of inputs and outputs into the graph. The certificate is measured later and stands in posenc.json."""
     said = summary(manifest)
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in said.items())
     certificate = f"posenc.json; the largest error relative to the largest output is at most {tolerance:.1e}"

@@ -38,7 +38,7 @@ class VerificationError(Exception):
         self.certificate = certificate
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """From one process to another."""
+        """Pickle by the certificate, so that the error can cross processes."""
         return VerificationError, (self.certificate,)
 
 
@@ -75,7 +75,7 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded: its weights and a head in float64 would add up
+    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, whose weights would be in memory beside a head in float64
     session, *beside = sessions(single_threaded(folder, "cpu"), 1)
     certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
     if not certificate["passed"]:
@@ -86,12 +86,12 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
-    """The artefact with one thread for an operator: the order of sums, and so the figures of a certificate, are the same on every run."""
+    """The artefact with one thread per operator, so that the order of sums and the figures of a certificate are the same on every run."""
     return load(folder, provider=provider, threads=1)
 
 
 def certify(session: Session, model: Model, expected: Expected, progress: Progress, beside: Sequence[Session] = ()) -> Dict[str, Any]:
-    """Run every cell on a session, and those beside it, against what the eager module gives, and that against the oracle."""
+    """Run every cell on sessions against the eager module, and the eager module against the oracle."""
     return _certificate(session, model, {**measure(session, expected, progress, beside), **oracle_cells(model, session.manifest, expected)})
 
 

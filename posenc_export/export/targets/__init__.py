@@ -37,7 +37,7 @@ class Target:
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
 ROWS = {"positions": "rows", "mask": "columns"}
-BUCKET = 256  # slots; the standard operators cost what the capacity is, not what is valid
+BUCKET = 256  # slots; the cost of the standard operators follows the capacity, not the number of valid slots
 
 TARGETS = {
     "onnx": Target(
@@ -76,7 +76,7 @@ TARGETS = {
         "torch.export program",
         "grows: tensors in and out",
         write_pt2,
-        {"positions": "columns"},  # lengths of mask and tokens are free of each other in its guards, and their difference is not
+        {"positions": "columns"},  # torch.export cannot express that a mask is longer than its tokens by the length of the cache
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
     ),
@@ -84,9 +84,9 @@ TARGETS = {
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
         lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder),
-        {"positions": "rows"},  # lengths counted on the device from a mask read as 0 in its GroupQueryAttention
+        {"positions": "rows"},  # its GroupQueryAttention reads lengths on the host: those computed from a mask on the device read as 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
-        ("float16",),  # GroupQueryAttention has no float32 kernel there
+        ("float16",),  # GroupQueryAttention has no float32 kernel for CUDA
     ),
 }
