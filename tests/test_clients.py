@@ -8,6 +8,7 @@ from typing import Any, Dict
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from posenc_export.cli import main
 from posenc_export.clients import LANGUAGES, program
@@ -20,14 +21,13 @@ from posenc_export.runtime.rules import _feedable
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("clients")  # one worker, which exports for them once
-SMALL = {"max_positions": 80}  # room for a session and for a program alike
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
 MODELS = {
-    "rope": decoder("rope", **SMALL),
-    "fox": decoder("fox", **SMALL),
-    "cope": block("cope", **SMALL),
-    "mrope": block("mrope", **SMALL),
-    "conv": block("conditional_conv", **SMALL),
+    "rope": decoder("rope"),
+    "fox": decoder("fox"),
+    "cope": block("cope"),
+    "mrope": block("mrope"),
+    "conv": block("conditional_conv"),
     "encoder": encoder("learned"),
 }
 QUICK = [("rope", "onnx", "positions"), ("rope", "onnx-static", "positions"), ("rope", "ort", "positions"), ("rope", "ort", "mask"), ("encoder", "onnx", "mask")]
@@ -68,6 +68,20 @@ def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
     folder = _made("rope", "ort", "positions", tmp_path / "a")
     client, session = _python(folder), load(folder, provider="cpu").session()
     assert client["generate"](client["load"](folder), [5, 7, 9], 12) == [int(token[0]) for token in session.generate([[5, 7, 9]], 12)]
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static"])
+def test_the_reference_evaluator_of_onnx_runs_the_same_program(target: str, tmp_path: Path) -> None:
+    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a")
+    x, graph = _prompt(model.manifest), ReferenceEvaluator(str(tmp_path / "a" / "model.onnx"))
+    first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
+    second, _ = client["call"](graph, states, x[:, 7:], 7)
+    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)) <= model.manifest.reference.tolerance
+
+
+def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
+    assert "expected runtime to be one of python, node, got 'cobol'" in capsys.readouterr().err
 
 
 NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a folder node_modules that has onnxruntime-node

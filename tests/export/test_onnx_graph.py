@@ -15,7 +15,7 @@ from posenc_export.runtime import load
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("onnx graph")  # one worker, which exports for them once
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 KINDS = {"rope": decoder("rope"), "alibi": decoder("alibi"), "recurrent": block("recurrent"), "cope": block("cope"), "encoder": encoder("learned")}
 SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("alibi", "recurrent", "cope", "encoder")]
