@@ -1,4 +1,4 @@
-"""posenc.json: all the runtime knows of a model, written in one step and read with every check that needs no graph."""
+"""posenc.json, from which the runtime knows a model: written in one step, and read with every check that needs no graph."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ REMEDY = "export again, or give the folder as `posenc export` wrote it"
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    """Put posenc.json into folder in one step, keys sorted, sealed with a digest of all it says."""
+    """Write posenc.json into folder in one step, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = digest_of(content)
     files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
@@ -56,7 +56,7 @@ def _content(folder: Path) -> Any:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
     try:
         content = msgspec.json.decode(path.read_bytes())
-        json.dumps(content)  # what decodes but cannot be written again has no digest: lone surrogates, endless depth
+        json.dumps(content)  # content that cannot be encoded again has no digest: lone surrogates, deep nesting
     except RecursionError:
         raise ValueError(f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}") from None
     except ValueError as error:

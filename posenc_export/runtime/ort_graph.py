@@ -48,7 +48,7 @@ class OrtGraph:
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        # Far keys under ALiBi get shares below 1e-38: as subnormal numbers they would slow the product with the values by 1.7x at 8192.
+        # Shares of far keys under ALiBi are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if threads:
             options.intra_op_num_threads = threads

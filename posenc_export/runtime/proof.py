@@ -123,7 +123,7 @@ def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
 
 
 def rounded_up(error: float) -> float:
-    """Two digits, upwards by up to a tenth: a certificate states a bound, in JSON, which has no infinity."""
+    """An error rounded up to two digits, by up to a tenth, since a certificate states a bound; FAILED where it is not finite."""
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")

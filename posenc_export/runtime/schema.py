@@ -15,7 +15,7 @@ MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # of the folder itself, on any system
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
@@ -178,7 +178,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 over all but what was measured, file hashes included: what a user compares with a value that came another way."""
+        """sha256 over all fields except certificate and proofs. File hashes are included, so that a user can compare it with a digest from another source."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
 
 
