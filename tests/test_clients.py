@@ -18,6 +18,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.meanings import INPUTS, of_graph
 from posenc_export.runtime.rules import _feedable
+from posenc_export.runtime.summary import summary
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
@@ -108,6 +109,23 @@ def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_pa
     (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
     done = subprocess.run(["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout and "NaN" not in done.stdout and "undefined" not in done.stdout
+
+
+WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"kind": "block", "attention": 1, "encodings": [2]}, {"layers": {"a": None}, "order": ["a"]}]
+
+
+@pytest.mark.parametrize("config", WEIRD)
+def test_a_description_that_no_export_wrote_is_no_error_of_the_summary(config: Any, tmp_path: Path) -> None:
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=config)
+    assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {"model", "encoding", "sizes", "positions"}
+
+
+def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
+    hostile = {"kind": "decoder", "order": ["a"], "layers": {"a": {"attention": {"encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]}}}}
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=hostile)
+    wanted = "encoding: ????raise SystemExit???????:x=??2J in 1 of 1 layers"
+    for language in LANGUAGES:
+        assert wanted in program(manifest, language) and program(manifest, language).isascii() and "\x1b" not in program(manifest, language)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

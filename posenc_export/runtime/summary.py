@@ -1,8 +1,12 @@
 """A manifest in a few lines: its encodings, sizes and range."""
 
+import re
 from typing import Any, Dict, List
 
 from posenc_export.runtime.schema import Manifest
+
+OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # a summary goes to terminals and into programs: no line breaks, quotes or escapes
+LONGEST = 300  # characters of one specification
 
 
 def summary(manifest: Manifest) -> Dict[str, str]:
@@ -35,14 +39,15 @@ def _spec(spec: Any) -> str:
     """{"name": "rope", "theta": 5e5} as "rope:theta=500000.0"."""
     given = _dict(spec)
     parameters = ",".join(f"{key}={value}" for key, value in given.items() if key != "name")
-    return str(given.get("name", "?")) + (f":{parameters}" if parameters else "")
+    text = OTHER.sub("?", str(given.get("name", "?")) + (f":{parameters}" if parameters else ""))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
     """Numbers of the description, those of the first kind of layers."""
     config = manifest.config
     layers = _list(config.get("order"))
-    attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(layers[0] if layers else "")).get("attention"))
+    attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
     sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
     vocabulary = _dict(config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
     sizes |= {"vocabulary": vocabulary, "weights a step reads": manifest.step_weights or None}
