@@ -6,7 +6,7 @@ from posenc_export.runtime.manifest import Manifest
 
 __all__ = ["CAPACITY", "LANGUAGES", "program"]
 
-LANGUAGES = {"python": python.program, "node": node.program}
+LANGUAGES = {"python": (python.program, python.FEEDS), "node": (node.program, node.FEEDS)}  # and what each can fill
 
 
 def program(manifest: Manifest, language: str) -> str:
@@ -20,5 +20,6 @@ def program(manifest: Manifest, language: str) -> str:
     """
     if language not in LANGUAGES:
         raise ValueError(f"inspect: expected runtime to be one of {', '.join(LANGUAGES)}, got {language!r}; choose one of these")
-    check(manifest)
-    return LANGUAGES[language](manifest)
+    write, feeds = LANGUAGES[language]
+    check(manifest, feeds)
+    return write(manifest)

@@ -2,10 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Tuple
 
 from posenc_export.runtime.manifest import Axis, Manifest, State
-from posenc_export.runtime.meanings import INPUTS
 from posenc_export.runtime.rules import B, M, P, graph_file
 from posenc_export.runtime.summary import summary
 
@@ -62,14 +61,17 @@ def heading(manifest: Manifest) -> List[str]:
     return [f"{title}: {text}" for title, text in summary(manifest).items()]
 
 
-def check(manifest: Manifest) -> None:
+def check(manifest: Manifest, known: Iterable[str]) -> None:
     """Refuse what no program is written for.
 
+    Args:
+        known: names of the inputs that a program can fill.
+
     Raises:
-        ValueError: a file that ONNX Runtime does not read, an input without a known meaning.
+        ValueError: a file that ONNX Runtime does not read, an input that is not among `known`.
     """
     if graph_file(manifest) != "model.onnx":
         raise ValueError(f"inspect: expected an artefact with model.onnx for --runtime, got target {manifest.target}; export target onnx or ort")
-    unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
+    unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
-        raise ValueError(f"inspect: expected inputs among {', '.join(INPUTS)} for --runtime, got {unknown[0]}; drive it through posenc_export.load")
+        raise ValueError(f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; drive it through posenc_export.load")

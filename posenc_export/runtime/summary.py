@@ -51,7 +51,7 @@ def _sizes(manifest: Manifest) -> Dict[str, Any]:
     sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
     vocabulary = _dict(config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
     sizes |= {"vocabulary": vocabulary, "weights a step reads": manifest.step_weights or None}
-    return {name: size for name, size in sizes.items() if type(size) is int}
+    return {name: size for name, size in sizes.items() if type(size) is int and size}
 
 
 def _dict(value: Any) -> Dict[str, Any]:
