@@ -21,10 +21,11 @@ import onnxruntime as ort
 from onnx import helper
 
 from posenc_export.benchmark.disturbance import disturbed, watched
-from posenc_export.benchmark.report import aligned, duration
+from posenc_export.benchmark.report import duration
 from posenc_export.benchmark.spread import Spread, quantile, spread
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
+from posenc_export.tables import aligned
 
 WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
 IR_VERSION, OPSET = 10, 23  # what torch.onnx writes

@@ -1,14 +1,27 @@
 """Position encodings as deployable attention blocks, exact at every offset. Names load on first use: importing this imports neither torch nor onnxruntime."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Where each stands, with its name there if that is another.
+if TYPE_CHECKING:
+    from posenc_export.export import export as export_model
+    from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.own import OwnModule
+    from posenc_export.models.presets import load_preset
+    from posenc_export.models.pretrained import from_pretrained
+    from posenc_export.models.short import block_config, decoder_config, encoder_config
+    from posenc_export.models.stack import Stack
+    from posenc_export.runtime import Manifest, Model, Session, load, verify
+
+__version__ = "0.1.0"
+
+# The module of each name; after a colon, its name there where that differs.
 _HOME = {
     "load": "posenc_export.runtime",
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
     "from_pretrained": "posenc_export.models.pretrained",
+    "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
     "AttentionBlock": "posenc_export.models.block",
@@ -20,10 +33,25 @@ _HOME = {
     "load_preset": "posenc_export.models.presets",
 }
 
-__all__ = list(_HOME)
+__all__ = [
+    "AttentionBlock",
+    "Manifest",
+    "Model",
+    "OwnModule",
+    "Session",
+    "Stack",
+    "block_config",
+    "decoder_config",
+    "encoder_config",
+    "export_model",
+    "from_pretrained",
+    "load",
+    "load_preset",
+    "verify",
+]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
     module, _, there = _HOME[name].partition(":")

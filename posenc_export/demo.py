@@ -1,4 +1,4 @@
-"""The main job on real input: export both trained decoders to every target, prove them, continue a Python file, time the runtimes.
+"""Export two trained decoders to every target, verify them, continue a Python file, and time the runtimes.
 
 python -m posenc_export.demo [FOLDER]
 """
@@ -14,7 +14,7 @@ from posenc_export.benchmark import run
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import TRAINED_LENGTH, load_preset
 from posenc_export.runtime import load
-from posenc_export.terminal import Progress
+from posenc_export.terminal import Progress, show, summary
 
 PROMPT = 600  # bytes of the file: more than twice the trained length
 TOKENS = 160
@@ -22,14 +22,14 @@ CONTEXTS = (128, 1024)
 
 
 def main(folder: Path) -> None:
-    say = Progress()
+    say, rows = Progress(), []
     for name in ("tiny-rope", "tiny-alibi"):
         model = Sources(load_preset(name))
         for target in TARGETS:
             certificate = export(model, target, folder / name / target, progress=say).certificate
-            assert certificate is not None
-            worst = max(certificate["cells"].values())
-            print(f"{name:10} {target:12} {len(certificate['cells'])} cells, worst error {worst:.1e}, tolerance {certificate['tolerance']:.1e}")
+            rows.append({"model": name, "target": target, **summary(certificate)})
+    say.close()
+    show(rows)
     text = Path(calendar.__file__).read_bytes()  # held out in training (models/train.py)
     for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
         session = load(folder / name / "ort").session()

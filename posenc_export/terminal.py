@@ -1,4 +1,4 @@
-"""What the command says and how: progress on stderr, tables, errors in one line."""
+"""Output of the command: progress on stderr, tables, certificates, errors in one line."""
 
 import argparse
 import difflib
@@ -8,8 +8,10 @@ import time
 from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.schema import shown
+from posenc_export.tables import WIDTH, aligned
 
-BAD_INPUT = 2
+FAILED_CHECK, BAD_INPUT = 1, 2
 EXTRAS = {
     "torch": "export",
     "onnx": "export",
@@ -29,7 +31,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors in one line, like every other error of the command, with the nearest choice."""
+    """Prints errors in one line, with the nearest choice."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -39,13 +41,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Stages on stderr with the seconds since the start: one line each, or on a terminal one line that is written over."""
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:
         self.start, self.shown = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
-        if sys.stderr is None:  # closed by whoever started us
+        if sys.stderr is None:  # closed by the calling program
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
@@ -65,21 +67,21 @@ REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionErr
 
 
 def refusal(error: BaseException) -> Optional[str]:
-    """The line for one of REFUSED, or None where the input is not what caused it."""
+    """The line for an error of REFUSED; None where the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
-        return f"{module} is needed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+        return f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
     if isinstance(error, OSError):
-        return f"file: it can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
+        return f"file: expected one that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
     if isinstance(error, OverflowError):
-        return f"number: whole numbers stay within 64 bits, got a larger one ({error}); give a smaller one"
+        return f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a smaller one"
     if isinstance(error, RecursionError):
-        return "file: JSON has few levels, got more than can be read; give another path" if "JSON" in str(error) else None
+        return "file: expected JSON with few levels, got more than can be read; give another path" if "JSON" in str(error) else None
     return str(error)
 
 
 def refuse(progress: Progress, line: str) -> int:
-    """Say why nothing was done; the exit status that goes with it."""
+    """Print why nothing was done; returns the exit status."""
     progress.close()
     print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
     return BAD_INPUT
@@ -87,7 +89,12 @@ def refuse(progress: Progress, line: str) -> int:
 
 def show(rows: List[Dict[str, Any]]) -> None:
     """Rows of equal keys as a table."""
-    table = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\n".join(aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)))
+
+
+def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """A certificate in four columns."""
+    if certificate is None:
+        return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
+    worst = shown(max(certificate["cells"].values()))
+    return {"cells": len(certificate["cells"]), "worst error": worst, "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}

@@ -1,6 +1,8 @@
 """The command as typed: one line for each error, and nothing written."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,10 @@ from typing import List
 
 import pytest
 
+import posenc_export
+from posenc_export import __version__
 from posenc_export.cli import main
+from posenc_export.terminal import summary
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 BAD = {
@@ -121,3 +126,64 @@ def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(tmp_pa
 def test_importing_the_package_imports_no_framework() -> None:
     program = "import sys, posenc_export, posenc_export.runtime; assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["families"], ["presets"], ["rope_yarn"]])
+def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", *what]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and max(map(len, lines)) <= 100
+
+
+def test_a_listing_of_one_encoding_names_its_parameters_with_their_defaults(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "rope_yarn"]) == 0
+    assert re.search(r"^beta_fast +32.0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_listing_of_something_else_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "rope_yarm"]) == 2
+    assert "got 'rope_yarm'; did you mean rope_yarn?" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0 and capsys.readouterr().out == f"posenc {__version__}\n"
+
+
+def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = str(tmp_path / "artefact")
+    assert main([*BLOCK, "--encoding", "rope:theta=500000", "--target", "ort", "--no-verify", "-o", folder]) == 0
+    capsys.readouterr()
+    assert main(["inspect", folder]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "encoding     rope:theta=500000.0" in lines and "positions    0 .. 63" in lines
+    assert "sizes        width 64, heads 4, kv heads 4, head size 16, weights a step reads 16384" in lines
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_cell_that_is_not_finite_is_shown_as_nan() -> None:
+    assert summary({"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False})["worst error"] == "NaN"
+
+
+PUBLIC = """
+from posenc_export import Manifest, Model, Session, load, verify
+model = load("folder")
+reveal_type(model)
+reveal_type(model.session())
+reveal_type(verify)
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_top_package_has_types(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(PUBLIC)
+    environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--cache-dir", str(tmp_path), "client.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == ["posenc_export.runtime.model.Model", "posenc_export.runtime.session.Session"]
+
+
+def test_the_names_of_the_top_package_are_those_it_promises() -> None:
+    assert set(posenc_export.__all__) == set(posenc_export._HOME)
+    assert all(getattr(posenc_export, name) is not None for name in posenc_export.__all__)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from posenc_export.clients.page import PROGRAMS, inputs_page, programs
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -16,3 +17,11 @@ def test_an_encoding_is_one_file_and_one_line() -> None:
     lines = (folder / "__init__.py").read_text().splitlines()
     for name, cls in REGISTRY.items():
         assert (folder / f"{name}.py").is_file() and [line for line in lines if line.startswith(f'    "{name}":')] == [f'    "{name}": "{cls.__name__}",']
+
+
+def test_the_table_of_inputs_is_that_of_the_graphs() -> None:
+    assert (TOP / "docs/runtimes/inputs.md").read_text() == inputs_page()
+
+
+def test_the_programs_of_the_page_are_those_that_inspect_prints() -> None:
+    assert [(TOP / "docs/runtimes" / name).read_text() for name in PROGRAMS] == list(programs())

@@ -64,17 +64,17 @@ def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path,
 
 WRONG = {
     "a folder that is no checkpoint": (["{tmp}"], "config.json is a file"),
-    "a path that is none": (["./checkpont"], "model is block, a folder with a checkpoint"),
+    "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
     "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
-    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint brings its own shape and weights, got --width"),
+    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x"], "got --weights"),
-    "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope brings its own shape and weights, got --layer"),
-    "a layout without weights": (["block", "--layout", "half"], "a block without --weights has random ones, got --layout"),
+    "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
+    "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
-    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "follow from --weights, got --head-size"),
+    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
     "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "o has shape"),
     "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "none.safetensors is a file"),
-    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "an output projection is among them, got q"),
+    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection among them, got q"),
 }
 
 

@@ -36,4 +36,4 @@ def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_plot_refuses_another_kind_of_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plot", "rope", "-o", "rope.gif"]) == 2
-    assert "the file ends in .png or .svg, got 'rope.gif'" in capsys.readouterr().err
+    assert "expected a file ending in .png or .svg, got 'rope.gif'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Who takes part: artefact folders under each provider they can run on, and runtimes that build the same model anew."""
+"""The contestants: artefact folders with each provider they can run on, and runtimes that build the same model again."""
 
 import importlib.metadata
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List
         ValueError: no folder, an unknown runtime, runtimes beside folders of several models, artefacts that do not load.
     """
     if not folders:
-        raise ValueError("benchmark: there is at least one artefact folder, got none; give folders that `posenc export` wrote")
+        raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown:
-        raise ValueError(f"benchmark: runtimes are {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose among these")
+        raise ValueError(f"benchmark: expected runtimes among {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose among these")
     paths = [Path(folder).resolve() for folder in folders]
     read = [(path, manifests.read(path)) for path in paths]
     first_path, first = read[0]
     if runtimes and any(manifest.config != first.config for _, manifest in read):
-        raise ValueError("benchmark: runtimes rebuild one model, got folders of several; give runtimes=() or folders of one model")
+        raise ValueError("benchmark: expected folders of one model beside runtimes, got folders of several; give runtimes=() or folders of one model")
     live = [Contestant(name, name, first_path, first) for name in dict.fromkeys(runtimes)]
     return _distinct(live + [Contestant(_name(p, provider), "artefact", p, m, provider) for p, m in read for provider in _providers(m)])
 
@@ -55,11 +55,11 @@ def usable(contexts: Sequence[int], contestants: Sequence[Contestant]) -> List[i
         ValueError: a context below 2, none inside the range.
     """
     if any(context < 2 for context in contexts):
-        raise ValueError(f"benchmark: contexts are at least 2 tokens, got {min(contexts)}; give larger ones")
+        raise ValueError(f"benchmark: expected contexts of at least 2 tokens, got {min(contexts)}; give larger ones")
     limit = min(contestant.manifest.max_positions for contestant in contestants)
     inside = sorted({context for context in contexts if context <= limit})
     if not inside:
-        raise ValueError(f"benchmark: a context is at most max_positions, {limit}, got {', '.join(map(str, contexts)) or 'none'}; give smaller contexts")
+        raise ValueError(f"benchmark: expected a context of at most max_positions, {limit}, got {', '.join(map(str, contexts)) or 'none'}; give smaller contexts")
     return inside
 
 

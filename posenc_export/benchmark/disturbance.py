@@ -1,4 +1,4 @@
-"""Tells a sample that others disturbed: they used the cores, our threads waited for one, or the clock of a fixed loop ran slow.
+"""Detects samples that other processes disturbed: they used the cores, our threads waited for one, or a fixed loop ran slower than before.
 
 Spinning thread pools make one busy core of two cost a factor of 2.3 at short contexts, so such a sample is redone, never averaged in.
 """
@@ -31,7 +31,7 @@ class Reading:
 
 
 def watched(work: Callable[[], List[float]]) -> Tuple[List[float], Reading]:
-    """What work gives, and what went on meanwhile."""
+    """The result of `work`, and the load of the machine while it ran."""
     before = (_busy(), _waited(), time.process_time(), time.perf_counter())
     values = work()
     after = (_busy(), _waited(), time.process_time(), time.perf_counter())

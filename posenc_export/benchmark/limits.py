@@ -18,7 +18,7 @@ def step_bytes(manifest: Manifest, context: int) -> int:
         ValueError: a dtype whose size is not known.
     """
     if manifest.dtype not in ITEM_BYTES:
-        raise ValueError(f"benchmark: dtype is one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
+        raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
     return ITEM_BYTES[manifest.dtype] * (manifest.step_weights + cache_values(manifest, context))
 
 
@@ -29,5 +29,5 @@ def share_of_limit(moved: int, seconds: float, bandwidth: float) -> float:
         ValueError: a time or bandwidth that is not positive.
     """
     if seconds <= 0.0 or bandwidth <= 0.0:
-        raise ValueError(f"benchmark: time and bandwidth are positive, got {seconds} s and {bandwidth} B/s; measure again")
+        raise ValueError(f"benchmark: expected a time and a bandwidth above 0, got {seconds} s and {bandwidth} B/s; measure again")
     return moved / seconds / bandwidth

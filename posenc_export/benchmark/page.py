@@ -73,7 +73,7 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("benchmark: a page needs matplotlib, got none; install posenc-export[report]") from None
+        raise ValueError("benchmark: expected matplotlib for a page, got none; install posenc-export[report]") from None
     names = list(dict.fromkeys(row.contestant for row in rows))
     contexts = sorted({row.context for row in rows})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):

@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from posenc_export.benchmark.spread import Spread
+from posenc_export.tables import aligned
 
 SCHEMA = 1
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -99,14 +100,6 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
-
-
-def aligned(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> List[str]:
-    """Lines; columns that begin with a digit in every row stand right, others left."""
-    columns = list(zip(heads, *cells, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(cell[0].isdigit() or cell == "-" for cell in column[1:]) for column in columns]
-    return ["  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)).rstrip() for line in (heads, *cells)]
 
 
 def _row(row: Row) -> Tuple[str, ...]:

@@ -17,7 +17,7 @@ Progress = Callable[[str], None]
 
 
 class Samples:
-    """Undisturbed samples where they can be had: a disturbed one is redone, at most `patience` times over all."""
+    """Samples of one contestant. A disturbed sample is measured again, at most `patience` times in all, and kept after that."""
 
     def __init__(self, patience: int, cores: int) -> None:
         self.seconds: List[float] = []
@@ -61,7 +61,7 @@ def run(
         ValueError: no or unequal folders, no usable context, a contestant that fails.
     """
     if rounds < 1 or threads < 1 or seconds <= 0:
-        raise ValueError(f"benchmark: rounds, threads and seconds are positive, got {rounds}, {threads} and {seconds}; give larger ones")
+        raise ValueError(f"benchmark: expected rounds, threads and seconds above 0, got {rounds}, {threads} and {seconds}; give larger ones")
     contestants = gather(folders, runtimes)
     lengths = usable(contexts, contestants)
     say = progress or (lambda line: None)

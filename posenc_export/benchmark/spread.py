@@ -21,9 +21,9 @@ def quantile(values: Sequence[float], share: float) -> float:
         ValueError: no values, a share outside [0, 1].
     """
     if not values:
-        raise ValueError("quantile: there is at least one value, got none; take more rounds")
+        raise ValueError("quantile: expected at least one value, got none; take more rounds")
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"quantile: share is between 0 and 1, got {share}; give 0.5 for the median")
+        raise ValueError(f"quantile: expected a share between 0 and 1, got {share}; give 0.5 for the median")
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)

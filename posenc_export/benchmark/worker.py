@@ -17,9 +17,9 @@ import numpy as np
 from posenc_export.benchmark.disturbance import watched
 
 BURST = 16  # steps on an append cache before they are taken back together
-CHUNK = 1024  # tokens a call: bounds the scores of a long prompt, leaves a short one whole
+CHUNK = 1024  # most tokens of a call, which bounds the memory of scores
 READ_WIDTH = 512  # numbers in a row of the buffer that the bandwidth is measured on
-WARM = 5  # steps after a rest, untimed: the others emptied the processor's caches
+WARM = 5  # untimed steps after a pause, in which other contestants used the processor's caches
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 Request = Dict[str, Any]
 Opened = Tuple[Any, Any, float]  # session, manifest, seconds to load
@@ -82,7 +82,7 @@ class Bench:
     def load(self, request: Request) -> Dict[str, Any]:
         """Load, then a short prompt and a few steps, so that nothing later compiles or allocates for the first time."""
         self.session, self.manifest, seconds = self.open_session(request)
-        if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools that spin falsify each other's timings
+        if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools would slow each other down
             raise RuntimeError("bench: a contestant's process holds torch or onnxruntime, got both")
         self.grows = any(state.update == "append" for state in self.manifest.states)
         self.burst = min(BURST, self.manifest.max_positions // 2)
@@ -123,7 +123,7 @@ class Bench:
         return {"seconds": values, "reading": reading.to_json()}
 
     def _prompt(self, tokens: int) -> Any:
-        """[1,S] int64 token ids or [1,S,E] hidden states, all alike: no value changes what a call costs."""
+        """[1,S] int64 token ids or [1,S,E] hidden states, all equal: the cost of a call does not depend on values."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
             return np.zeros((1, tokens), np.int64)
@@ -137,7 +137,7 @@ class Bench:
         return time.perf_counter() - start
 
     def _steps(self, count: int) -> List[float]:
-        """Steps at one and the same context; each is taken back outside the clock."""
+        """Steps at one context; each is taken back, which is not timed."""
         times = []
         for _ in range(count):
             times.append(_timed(self.session.step, self.token))
@@ -145,14 +145,14 @@ class Bench:
         return times
 
     def _grown_steps(self, count: int) -> List[float]:
-        """Steps around the context: taking one back from a grown cache would leave a view of it, which the next step copies."""
+        """Steps around the context, taken back together: after a rewind the next step would copy a growing cache."""
         times = [_timed(self.session.step, self.token) for _ in range(count)]
         self.session.rewind(count)
-        return times[1:]  # the first runs on the view
+        return times[1:]  # the first one copies the cache
 
 
 def peak_bytes() -> int:
-    """Most memory ever resident; ru_maxrss would start at the parent's, which it takes over at exec."""
+    """Largest resident memory so far. ru_maxrss is not used: it includes the parent's at the time of exec."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -167,8 +167,9 @@ def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: 
         request = json.loads(line)
         try:
             reply = actions[request["do"]](request)
-        except Exception as error:  # whatever it is, the caller reports it and ends every worker
-            reply = {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:  # the caller reports it, whatever it is, and ends every worker
+            known = isinstance(error, ValueError)  # of this package, whose messages name the place
+            reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
@@ -176,7 +177,7 @@ def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: 
 def main(opener: Callable[[Request], Opened] = open_session) -> None:
     """Replies keep the real stdout; what libraries print goes to stderr."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a stopped worker would outlive a killed caller
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # otherwise a stopped worker outlives a caller that is killed
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         serve(opener, sys.stdin, replies)

@@ -1,4 +1,4 @@
-"""The worker processes, of which one runs at a time: the others are stopped, and all are killed at the end whatever happens."""
+"""The worker processes. One runs at a time and the others are stopped; all are killed at the end, after errors too."""
 
 import contextlib
 import json
@@ -43,18 +43,18 @@ class Worker:
         except BrokenPipeError:
             raise self._died(do) from None
         if not select.select([self.child.stdout], [], [], PATIENCE)[0]:
-            raise ValueError(f"benchmark {self.label}: {do} ends within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
+            raise ValueError(f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
         line = self.child.stdout.readline()
         if not line:
             raise self._died(do)
         self._signal(signal.SIGSTOP)
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ValueError(f"benchmark {self.label}: {do} succeeds, got {reply['error']}; leave it out or mend it")
+            raise ValueError(f"benchmark {self.label}: expected {do} to end without an error, got '{reply['error']}'; leave it out or correct that")
         return reply
 
     def end(self) -> None:
-        """Kill the process and what it started; SIGKILL takes stopped ones too."""
+        """Kill the process and its children; SIGKILL ends stopped processes too."""
         self._signal(signal.SIGKILL)
         self.child.wait()
         for stream in (self.child.stdout, self.log):
@@ -72,7 +72,7 @@ class Worker:
         code = self.child.wait()
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        return ValueError(f"benchmark {self.label}: the worker lives through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
+        return ValueError(f"benchmark {self.label}: expected the worker to live through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What is registered, as rows of a table: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
+"""The registries as rows of tables: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
 
 import importlib
 import inspect

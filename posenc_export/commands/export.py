@@ -10,11 +10,20 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from posenc_export.terminal import nearest, refuse, show
+from posenc_export.terminal import FAILED_CHECK, nearest, refuse, show, summary
 
-FAILED_CHECK = 1
-# What describes a block and its default; a preset brings its own.
+# What describes a block: its default, and what it means. Presets and checkpoints have their own.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
+MEANING = {
+    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
+    "width": "size of the hidden states (default: 512)",
+    "heads": "number of query heads (default: 8)",
+    "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
+    "head_size": "size of one head (default: width divided by heads)",
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; of a checkpoint, what its config.json says)",
+    "attention": "causal: a token sees those before it, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
+    "seed": "of the random weights (default: 0)",
+}
 OF_CHECKPOINT = ("layer", "max_positions", "part")
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
@@ -22,20 +31,22 @@ OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "atte
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """What `posenc export` takes."""
-    exporting.add_argument("model", help="a preset, a folder with a checkpoint, 'block', or package.module:function, which returns a model")
-    exporting.add_argument("--target", action="append", required=True, help="may be given several times: one subfolder each")
+    exporting.add_argument("model", help="a preset, a folder with a checkpoint, the word block, or package.module:function, which returns a model")
+    exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, which makes one subfolder each")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
-    for name, default in BLOCK.items():  # absent is not the default: a preset refuses them
-        said = "from heads and width" if name in ("kv_heads", "head_size") else default
-        choices = ("causal", "bidirectional") if name == "attention" else None
-        exporting.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=f"of a block (default {said})")
-    exporting.add_argument("--weights", type=Path, help="of a block: a .safetensors file with q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it")
-    exporting.add_argument("--layout", choices=("half", "interleaved"), help="of the rotary pairs in --weights (default: that of the encoding)")
-    exporting.add_argument("--layer", type=int, help="of a checkpoint: the attention of this layer alone")
-    exporting.add_argument("--part", choices=("encoder", "decoder"), help="of a checkpoint with both (T5, Whisper)")
-    exporting.add_argument("--signature", default="positions", help="positions or mask")
-    exporting.add_argument("--dtype", help="float32 or float16 (default: the target's own)")
+    signature = "positions: the graph takes position_ids; mask: it takes attention_mask and counts positions from it (default: positions)"
+    exporting.add_argument("--signature", default="positions", help=signature)
+    exporting.add_argument("--dtype", help="of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
+    block = exporting.add_argument_group("of a block")
+    for name, default in BLOCK.items():  # None where not given: a preset refuses even the default
+        choices = ("causal", "bidirectional") if name == "attention" else None
+        block.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=MEANING[name])
+    block.add_argument("--weights", type=Path, help="a .safetensors file with q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it")
+    block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
+    checkpoint = exporting.add_argument_group("of a checkpoint")
+    checkpoint.add_argument("--layer", type=int, help="export the attention of this layer alone, as a block")
+    checkpoint.add_argument("--part", choices=("encoder", "decoder"), help="of a model that has both (T5, Whisper)")
     exporting.set_defaults(run=run)
 
 
@@ -57,21 +68,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """A certificate in four columns."""
-    if certificate is None:
-        return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = max(certificate["cells"].values())
-    return {"cells": len(certificate["cells"]), "worst error": f"{worst:.1e}", "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}
-
-
 def _check_export(targets: List[str], options: argparse.Namespace) -> None:
     """Validate targets, options and folders before exporting."""
     from posenc_export.export import TARGETS, check_export
 
     for target in targets:
         if target not in TARGETS:
-            raise ValueError(f"export: target is one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
+            raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
     check_export(targets, options.output, options.signature, options.dtype)
 
 
@@ -83,7 +86,7 @@ def _model(options: argparse.Namespace) -> Any:
     if options.model == "block":
         return _own_block(given) if "weights" in given else _seeded_block(given)
     if options.model in PRESETS:
-        _only((), given, f"{options.model} brings its own shape and weights")
+        _only((), given, f"no option of a block for {options.model}, whose shape and weights are its own")
         return load_preset(options.model)
     if CALLABLE.match(options.model) and not Path(options.model).exists():
         _only((), given, f"{options.model} brings its own shape and weights")
@@ -91,10 +94,10 @@ def _model(options: argparse.Namespace) -> Any:
     if not Path(options.model).is_dir():
         near = nearest(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
-        raise ValueError(f"export: model is {known}, got {options.model!r}; {near}")
+        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {near}")
     from posenc_export.models.pretrained import from_pretrained
 
-    _only(OF_CHECKPOINT, given, "a checkpoint brings its own shape and weights")
+    _only(OF_CHECKPOINT, given, "options of a checkpoint, whose shape and weights are its own")
     return from_pretrained(options.model, given.get("layer"), given.get("max_positions"), given.get("part"))
 
 
@@ -127,7 +130,7 @@ def _seeded_block(given: Dict[str, Any]) -> Any:
     from posenc_export.models.presets import seeded
     from posenc_export.models.short import block_config
 
-    _only(tuple(BLOCK), given, "a block without --weights has random ones")
+    _only(tuple(BLOCK), given, "options of a block with random weights")
     values: Dict[str, Any] = {**BLOCK, **given}
     seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
     return seeded(block_config(encoding=spec, causal=attention == "causal", **values), seed)
@@ -137,12 +140,12 @@ def _own_block(given: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.from_weights import read_file
 
-    _only(OF_WEIGHTS, given, "sizes and numbers of a block follow from --weights")
+    _only(OF_WEIGHTS, given, "options of a block with --weights, whose sizes follow from them")
     if "heads" not in given:
-        raise ValueError("export: with --weights the number of heads is given, got none; give --heads H")
+        raise ValueError("export: expected the number of heads beside --weights, got none; give --heads H")
     weights, trained = read_file(given["weights"])
     if "o" not in weights:
-        raise ValueError(f"weights: an output projection is among them, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
+        raise ValueError(f"weights: expected an output projection among them, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
     values = {**BLOCK, **given}
     return AttentionBlock.from_weights(
         heads=values["heads"],
@@ -156,14 +159,14 @@ def _own_block(given: Dict[str, Any]) -> Any:
     )
 
 
-def _only(names: Any, given: Dict[str, Any], why: str) -> None:
+def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
     other = next((name for name in given if name not in names), None)
     if other is not None:
-        raise ValueError(f"export: {why}, got --{other.replace('_', '-')}; leave it out or export another model")
+        raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
 def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
-    """All artefacts or none. Their certificates."""
+    """Write all artefacts, or none; returns their certificates."""
     from posenc_export.export import export_all
 
     return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]

@@ -1,4 +1,4 @@
-"""`posenc generate`: a decoder goes on with a text, by the tokenizer that it carries, or byte by byte."""
+"""`posenc generate`: continue a text with a decoder, by the tokenizer in its folder, or byte by byte."""
 
 import argparse
 import codecs
@@ -9,20 +9,20 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 
 BYTES = 256
-Pieces = Callable[[int], str]  # the text that a token id brings, which may wait for the next
+Pieces = Callable[[int], str]  # from a token id to text; empty where a character is not complete yet
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """What `posenc generate` takes."""
-    generating.add_argument("folder", type=Path)
-    generating.add_argument("--prompt", required=True, help="text to go on with; beside --encoder, text for the encoder")
-    generating.add_argument("--encoder", type=Path, help="folder of the encoder, for a decoder that reads one")
-    generating.add_argument("--max-tokens", type=int, default=64, help="tokens to add at most; fewer where the text ends before")
-    generating.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    generating.add_argument("--top-k", type=int, default=0, help="0 keeps all")
-    generating.add_argument("--top-p", type=float, default=1.0)
-    generating.add_argument("--seed", type=int, default=0)
-    generating.add_argument("--provider", default="auto", help="auto, cpu or cuda")
+    generating.add_argument("folder", type=Path, help="of a decoder's artefact")
+    generating.add_argument("--prompt", required=True, help="text to continue; beside --encoder, text for the encoder")
+    generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
+    generating.add_argument("--max-tokens", type=int, default=64, help="most tokens to add; fewer where the text ends before (default: 64)")
+    generating.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 takes the likeliest token (default: 0)")
+    generating.add_argument("--top-k", type=int, default=0, help="choose among this many of the likeliest tokens; 0 for all (default: 0)")
+    generating.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens of this total probability (default: 1)")
+    generating.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
+    generating.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
     generating.set_defaults(run=run)
 
 
@@ -31,11 +31,11 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime import load
 
     if options.max_tokens < 1:
-        raise ValueError(f"generate: max-tokens is at least 1, got {options.max_tokens}; give --max-tokens N")
+        raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
     session = load(options.folder, options.provider).session()
     prompt, shown, piece, rest = _by_tokenizer(options) if "tokenizer.json" in session.manifest.files else _by_bytes(options, session.manifest)
     if not prompt:
-        raise ValueError("generate: the prompt has a character, got an empty one; give --prompt TEXT")
+        raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
     begin, encoded = np.array(prompt), None
     if options.encoder is not None:
         begin, shown, encoded = _start(session.manifest), "", _encoded(options, prompt)
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     parts: List[str] = []
     for token in session.generate([begin], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoded):
         parts.append(piece(int(token[0])))
-        if not options.json:  # the prompt comes with the first token: a refusal prints nothing here
+        if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if made else shown) + parts[-1], end="", flush=True)
         elif len(made) % 256 == 255:
             options.say(f"{len(made) + 1} of {options.max_tokens} tokens")
@@ -91,12 +91,12 @@ def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, 
     try:
         tokenizer = Tokenizer.from_file(str(files.locate(options.folder) / "tokenizer.json"))
     except Exception as error:
-        if type(error) is not Exception:  # what the library raises has no class of its own
+        if type(error) is not Exception:  # the library raises Exception itself
             raise
-        raise ValueError(f"generate: tokenizer.json is one that tokenizers reads, got another ({error}); update tokenizers") from None
+        raise ValueError(f"generate: expected tokenizer.json to be one that tokenizers reads, got another ({error}); update tokenizers") from None
     stream: Any = DecodeStream(skip_special_tokens=True)
     ids: List[int] = tokenizer.encode(options.prompt).ids
-    for token in ids:  # the words before decide how the first one is written
+    for token in ids:  # the text of a token depends on the tokens before it
         stream.step(tokenizer, token)
     return ids, options.prompt, lambda token: stream.step(tokenizer, token) or "", lambda: ""
 
@@ -109,8 +109,8 @@ def _by_bytes(options: argparse.Namespace, manifest: Any) -> Tuple[List[int], st
     """
     if manifest.vocabulary != BYTES:
         found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        rule = f"the artefact carries tokenizer.json or is a byte-level decoder (vocabulary {BYTES})"
+        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
         raise ValueError(f"generate: {rule}, got {found}; drive it through posenc_export.load")
-    prompt = options.prompt.encode("utf-8", "surrogateescape")  # argv carries bytes that are no UTF-8 this way
+    prompt = options.prompt.encode("utf-8", "surrogateescape")  # bytes of argv that are no UTF-8
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return list(prompt), prompt.decode(errors="replace"), lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True)

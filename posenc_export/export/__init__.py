@@ -4,7 +4,7 @@ try:
     import onnx_ir  # noqa: F401
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"export: {error.name} is needed, got none; pip install 'posenc-export[export]'", name=error.name) from None
+    raise ModuleNotFoundError(f"export: expected {error.name} to be installed, got none; pip install 'posenc-export[export]'", name=error.name) from None
 
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.source import Sources

@@ -1,4 +1,4 @@
-"""Write artefact folders: graph and manifest beside their place, proved, then published in one step (export/publish.py)."""
+"""Write artefact folders: graph and manifest are made in a temporary folder, verified, then published in one step (export/publish.py)."""
 
 import difflib
 from importlib import metadata
@@ -7,14 +7,16 @@ from typing import Callable, List, Optional, Sequence, Union
 
 import torch
 
-from posenc_export.export.describe import Model, describe, text_of
+from posenc_export.export import loaders
+from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.foreign import named
 from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.verify import bound_of, check
+from posenc_export.export.verify import check
+from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -37,22 +39,22 @@ def export(
     verify: bool = True,
     progress: Optional[Progress] = None,
 ) -> Manifest:
-    """Write `model` to `folder` for `target`, and prove it (export/verify.py) before it gets its name.
+    """Write `model` to `folder` for `target`, and verify it (export/verify.py) before it is published.
 
     Args:
-        model: a Stack, an AttentionBlock, or a torch.nn.Module around one of them (models.own.OwnModule says of what form), float32; its weights are left
-            as they are. For several targets, Sources(model): traced once for all.
+        model: a Stack, an AttentionBlock, or a torch.nn.Module around one of them (models.own.OwnModule says of what form), float32, which is not changed; or
+            Sources(model), which several exports share so that it is traced once.
         target: a name in TARGETS.
-        folder: made or, where it holds an artefact, replaced.
+        folder: created; replaced where it holds an artefact.
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; the target's usual one where None.
+        dtype: "float32" or "float16", of weights, activations and caches; the first of the target's dtypes where None.
         verify: run the parity grid and write its certificate.
         progress: called with a line at each stage.
 
     Raises:
-        ValueError: unknown target, signature or dtype, a folder that holds something else, a module the target cannot represent.
+        ValueError: unknown target, signature or dtype, a folder that holds other files, a module that the target cannot represent.
         VerificationError: the artefact does not agree with the module; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; what stood there still does.
+        OSError: the folder cannot be written, or the disk is full; an artefact that was there is unchanged.
     """
     return export_all(model, [target], folder, signature, dtype, verify, progress)[0]
 
@@ -66,16 +68,16 @@ def export_all(
     verify: bool = True,
     progress: Optional[Progress] = None,
 ) -> List[Manifest]:
-    """As `export`, for several targets at once: all artefacts get their names when the last one is proved, or none does.
+    """As `export`, for several targets: all artefacts are published when the last one is verified, or none is.
 
     Args:
-        output: of one target, its folder; of several, the folder of their folders, which have the targets' names.
+        output: the folder of the artefact for one target; for several, the folder that holds one subfolder for each, with its name.
     """
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype)
     sources = model if isinstance(model, Sources) else Sources(model)
     places = folders(targets, output)
-    whole = len(targets) > 1 and not output.exists()  # published at once, under one name
+    whole = len(targets) > 1 and not output.exists()  # then the outer folder is published in one step
     if len(targets) > 1:
         sweep(output.parent)
     workshop = Workshop([output] if whole else places)
@@ -87,7 +89,7 @@ def export_all(
 
 
 def folders(targets: Sequence[str], output: Path) -> List[Path]:
-    """Where export_all puts each target."""
+    """The folder of each target in export_all."""
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
 
@@ -101,15 +103,15 @@ def check_export(targets: Sequence[str], output: Path, signature: str = "positio
         _check_names(target, signature, dtype)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
-            raise ValueError(f"export: target {target} takes dtype {', '.join(kind.dtypes)}, got {dtype}; give --dtype {kind.dtypes[0]} or choose another target")
+            raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
         if signature not in kind.layout:
-            raise ValueError(f"export: target {target} takes signature {', '.join(kind.layout)}, got {signature}; choose target ort or onnx")
+            raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
     for place in folders(targets, output):
         check_place(place)
 
 
 def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress) -> Manifest:
-    """A whole artefact in `folder`, proved."""
+    """Write and verify one artefact in `folder`."""
     kind = TARGETS[target]
     source = sources.of(dtype or kind.dtypes[0])
     folder.mkdir(parents=True)
@@ -119,16 +121,24 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
         manifest = kind.write(source, manifest, folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
-    if text_of(source.model).tokenizer:
-        files.write(folder / TOKENIZER, text_of(source.model).tokenizer)
+    _write_text(text_of(source.model), folder)
+    if isinstance(source.model, Stack):
+        loaders.write(source.model, manifest, folder)
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
     return check(folder, manifest, source.model, expected, say) if verify else manifest
 
 
+def _write_text(text: Text, folder: Path) -> None:
+    """The tokenizer, with the files beside it."""
+    kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
+    for name, content in kept.items():
+        files.write(folder / name, content)
+
+
 def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
     for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(NAMES)), ("dtype", dtype, ["float32", "float16"])):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(f"export: {what} is one of {', '.join(names)}, got {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; " + (f"did you mean {near[0]}?" if near else "choose among these"))

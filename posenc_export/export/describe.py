@@ -9,9 +9,10 @@ from posenc_export import encodings
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.config import AnyConfig, encodings_of, kind_of, to_json
+from posenc_export.models.config import AnyConfig, encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
+from posenc_export.numerics import tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -86,6 +87,12 @@ def step_weights(model: Model) -> int:
         return total
     table, head = model.tokens.embedding.weight, model.config.head
     return total + int(table.size(1)) - (0 if head is not None and head.tied else int(table.numel()))
+
+
+def bound_of(model: Model, manifest: Manifest) -> float:
+    """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
+    depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
+    return tolerance(manifest.dtype, depth, reduction)
 
 
 def _ends(model: Model) -> Tuple[List[Value], Value]:

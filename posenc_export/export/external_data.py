@@ -1,4 +1,4 @@
-"""Weights beside a graph: written to model.onnx.data tensor by tensor, hashed on the way, and named in the graph by offset and length."""
+"""Weights beside a graph: each tensor is written to model.onnx.data, hashed, and referred to in the graph by offset and length."""
 
 from pathlib import Path
 from typing import Iterator, Optional
@@ -10,13 +10,13 @@ from posenc_export.runtime import files
 from posenc_export.runtime.schema import File
 
 FILE_NAME = "model.onnx.data"
-SMALL = 1024  # bytes, as in onnx.save_model: below it stand shapes, indices and scalars, which shape inference must read in the graph itself
-PAGE = 4096  # bytes; a tensor that begins a page can be mapped alone, and no page is shared by two
-BLOCK = 16 << 20  # bytes copied at once of a tensor that does not stand in memory as it is written
+SMALL = 1024  # bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads shapes, indices and scalars
+PAGE = 4096  # bytes; each tensor begins a page, so that it can be mapped into memory alone
+BLOCK = 16 << 20  # bytes copied at a time, of a tensor whose memory is not contiguous
 
 
 def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
-    """Write the initialisers of at least SMALL bytes to folder/model.onnx.data, in their order, each at the beginning of a page; the graph then points there.
+    """Write the initialisers of at least SMALL bytes to folder/model.onnx.data, in their order, each at the beginning of a page, and let the graph refer to them.
 
     Returns:
         What is known of the file; None where no initialiser is that large, and nothing was written.
@@ -39,7 +39,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
 
 
 def blocks(array: np.ndarray) -> Iterator[memoryview]:
-    """The content of an array in row-major order and little-endian bytes, without a copy where it stands in memory like that."""
+    """The content of an array in row-major order and little-endian bytes; without a copy where its memory has that form already."""
     rows = max(1, BLOCK * len(array) // max(array.nbytes, 1)) if array.ndim and not array.flags.c_contiguous else None
     for part in [array] if rows is None else (array[first : first + rows] for first in range(0, len(array), rows)):
         yield np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""From a semantic graph to model.onnx and model.onnx.data: lower for the target, strip, save."""
+"""From a semantic graph to model.onnx and model.onnx.data: lower for the target, strip, describe, save."""
 
 import collections
 from pathlib import Path
@@ -8,23 +8,26 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from posenc_export import __version__
 from posenc_export.export import external_data
+from posenc_export.export.describe import bound_of
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
-from posenc_export.export.source import Source
-from posenc_export.runtime import files
+from posenc_export.export.source import OPSET, Source
+from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
 from posenc_export.runtime.rules import grown
+from posenc_export.runtime.summary import summary
 
 FILE_NAME = "model.onnx"
 IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
 PRODUCER = "posenc_export"
+SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does not have
 
 
-def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
+def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
-        opset: of the file, at least that of the trace.
         lowering: tables of the target, each run over the whole graph before the next.
 
     Raises:
@@ -38,7 +41,8 @@ def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequenc
         rewriter.run(phase)
     rewriter.finish()
     manifest = _drop_unread(graph, manifest)
-    _strip(graph_model, opset)
+    _strip(graph_model)
+    _explain(graph_model, manifest, bound_of(source.model, manifest))
     weights = external_data.move_out(graph, folder)
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
@@ -48,7 +52,7 @@ def write_onnx(source: Source, manifest: Manifest, opset: int, lowering: Sequenc
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
-    """Names of the ecosystem for inputs and outputs; the position of each tells which it is."""
+    """Give inputs the names of the manifest, by their order."""
     inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
     outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
@@ -60,7 +64,7 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
-    """Inputs that the lowered graph does not read go, and states with them; inputs it asked for come into the manifest."""
+    """Remove inputs that the lowered graph does not read, and their states; list the inputs that the lowering added in the manifest."""
     kept, outputs = [], [graph.outputs[0]]
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
@@ -88,21 +92,21 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """GroupQueryAttention reads the first slots of a row alone, as many as seqlens_k says; what else reads a cache reads all of it."""
+    """Whether a node reads slots beyond a row's length: GroupQueryAttention reads as many as seqlens_k says, every other operator reads the whole cache."""
     if manifest.layout != "rows" or state.update != "in_place":
         return True
     past = next(value for value in graph.inputs if value.name == state.past)
     return any(node.op_type != "GroupQueryAttention" for node, _ in past.uses())
 
 
-def _strip(model: ir.Model, opset: int) -> None:
-    """Nothing of where or when it was made: equal modules give equal bytes, and no path leaves the machine."""
-    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, None
+def _strip(model: ir.Model) -> None:
+    """Remove names, paths and metadata of the exporting machine, so that equal modules give equal bytes; set versions and opsets."""
+    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, __version__
     model.doc_string = model.graph.doc_string = None
     model.graph.name = "posenc"
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
-    domains: Dict[str, int] = {"": opset}
+    domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph)])}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph):
         node.name, node.doc_string = f"{node.op_type}_{index}", None
@@ -117,3 +121,14 @@ def _strip(model: ir.Model, opset: int) -> None:
         value.metadata_props.clear()
     model.opset_imports.clear()
     model.opset_imports.update(domains)
+
+
+def _explain(model: ir.Model, manifest: Manifest, tolerance: float) -> None:
+    """Write the summary, the tolerance and the meaning of inputs and outputs into the graph. The certificate is measured later and stands in posenc.json."""
+    said = summary(manifest)
+    model.doc_string = "; ".join(f"{title}: {text}" for title, text in said.items())
+    certificate = f"posenc.json; the largest error relative to the largest output is at most {tolerance:.1e}"
+    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**said, "certificate": certificate}.items())})
+    sentences = meanings.of_graph(manifest)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.doc_string = sentences.get(str(value.name))

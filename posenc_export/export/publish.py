@@ -1,6 +1,6 @@
-"""Folders that get their names when they are whole: made beside their place, put on the disk, and exchanged with what stood there in one step.
+"""Publish folders in one step: made beside their place, flushed to the disk, then exchanged with the folder that was there.
 
-At every moment a name holds the old folder or the new one, complete. What a killed export leaves beside it goes with the next one.
+At every moment a name holds the old folder or the new one, complete. What a killed export leaves beside it is removed by the next export.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from posenc_export.runtime.manifest import FILE_NAME
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows: no locks on folders, and so nothing is swept
+except ModuleNotFoundError:  # Windows has no locks on folders; nothing is swept there
     fcntl = None  # type: ignore[assignment]
 
 WORKSHOP = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system, or the kernel, has no exchange
+CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
 
 
 def check_place(folder: Path) -> None:
@@ -33,7 +33,7 @@ def check_place(folder: Path) -> None:
     Raises:
         ValueError: a link, a mount point, the folder this process works in or one above it, a file, a folder that holds anything else than an artefact.
     """
-    where = "export: the folder is new, empty or an artefact"
+    where = "export: expected a folder that is new, empty or an artefact"
     if folder.is_symlink():
         raise ValueError(f"{where}, got the link {folder}; give the folder it leads to")
     place = folder.resolve()
@@ -51,18 +51,18 @@ def check_place(folder: Path) -> None:
 
 
 def _own(folder: Path) -> Set[str]:
-    """Names that a manifest of any schema lists, posenc.json, and what a stopped write left of it."""
+    """posenc.json, the names that it lists, in any schema, and temporary files of interrupted writes."""
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
         content = json.loads((folder / FILE_NAME).read_bytes())
         listed |= {FILE_NAME, *content["files"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no manifest, or no longer one
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no manifest, or one that cannot be read
         return listed
     return {name for name in listed if (folder / name).is_symlink() or not (folder / name).is_dir()}
 
 
 class Workshop:
-    """A folder beside `places`, to make things in that are then published under their names.
+    """A temporary folder beside `places`, in which folders are made that are then published under the names of `places`.
 
     Args:
         places: where the finished folders go; all in one folder.
@@ -93,13 +93,13 @@ class Workshop:
         return self.path
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed now goes with the next export
+        shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed now is removed by the next export
         if self._lock is not None:
             os.close(self._lock)
         self._drop_parents()
 
     def publish(self, made: Sequence[Path]) -> None:
-        """Give finished folders, one for each place, their names. All of them or, where one cannot be, none.
+        """Move finished folders, one for each place, to their places: all of them, or none where one cannot be moved.
 
         Raises:
             ValueError: check_place of one of them, which may have changed.
@@ -139,13 +139,13 @@ def _absolute(folder: Path) -> Path:
 
 
 def _put(made: Path, place: Path) -> bool:
-    """Give made the name of place; what stood there, if anything did, is then where made was. Whether anything did."""
+    """Move made to place. A folder that was there goes to where made was; returns whether there was one."""
     if not place.exists() or not os.listdir(place):
         os.rename(made, place)  # onto an empty folder, too
         return False
     if not exchange(made, place):
         aside = place.with_name(files.ASIDE + place.name)
-        os.rename(place, aside)  # from here on files.locate finds it there
+        os.rename(place, aside)  # files.locate finds it there
         try:
             os.rename(made, place)
             os.rename(aside, made)
@@ -158,7 +158,7 @@ def _put(made: Path, place: Path) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places in one step; False where this system or file system cannot.
+    """Exchange two paths in one step; returns False where the system or the file system cannot.
 
     Raises:
         OSError: another reason.
@@ -175,7 +175,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Give back the names of folders that stopped exports set aside in a folder, and remove what else they left there."""
+    """Restore the folders that interrupted exports set aside in a folder, and remove their temporary folders."""
     if folder.is_dir():
         with _locked(folder):
             _sweep(folder)
@@ -190,20 +190,20 @@ def _sweep(parent: Path) -> None:
             shutil.rmtree(path) if place.exists() else os.rename(path, place)
         elif WORKSHOP.fullmatch(path.name) and fcntl is not None:
             lock = _lock(path, wait=False)
-            if lock is not None:  # nobody works there
+            if lock is not None:  # no export works there
                 shutil.rmtree(path)
                 os.close(lock)
 
 
 def _sync_tree(folder: Path) -> None:
-    """Files first, then the folders that name them."""
+    """Flush files to the disk, then the folders that hold them."""
     for path in sorted(folder.iterdir()):
         _sync_tree(path) if path.is_dir() else files.sync(path)
     files.sync(folder)
 
 
 def _lock(folder: Path, wait: bool) -> Optional[int]:
-    """A descriptor that holds the lock of a folder until it is closed, or its process ends; None where another has it, or there are no locks."""
+    """A descriptor that holds the lock of a folder until it is closed or its process ends; None where another process has it, or the system has no locks."""
     if fcntl is None:
         return None
     number = os.open(folder, os.O_RDONLY)
@@ -217,7 +217,7 @@ def _lock(folder: Path, wait: bool) -> Optional[int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One export at a time creates, sweeps and renames in a folder."""
+    """Hold the lock of a folder, so that one export at a time creates, sweeps and renames in it."""
     number = _lock(folder, wait=True)
     try:
         yield

@@ -77,7 +77,7 @@ class Rewriter:
     def table(self, value: ir.Value) -> ir.Value:
         """A float32 table in the dtype of activations."""
         if value.const_value is None:
-            raise ValueError(f"export: tables are constants, got {value.name}; compute them when the module is built")
+            raise ValueError(f"export: expected tables that are constants, got {value.name}; compute them when the module is built")
         return value if self.dtype == "float32" else self.constant(value.const_value.numpy(), self.dtype)
 
     def packed(self, value: ir.Value) -> ir.Value:
@@ -102,7 +102,7 @@ class Rewriter:
         self.graph.sort()  # a later phase may have used what an earlier one emitted further down
         left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
         if left:
-            raise ValueError(f"export: this target has no lowering for {', '.join(left)}; choose target torchscript")
+            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(left)}; choose target torchscript")
 
 
 def number(node: ir.Node, name: str) -> int:

@@ -90,4 +90,4 @@ def refuse_mutation(program: torch.export.ExportedProgram) -> None:
         if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False) and node.args[0].op == "placeholder":
             mutated.append(signature.inputs_to_buffers.get(node.args[0].name, node.args[0].name))
     if mutated:
-        raise ValueError(f"export: state crosses the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
+        raise ValueError(f"export: expected state to cross the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")

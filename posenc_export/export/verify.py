@@ -6,15 +6,15 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from posenc_export.export.describe import Model
+from posenc_export.export.describe import Model, bound_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
-from posenc_export.models.config import from_json, to_json, widest
+from posenc_export.models.config import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
 from posenc_export.models.presets import rebuild
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -22,6 +22,7 @@ from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, rounded_up, where
 from posenc_export.runtime.scenarios import Case
+from posenc_export.runtime.schema import shown
 
 Progress = Callable[[str], None]
 
@@ -36,12 +37,12 @@ class VerificationError(Exception):
     def __init__(self, certificate: Dict[str, Any]) -> None:
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
-        found = f"{failed[worst]:.1e} at '{worst}' and {len(failed) - 1} more cells"
-        super().__init__(f"verify: errors stay within {certificate['tolerance']:.1e}, got {found}; do not deploy")
+        found = f"{shown(failed[worst])} at '{worst}' and {len(failed) - 1} more cells"
+        super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """From one process to another."""
+        """Pickle by the certificate, so that the error can cross processes."""
         return VerificationError, (self.certificate,)
 
 
@@ -80,7 +81,7 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded: its weights and a head in float64 would add up
+    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, whose weights would be in memory beside a head in float64
     page_out(model.parameters())
     session, *beside = sessions(single_threaded(folder, "cpu"), 1)
     certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
@@ -92,12 +93,12 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
-    """The artefact with one thread for an operator: the order of sums, and so the figures of a certificate, are the same on every run."""
+    """The artefact with one thread per operator, so that the order of sums and the figures of a certificate are the same on every run."""
     return load(folder, provider=provider, threads=1)
 
 
 def certify(session: Session, model: Model, expected: Expected, progress: Progress, beside: Sequence[Session] = ()) -> Dict[str, Any]:
-    """Run every cell on a session, and those beside it, against what the eager module gives, and that against the oracle."""
+    """Run every cell on sessions against the eager module, and the eager module against the oracle."""
     return _certificate(session, model, {**measure(session, expected, progress, beside), **oracle_cells(model, session.manifest, expected)})
 
 
@@ -106,12 +107,6 @@ def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dic
     passed = all(error <= bound for error in cells.values())
     found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
     return {**found, "against": against(model)}
-
-
-def bound_of(model: Model, manifest: Manifest) -> float:
-    """The error that rounding explains in an artefact of this model."""
-    depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
-    return tolerance(manifest.dtype, depth, reduction)
 
 
 def against(model: Model) -> str:

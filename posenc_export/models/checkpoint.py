@@ -16,6 +16,8 @@ WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Endings as TensorFlow named them, in the first files of BERT, RoFormer and others: ours.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# What stands beside tokenizer.json: how a conversation is written, names of special tokens, how ids are chosen.
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json")
 Shape = Tuple[int, ...]
 
 
@@ -181,6 +183,11 @@ def read_tokenizer(folder: Path) -> bytes:
     """tokenizer.json as it is; empty where there is none."""
     path = folder / "tokenizer.json"
     return path.read_bytes() if path.is_file() else b""
+
+
+def read_beside(folder: Path) -> Dict[str, bytes]:
+    """The files in BESIDE that are there, by name, as they are."""
+    return {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
 
 
 def read_ids(folder: Path, key: str, vocabulary: int) -> Tuple[int, ...]:

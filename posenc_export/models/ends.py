@@ -1,7 +1,7 @@
 """What stands before the layers of a model and behind them."""
 
-from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ class Text:
         tokenizer: tokenizer.json of the tokenizers library; empty for none.
         stop_ids: token ids that end a text.
         start_ids: token ids that a decoder begins with which reads an encoder.
+        files: what else stands beside a tokenizer, by name (models.checkpoint.BESIDE).
     """
 
     tokenizer: bytes = b""
     stop_ids: Tuple[int, ...] = ()
     start_ids: Tuple[int, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Tokens(torch.nn.Module):

@@ -9,7 +9,7 @@ import torch
 from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer
+from posenc_export.models.checkpoint import Checkpoint, Shape, read_beside, read_config, read_ids, read_tokenizer
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
@@ -27,7 +27,7 @@ def from_pretrained(
 
     Args:
         path: a folder with config.json and model.safetensors (or pytorch_model.bin, or either in shards), as transformers saves it; tokenizer.json and
-            generation_config.json, where they are there, go with a decoder into its artefacts.
+            the files beside it (models.checkpoint.BESIDE), where they are there, go into its artefacts.
         layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
         part: of a model with an encoder and a decoder (T5, Whisper), "encoder" for the one that gives keys and values to the decoder, or "decoder"; the encoder
@@ -52,9 +52,9 @@ def from_pretrained(
             with torch.device("meta"):
                 model = AttentionBlock(_alone(config, layer))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
-    if isinstance(model, Stack) and config.head is not None:
-        stops, starts = (read_ids(folder, key, config.tokens.vocabulary) for key in ("eos_token_id", "decoder_start_token_id"))
-        model.text = Text(read_tokenizer(folder), stops, starts if part else ())
+    if isinstance(model, Stack):
+        ids = {key: read_ids(folder, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
+        model.text = Text(read_tokenizer(folder), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), read_beside(folder))
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()

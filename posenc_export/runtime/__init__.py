@@ -1,17 +1,17 @@
 """Run an artefact: numpy, msgspec and ONNX Runtime, nothing else."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Callable, Optional, Union
 
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.files import locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
-from posenc_export.runtime.schema import MOST_PROOFS
+from posenc_export.runtime.schema import MOST_PROOFS, Proof
 from posenc_export.runtime.session import Session
 
-__all__ = ["GraphError", "Manifest", "Model", "Session", "load", "verify"]
+__all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
 
 
 def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None) -> Model:
@@ -28,13 +28,13 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     """
     folder = locate(folder)
     if threads is not None and threads < 1:
-        raise ValueError(f"runtime: threads are at least 1, got {threads}; leave it out for all cores")
+        raise ValueError(f"runtime: expected at least 1 thread, got {threads}; leave it out for all cores")
     manifest = manifests.read(folder, digest)
     if manifest.target in ("torchscript", "pt2"):
         from posenc_export.runtime.torch_files import load_torch
 
         if provider not in ("auto", "cpu"):
-            raise ValueError(f"runtime: target {manifest.target} runs on provider cpu, got {provider}; export target onnx or ort")
+            raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {provider}; export target onnx or ort")
         return Model(load_torch(folder, manifest, threads))
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
@@ -48,7 +48,7 @@ def verify(
     digest: Optional[str] = None,
     progress: Optional[Callable[[str], None]] = None,
     record: bool = True,
-) -> Dict[str, Any]:
+) -> Proof:
     """Prove an artefact where it runs: the whole grid against the reference that it carries.
 
     Args:
@@ -71,7 +71,7 @@ def verify(
     expected = reference.read(manifest, folder)
     session, *beside = measuring.sessions(model, threads)
     cells, bound = measuring.measure(session, expected, progress or (lambda _: None), beside), manifest.reference.tolerance  # type: ignore[union-attr]
-    found = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
+    found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
     if not record:
         return found
     others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]

@@ -1,4 +1,4 @@
-"""Files of an artefact folder: written so that a crash leaves the old or the new one, hashed, and found again after a crash."""
+"""Files of an artefact folder: atomic writes, digests, and the recovery of a folder that an interrupted export set aside."""
 
 import hashlib
 import os
@@ -9,31 +9,31 @@ from typing import BinaryIO, Iterator, Union
 
 from posenc_export.runtime.schema import File, Manifest
 
-PREFIX = ".posenc-"  # of what an export keeps beside its folder while it works
-ASIDE = f"{PREFIX}old-"  # NAME of the artefact that is being replaced follows, where the system cannot exchange two folders
-PART = f"{PREFIX}part-"  # of a file that is being written
+PREFIX = ".posenc-"  # begins the names of temporary folders and files of an export
+ASIDE = f"{PREFIX}old-"  # followed by the name of the artefact that is being replaced, where the system cannot exchange two folders
+PART = f"{PREFIX}part-"  # begins the name of a file that is being written
 
 
 def locate(folder: Union[str, Path]) -> Path:
-    """The folder; where it is missing and was set aside by an export that did not end, the one aside."""
+    """The folder; or the one that an interrupted export set aside, where the folder is missing."""
     folder = Path(folder)
     aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
     return aside if not folder.exists() and aside.is_dir() else folder
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put content where path is, in one step: at every moment path holds the old content or the new one."""
+    """Replace the content of a file in one step: at every moment path holds the old content or the new one."""
     part = path.with_name(PART + secrets.token_hex(4))
     try:
         write(part, content)
         os.replace(part, path)
-    finally:  # an interrupt or a full disk, too, leaves no part behind
+    finally:  # also after an interrupt or on a full disk
         part.unlink(missing_ok=True)
     sync(path.parent)
 
 
 def write(path: Path, content: bytes) -> File:
-    """A file that is on the disk, not only in memory, when this returns; its digest and size."""
+    """Write a file and flush it to the disk; returns its digest and size."""
     with writing(path) as stream:
         stream.write(content)
     return stream.entry()
@@ -66,7 +66,7 @@ class Hashed:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Hashed]:
-    """A file to be written in parts; on the disk, not only in memory, when the context ends."""
+    """A file that is written in parts, and flushed to the disk when the context ends."""
     with path.open("wb") as stream:
         yield Hashed(stream)
         stream.flush()
@@ -74,8 +74,8 @@ def writing(path: Path) -> Iterator[Hashed]:
 
 
 def sync(path: Path) -> None:
-    """Have the system put a file's content, or a folder's names, on the disk."""
-    if os.name == "nt" and path.is_dir():  # which has no such call
+    """Flush the content of a file, or the names in a folder, to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot flush a folder
         return
     number = os.open(path, os.O_RDONLY)
     try:
@@ -98,9 +98,9 @@ def check(folder: Path, manifest: Manifest) -> None:
     """
     for name, listed in sorted(manifest.files.items()):
         path = folder / name
-        if not path.is_file():  # a link to one is as good: its content is compared
-            raise ValueError(f"artefact {folder}: holds the file {name}, got none; export again")
+        if not path.is_file():  # a link to a file is allowed, since its content is compared
+            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
         found = entry(path)
         if found != listed:
-            got = f"{found.bytes} bytes with sha256 {found.sha256[:12]}..."
-            raise ValueError(f"artefact {folder}: {name} has {listed.bytes} bytes with sha256 {listed.sha256[:12]}..., got {got}; export again")
+            got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
+            raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")

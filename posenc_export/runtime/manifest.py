@@ -1,4 +1,4 @@
-"""posenc.json: all the runtime knows of a model, written in one step and read with every check that needs no graph."""
+"""posenc.json, from which the runtime knows a model: written in one step, and read with every check that needs no graph."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ REMEDY = "export again, or give the folder as `posenc export` wrote it"
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    """Put posenc.json into folder in one step, keys sorted, sealed with a digest of all it says."""
+    """Write posenc.json into folder in one step, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = digest_of(content)
     files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
@@ -37,13 +37,13 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
     folder = files.locate(folder)
     content = _content(folder)
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"artefact {folder}: schema is {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
+        raise ValueError(f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
     seal = content.pop("seal", None)
     if seal != digest_of(content):
-        raise ValueError(f"artefact {folder}: {FILE_NAME} is as it was written, got content of another digest; {REMEDY}")
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
     manifest = _manifest(folder, content)
     if digest is not None and digest.lower() != manifest.digest:
-        raise ValueError(f"artefact {folder}: digest is {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
+        raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
     files.check(folder, manifest)
     return manifest
 
@@ -51,18 +51,18 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
 def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
-        raise ValueError(f"artefact {folder}: holds {FILE_NAME}, got none; give a folder that `posenc export` wrote")
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; give a folder that `posenc export` wrote")
     if path.stat().st_size > LONGEST:
-        raise ValueError(f"artefact {folder}: {FILE_NAME} has at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
     try:
         content = msgspec.json.decode(path.read_bytes())
-        json.dumps(content)  # what decodes but cannot be written again has no digest: lone surrogates, endless depth
+        json.dumps(content)  # content that cannot be encoded again has no digest: lone surrogates, deep nesting
     except RecursionError:
-        raise ValueError(f"artefact {folder}: {FILE_NAME} is flat JSON, got deeper nesting than can be read; {REMEDY}") from None
+        raise ValueError(f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}") from None
     except ValueError as error:
-        raise ValueError(f"artefact {folder}: {FILE_NAME} is JSON, got {_short(error)}; {REMEDY}") from None
+        raise ValueError(f"artefact {folder}: expected JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"artefact {folder}: {FILE_NAME} is a JSON object, got {type(content).__name__}; {REMEDY}")
+        raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
     return content
 
 
@@ -71,7 +71,7 @@ def _manifest(folder: Path, content: Any) -> Manifest:
         manifest = msgspec.convert(content, Manifest)
         rules.check(manifest)
     except msgspec.ValidationError as error:
-        raise ValueError(f"artefact {folder}: {FILE_NAME} has the fields of schema {SCHEMA}, got another: {_short(error)}; {REMEDY}") from None
+        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
     except ValueError as error:
         raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     return manifest

@@ -1,4 +1,4 @@
-"""Load model.onnx without reading what the manifest does not list, and with every refusal of ONNX Runtime in one line."""
+"""Checks before model.onnx is loaded: it reads no file that the manifest does not list. Refusals of ONNX Runtime become one line."""
 
 import mmap
 import re
@@ -39,32 +39,32 @@ FIELDS: Dict[str, Dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {},
 }
-SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # where in its source a message was made
-DEEPEST = 64  # graphs in graphs
-LENGTHS = {1: 8, 5: 4}  # of the wire types with a fixed one
+SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # the place in the source of ONNX Runtime that a message begins with
+DEEPEST = 64  # levels of graphs inside graphs
+LENGTHS = {1: 8, 5: 4}  # bytes of the wire types of fixed length
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Refuse a graph that reads a file which the manifest does not list, and so has not compared.
+    """Refuse a graph that reads a file which the manifest does not list, and whose digest was therefore not compared.
 
     Raises:
         ValueError: the first such file, or a file that is no ONNX model.
     """
     with path.open("rb") as stream:
         if not path.stat().st_size:
-            raise ValueError(f"runtime: {path.name} is an ONNX model, got an empty file; export again")
+            raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 found = locations(content)
             except ValueError as error:
-                raise ValueError(f"runtime: {path.name} is an ONNX model, got {error}; export again") from None
+                raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
     for name in sorted(found):
         if name not in manifest.files:
-            raise ValueError(f"runtime: {path.name} reads files that the manifest lists, got {name[:200]!r}; export again")
+            raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
 
 
 def locations(content: Buffer) -> Set[str]:
-    """The files of external data that a serialised ModelProto names, wherever in it its tensors stand.
+    """The files of external data that a serialised ModelProto names, in any of its tensors.
 
     Raises:
         ValueError: content that is no protocol buffer.
@@ -102,7 +102,7 @@ def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
-    """The number that starts at `at`, and where it ends."""
+    """The number that starts at `at`, and the index behind it."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -117,14 +117,15 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """What ONNX Runtime says of a file it does not load, as one ValueError.
+    """Turn the error of ONNX Runtime for a file that it does not load into one ValueError.
 
     Raises:
         ValueError: the file, and the first line of the reason.
     """
     try:
         yield
-    except (*REFUSALS, UnicodeDecodeError) as error:  # the latter for names that are no text
+    except (*REFUSALS, UnicodeDecodeError) as error:  # UnicodeDecodeError: names that are no UTF-8
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
-        raise ValueError(f"runtime: {path.name} is a graph that ONNX Runtime loads, got {reason[:300]}; export again, or with this version of ONNX Runtime") from None
+        rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"
+        raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None

@@ -6,7 +6,7 @@ from typing import Optional
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("runtime: onnxruntime is needed, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
+    raise ModuleNotFoundError("runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
 
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.onnx_files import check_external, refused
@@ -27,11 +27,11 @@ def choose_provider(name: str, manifest: Manifest) -> str:
     if name == "auto":
         return "cuda" if "cuda" in present and not host_only else "cpu"
     if name not in PROVIDERS:
-        raise ValueError(f"runtime: provider is one of auto, {', '.join(PROVIDERS)}, got {name!r}")
+        raise ValueError(f"runtime: expected provider to be one of auto, {', '.join(PROVIDERS)}, got {name!r}; choose among these")
     if name not in present:
-        raise ValueError(f"runtime: provider {name} needs an ONNX Runtime that has it, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
+        raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
     if name == "cuda" and host_only:
-        raise ValueError(f"runtime: target {manifest.target} in float32 runs on provider cpu, got cuda; export target ort-cuda")
+        raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got cuda; export target ort-cuda")
     return name
 
 
@@ -48,7 +48,7 @@ class OrtGraph:
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        # Far keys under ALiBi get shares below 1e-38: as subnormal numbers they would slow the product with the values by 1.7x at 8192.
+        # Shares of far keys under ALiBi are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if threads:
             options.intra_op_num_threads = threads
@@ -58,7 +58,7 @@ class OrtGraph:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0)
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         if PROVIDERS[provider] not in self.session.get_providers():
-            raise ValueError(f"runtime: provider {provider} loads, got {', '.join(self.session.get_providers())}; check the driver and its libraries, or give cpu")
+            raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
 
     def open(self, rows: int, capacity: int) -> OrtCaches:
         """Empty caches for `rows` rows of `capacity` slots."""

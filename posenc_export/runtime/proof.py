@@ -20,6 +20,7 @@ import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.scenarios import Case
+from posenc_export.runtime.schema import FAILED
 from posenc_export.runtime.session import Session
 
 BATCHES = (1, 3)
@@ -31,7 +32,6 @@ WORK = 1 << 37  # weights times tokens of the cell that fills a cache: 4096 toke
 ENCODED = 11  # tokens of the sequence that an encoder has read
 CHUNK = 512
 SEGMENT_PADDING = 3  # columns in front of the first row
-FAILED = 1e300
 WIDEST = 1 << 22  # numbers of the outputs of one call that fills a cache, 16 MiB: fewer tokens at a time where the vocabulary is large
 
 
@@ -149,7 +149,7 @@ def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
 
 
 def rounded_up(error: float) -> float:
-    """Two digits, upwards by up to a tenth: a certificate states a bound, in JSON, which has no infinity."""
+    """An error rounded up to two digits, by up to a tenth, since a certificate states a bound; FAILED where it is not finite."""
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")

@@ -2,19 +2,20 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
 SCHEMA = 4
+FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no number for it
 # Patterns end in \Z: a $ would let a line break pass.
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # of the folder itself, on any system
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
@@ -77,6 +78,16 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: Text = ""
+
+
+class Proof(TypedDict):
+    """A certificate as `verify` gives it: the fields of Certificate."""
+
+    passed: bool
+    tolerance: float
+    provider: str
+    machine: str
+    cells: Dict[str, float]
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,8 +200,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 over all but what was measured, file hashes included: what a user compares with a value that came another way."""
+        """sha256 over all fields except certificate and proofs. File hashes are included, so that a user can compare it with a digest from another source."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
+
+
+def shown(error: float) -> str:
+    """An error in two digits; NaN for an output that was not finite."""
+    return f"{error:.1e}" if error < FAILED else "NaN"
 
 
 def digest_of(content: Dict[str, Any]) -> str:

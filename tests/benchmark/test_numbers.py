@@ -61,7 +61,7 @@ def test_the_share_of_the_limit_is_bytes_over_time_over_bandwidth():
 
 @pytest.mark.parametrize(("seconds", "bandwidth"), [(0.0, 1e9), (1e-3, 0.0)])
 def test_a_share_without_time_or_bandwidth_is_refused(seconds, bandwidth):
-    with pytest.raises(ValueError, match="are positive"):
+    with pytest.raises(ValueError, match="above 0"):
         share_of_limit(1, seconds, bandwidth)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from posenc_export.benchmark.report import Loaded, Report, Row, aligned, duration
+from posenc_export.benchmark.report import Loaded, Report, Row, duration
 from posenc_export.benchmark.spread import Spread
 
 
@@ -26,10 +26,6 @@ def test_json_holds_every_row_and_reads_back(report):
     content = json.loads(json.dumps(report.to_json()))
     assert [(r["phase"], r["context"], r["contestant"]) for r in content["rows"]] == [(r.phase, r.context, r.contestant) for r in report.rows]
     assert content["rows"][0]["seconds"] == {"median": 1e-4, "low": 0.9e-4, "high": 1.2e-4, "samples": 10}
-
-
-def test_columns_are_aligned():
-    assert aligned(("name", "n"), [("a", "5"), ("long", "120")]) == ["name    n", "a       5", "long  120"]
 
 
 def test_the_table_is_plain_text_and_counts_redone_samples(report):

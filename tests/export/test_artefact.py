@@ -117,15 +117,15 @@ class Counting(PositionEncoding):
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
     model = seeded(block("nope"))
     model.token_encoding = Counting()
-    with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of .*calls"):
+    with pytest.raises(ValueError, match="state to cross the graph as inputs and outputs, got mutation of .*calls"):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 
 
 def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ort-cuda takes dtype float16, got float32"):
+    with pytest.raises(ValueError, match="expected dtype float16 for target ort-cuda, got float32"):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
-    with pytest.raises(ValueError, match="ort-cuda takes signature positions, got mask"):
+    with pytest.raises(ValueError, match="expected signature positions for target ort-cuda, got mask"):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
 
 

@@ -114,14 +114,14 @@ CHANGES: Dict[str, Callable[[bytes], bytes]] = {"one bit": _flipped, "truncated"
 def test_weights_that_are_not_those_of_the_manifest_are_refused(change: str, made: Dict[str, Path], tmp_path: Path) -> None:
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
-    with pytest.raises(ValueError, match=rf"{re.escape(DATA)} has \d+ bytes with sha256 .*, got .*; export again"):
+    with pytest.raises(ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"):
         load(path.parent)
 
 
 def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.unlink()
-    with pytest.raises(ValueError, match=f"holds the file {re.escape(DATA)}, got none; export again"):
+    with pytest.raises(ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"):
         load(path.parent)
 
 
@@ -129,14 +129,14 @@ def test_a_weights_file_that_is_too_short_for_the_graph_is_refused_though_the_ma
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
-    with pytest.raises(ValueError, match="runtime: model.onnx is a graph that ONNX Runtime loads, got"):
+    with pytest.raises(ValueError, match="runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"):
         load(folder)
 
 
 def test_weights_that_the_manifest_does_not_list_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     _resealed(folder, made["ort"], without=DATA)
-    with pytest.raises(ValueError, match=f"model.onnx reads files that the manifest lists, got '{re.escape(DATA)}'"):
+    with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(DATA)}'"):
         load(folder)
 
 
@@ -150,7 +150,7 @@ def test_a_graph_that_names_weights_elsewhere_is_refused(location: str, made: Di
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     (folder / location).write_bytes((folder / DATA).read_bytes())
     _resealed(folder, made["ort"])
-    with pytest.raises(ValueError, match=f"model.onnx reads files that the manifest lists, got '{re.escape(location)}'"):
+    with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(location)}'"):
         load(folder)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
-from posenc_export.export.describe import eager
-from posenc_export.export.verify import bound_of
+from posenc_export.export.describe import bound_of, eager
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph

@@ -187,7 +187,7 @@ def test_a_key_that_changes_the_computation_is_refused_by_name(case: str, tmp_pa
     assert message in _refusal(folder)
 
 
-@pytest.mark.parametrize("family", ["bart", "whisper", "mamba", "LLAMA", "", None, ["llama"], "settings", "gated"])
+@pytest.mark.parametrize("family", ["bart", "marian", "mamba", "LLAMA", "", None, ["llama"], "settings", "gated"])
 def test_another_family_is_refused_and_gets_no_rotation(family: Any, llama: Path) -> None:
     _config(llama, model_type=family)
     assert f"model_type is one of {', '.join(FILES)}, got {family!r}" in _refusal(llama)

@@ -26,7 +26,7 @@ def test_decoder_matches_eager_at_every_cut_on_cuda(variant: str, target: str, t
 
 def test_float32_block_of_ort_is_refused_on_cuda_by_name(tmp_path: Path) -> None:
     export(sources(block("rope")), "ort", tmp_path / "artefact")
-    with pytest.raises(ValueError, match="target ort in float32 runs on provider cpu, got cuda; export target ort-cuda"):
+    with pytest.raises(ValueError, match="expected provider cpu for target ort in float32, got cuda; export target ort-cuda"):
         load(tmp_path / "artefact", provider="cuda")
 
 

@@ -89,4 +89,4 @@ def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(tmp_path:
 def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     export(seeded(decoder("rope")), "torchscript", tmp_path / "a", verify=False)
     assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2
-    assert "carries tokenizer.json or is a byte-level decoder (vocabulary 256), got kind decoder with 61 token ids" in capsys.readouterr().err
+    assert "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), got kind decoder with 61 token ids" in capsys.readouterr().err

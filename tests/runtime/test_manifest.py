@@ -119,7 +119,7 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
         lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}),
         "position_ids for",
     ),
-    "schema": ("ort", _set("schema", 2), "schema is 4, got 2; export again"),
+    "schema": ("ort", _set("schema", 2), "expected schema 4, got 2; export again"),
 }
 
 
@@ -158,14 +158,14 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
     digest = manifests.read(made["ort"]).digest
     assert manifests.read(made["ort"], digest) == manifests.read(made["ort"])
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
-    with pytest.raises(ValueError, match=f"digest is {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from"):
+    with pytest.raises(ValueError, match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from"):
         manifests.read(changed, digest)
 
 
 def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.CaptureFixture) -> None:
     digest = manifests.read(made["ort"]).digest
     assert main(["inspect", str(made["ort"])]) == 0
-    assert f"digest     {digest}\n" in capsys.readouterr().out
+    assert f"digest       {digest}\n" in capsys.readouterr().out
     assert main(["inspect", str(made["ort"]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == digest
 
@@ -277,7 +277,7 @@ def test_a_graph_that_reads_a_file_the_manifest_does_not_list_is_refused(locatio
     (folder / "model.onnx").write_bytes(_external(location))
     manifest = manifests.read(made["ort"])
     manifests.write(manifest.replace(files={"model.onnx": manifests.files.entry(folder / "model.onnx")}), folder)
-    with pytest.raises(ValueError, match=re.escape(f"model.onnx reads files that the manifest lists, got '{location}'")):
+    with pytest.raises(ValueError, match=re.escape(f"expected model.onnx to read files that the manifest lists, got '{location}'")):
         load(folder)
 
 
@@ -288,5 +288,5 @@ def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> No
     np.zeros(2, np.float32).tofile(tmp_path / "weights.bin")
     path = tmp_path / "inside" / "model.onnx"
     path.write_bytes(_external("../weights.bin"))
-    with pytest.raises(ValueError, match="model.onnx is a graph that ONNX Runtime loads, got .*(escapes|file inside)"), onnx_files.refused(path):
+    with pytest.raises(ValueError, match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file inside)"), onnx_files.refused(path):
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -81,7 +81,7 @@ def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> Non
 
 
 def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="provider is one of"):
+    with pytest.raises(ValueError, match="provider to be one of"):
         load(folders["ort"], provider="tpu")
 
 

@@ -37,21 +37,21 @@ class Target:
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
 ROWS = {"positions": "rows", "mask": "columns"}
-BUCKET = 256  # slots; the standard operators cost what the capacity is, not what is valid
+BUCKET = 256  # slots; the cost of the standard operators follows the capacity, not the number of valid slots
 
 TARGETS = {
     "onnx": Target(
         "ai.onnx operators, opset 23",
         "grows: past in, present out",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.OPSET, onnx_growing.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.LOWERING, folder),
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
     ),
     "onnx-static": Target(
-        "ai.onnx operators, opset 24",
+        "ai.onnx operators, opset 24 (23 without caches)",
         "fixed capacity, in place, grown in buckets",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.OPSET, onnx_static.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
@@ -59,7 +59,7 @@ TARGETS = {
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
@@ -76,17 +76,17 @@ TARGETS = {
         "torch.export program",
         "grows: tensors in and out",
         write_pt2,
-        {"positions": "columns"},  # lengths of mask and tokens are free of each other in its guards, and their difference is not
+        {"positions": "columns"},  # torch.export cannot express that a mask is longer than its tokens by the length of the cache
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
     ),
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.OPSET, ort.LOWERING, folder),
-        {"positions": "rows"},  # lengths counted on the device from a mask read as 0 in its GroupQueryAttention
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder),
+        {"positions": "rows"},  # its GroupQueryAttention reads lengths on the host: those computed from a mask on the device read as 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
-        ("float16",),  # GroupQueryAttention has no float32 kernel there
+        ("float16",),  # GroupQueryAttention has no float32 kernel for CUDA
     ),
 }

@@ -5,8 +5,6 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number
 from posenc_export.export.targets import standard
 
-OPSET = 23
-
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return rewriter.emit("Concat", node.inputs[:2], attributes={"axis": 1})

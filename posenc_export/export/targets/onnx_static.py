@@ -5,8 +5,6 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter
 from posenc_export.export.targets import standard
 
-OPSET = 24
-
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     past, new, write_index = node.inputs

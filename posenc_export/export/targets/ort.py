@@ -11,7 +11,6 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
-OPSET = 24  # TensorScatter, for caches that no GroupQueryAttention writes
 DOMAIN = "com.microsoft"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
@@ -176,7 +175,7 @@ def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[
 def _check_head_size(append_key: ir.Node) -> None:
     found = size(append_key.inputs[0], 3)
     if found % 8:
-        raise ValueError(f"export: target ort takes head sizes that are multiples of 8 (GroupQueryAttention), got {found}; choose target onnx or another head size")
+        raise ValueError(f"export: expected a head size that is a multiple of 8 for target ort (GroupQueryAttention), got {found}; choose target onnx or another size")
 
 
 LOWERING = (

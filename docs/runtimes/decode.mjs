@@ -1,0 +1,78 @@
+// Run model.onnx with onnxruntime-node alone. Written by `posenc inspect FOLDER --runtime node`.
+//
+// model: decoder for target ort, float32, signature positions
+// encoding: rope in 5 of 5 layers
+// sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+// positions: 0 .. 4095
+//
+// npm install onnxruntime-node
+// node decode.mjs FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+
+import * as ort from "onnxruntime-node";
+import { pathToFileURL } from "node:url";
+
+const CAPACITY = 1024; // slots of the caches, the most tokens that a row can hold; at most 4096
+const STOP_IDS = [];
+// Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+const STATES = [
+  ...[...Array(5).keys()].flatMap((n) => ["key", "value"].map((part) => [`past_key_values.${n}.${part}`, `present.${n}.${part}`, "float32", [1, 2, CAPACITY, 32], 0])),
+];
+
+// A tensor that holds one value everywhere; a float16 is written as its 16 bits.
+const ARRAYS = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int64: BigInt64Array };
+function tensor(dtype, shape, value) {
+  const size = shape.reduce((a, b) => a * b, 1);
+  return new ort.Tensor(dtype, new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value), shape);
+}
+
+export function integers(values, shape) {
+  return new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
+}
+
+export function load(folder) {
+  const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
+  // TensorScatter warns at each call that it copies its cache.
+  return ort.InferenceSession.create(`${folder}/model.onnx`, { extra, logSeverityLevel: 3 });
+}
+
+// States of a row that holds no token.
+export function empty() {
+  return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
+}
+
+// Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call.
+export async function call(session, states, x, held, start = 0) {
+  const count = x.dims[1];
+  const feeds = {
+    input_ids: x,
+    seqlens_k: tensor("int32", [1], held + count - 1),
+    total_sequence_length: tensor("int32", [], held + count),
+  };
+  const results = await session.run({ ...feeds, ...states });
+  return [results["logits"], Object.fromEntries(STATES.map(([past, present]) => [past, results[present]]))];
+}
+
+// Numbers of a float32 tensor.
+const numbers = (data) => Array.from(data);
+
+// The ids that follow a prompt, the likeliest at each step.
+export async function generate(session, prompt, count) {
+  let [states, held, tokens] = [empty(), 0, prompt];
+  const made = [];
+  while (made.length < count) {
+    const [logits, next] = await call(session, states, integers(tokens, [1, tokens.length]), held);
+    const last = numbers(logits.data.slice(-logits.dims[2]));
+    made.push(last.indexOf(last.reduce((a, b) => Math.max(a, b))));
+    held += tokens.length;
+    states = next;
+    if (STOP_IDS.includes(made.at(-1))) break;
+    tokens = made.slice(-1);
+  }
+  return made;
+}
+
+async function main(folder, count, ...prompt) {
+  console.log((await generate(await load(folder), prompt.map(Number), Number(count))).join(" "));
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) await main(...process.argv.slice(2));

@@ -1,0 +1,150 @@
+"""A program for ONNX Runtime in Python."""
+
+from string import Template
+from typing import Dict, List
+
+from posenc_export.clients.states import Group, capacity, groups, heading
+from posenc_export.runtime.manifest import Manifest
+
+# By input: its value for one row that holds `held` tokens and reads `new` more, the first one of all at position `start`.
+FEEDS: Dict[str, str] = {
+    "input_ids": "x",
+    "hidden_states": "x",
+    "token_type_ids": "np.zeros_like(x)",
+    "position_ids": "start + slots",
+    "attention_mask": "np.ones((1, held + new), np.int64)",
+    "cache_position": "slots",
+    "first_position": "np.array([[start]], np.int64)",
+    "seqlens_k": "np.array([held + new - 1], np.int32)",
+    "total_sequence_length": "np.array(held + new, np.int32)",
+}
+PROGRAM = Template('''"""Run model.onnx with ONNX Runtime and numpy alone. Written by `posenc inspect FOLDER --runtime python`.
+
+$heading
+
+pip install onnxruntime numpy
+python $usage
+"""
+
+import sys
+
+import numpy as np
+import onnxruntime
+
+$constants# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+STATES = [
+$states]
+
+
+def load(folder):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
+    options.log_severity_level = 3  # TensorScatter warns at each call that it copies its cache
+    return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+
+
+def empty():
+    """States of a row that holds no token."""
+    return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
+
+
+def call(session, states, x, held, start=0):
+    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    new = x.shape[1]
+$slots    feeds = {
+$feeds    }
+    output, *present = session.run(["$output", *(name for _, name, *_ in STATES)], {**feeds, **states})
+    return output, dict(zip(states, present, strict=True))
+
+
+$main
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+''')
+SLOTS = "    slots = np.arange(held, held + new, dtype=np.int64)[None]\n"
+DECODE = '''def generate(session, prompt, count):
+    """The ids that follow a prompt, the likeliest at each step."""
+    states, held, tokens, made = empty(), 0, list(prompt), []
+    while len(made) < count:
+        logits, states = call(session, states, np.array([tokens], np.int64), held)
+        held += len(tokens)
+        made.append(int(logits[0, -1].argmax()))
+        if made[-1] in STOP_IDS:
+            break
+        tokens = made[-1:]
+    return made
+
+
+def main(folder, count, *prompt):
+    print(*generate(load(folder), [int(token) for token in prompt], int(count)))
+'''
+STEPS = '''def main(folder):
+    session, states, held = load(folder), empty(), 0
+    for new in (8, 1, 1, 1):  # a prompt, then single tokens
+        x = np.full((1, new, WIDTH), 0.5, DTYPE)
+        output, states = call(session, states, x, held)
+        held += new
+        print(held, output[0, -1, :4])
+'''
+WHOLE = '''def main(folder):
+    x = $x
+    output, _ = call(load(folder), {}, x, 0)
+    print(output.shape, output[0, -1, :4])
+'''
+
+
+def program(manifest: Manifest) -> str:
+    """The text of the program."""
+    named = [(value.name, _feed(value.name, manifest)) for value in manifest.inputs]
+    feeds = "".join(f'        "{name}": {text},\n' for name, text in named)
+    decodes = manifest.kind == "decoder"
+    return PROGRAM.substitute(
+        heading="\n".join(heading(manifest)),
+        usage="decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three" if decodes else "run.py FOLDER",
+        constants="".join(f"{line}\n" for line in _constants(manifest)),
+        states="".join(f"    {_states(group)},\n" for group in groups(manifest)),
+        slots=SLOTS if "slots" in feeds else "",
+        feeds=feeds,
+        output=manifest.outputs[0].name,
+        main=_main(manifest),
+    )
+
+
+def _feed(name: str, manifest: Manifest) -> str:
+    if name == "position_ids" and manifest.axes:
+        return f"np.repeat((start + slots)[None], {1 + manifest.axes}, 0)"
+    return FEEDS[name]
+
+
+def _constants(manifest: Manifest) -> List[str]:
+    lines = []
+    if capacity(manifest):
+        most = f"the most tokens that a row can hold; at most {manifest.max_positions}"
+        lines.append(f"CAPACITY = {capacity(manifest)}  # slots of the caches, {most}")
+    if manifest.kind == "decoder":
+        lines.append(f"STOP_IDS = {list(manifest.stop_ids)}")
+    if manifest.kind == "block":
+        lines.append(f'WIDTH, DTYPE = {manifest.inputs[0].axes[-1]}, "{manifest.dtype}"')
+    return lines
+
+
+def _states(group: Group) -> str:
+    """One entry of STATES, or one for each layer and part."""
+    shape = ", ".join(group.shape) + ("," if len(group.shape) == 1 else "")
+    rest = f'"{group.example.dtype}", ({shape}), {group.example.fill}'
+    if not group.layers:
+        return f'("{group.parts[0]}", "{group.parts[1]}", {rest})'
+    ordered = group.layers == tuple(range(len(group.layers)))
+    layers = f"range({len(group.layers)})" if ordered else str(list(group.layers))
+    parts = "(" + ", ".join(f'"{part}"' for part in group.parts) + ("," if len(group.parts) == 1 else "") + ")"
+    return f'*((f"past_key_values.{{n}}.{{part}}", f"present.{{n}}.{{part}}", {rest}) for n in {layers} for part in {parts})'
+
+
+def _main(manifest: Manifest) -> str:
+    if manifest.kind == "decoder":
+        return DECODE
+    if manifest.states:
+        return STEPS
+    x = "np.full((1, 8, WIDTH), 0.5, DTYPE)" if manifest.kind == "block" else "np.arange(8, dtype=np.int64)[None]"
+    return Template(WHOLE).substitute(x=x)

@@ -1,0 +1,74 @@
+"""`posenc inspect`: what an artefact is, or a program that runs it with ONNX Runtime alone."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import List, Tuple
+
+from posenc_export.runtime.manifest import Manifest
+from posenc_export.tables import WIDTH, aligned
+from posenc_export.terminal import summary
+
+Line = Tuple[str, str]
+
+
+def add_arguments(inspecting: argparse.ArgumentParser) -> None:
+    """What `posenc inspect` takes."""
+    inspecting.add_argument("folder", type=Path, help="of an artefact")
+    inspecting.add_argument("--runtime", help="print a program that runs this artefact with ONNX Runtime alone: python or node")
+    inspecting.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0."""
+    from posenc_export.runtime import manifest as manifests
+
+    manifest = manifests.read(options.folder)
+    if options.runtime is not None:
+        from posenc_export.clients import program
+
+        print(program(manifest, options.runtime), end="")
+    elif options.json:
+        print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
+    else:
+        print("\n".join(aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)))
+    return 0
+
+
+def _model(manifest: Manifest) -> List[Line]:
+    from posenc_export.runtime.summary import summary as described
+
+    packages = [("package", f"{name}, from {package.name} {package.version or '(no version)'}") for name, package in manifest.packages.items()]
+    return [*described(manifest).items(), *packages]
+
+
+def _graph(manifest: Manifest) -> List[Line]:
+    """Operators, inputs, outputs, and the states in groups of layers."""
+    from posenc_export.clients.states import groups
+    from posenc_export.runtime.meanings import of_graph
+
+    said, lines = of_graph(manifest), []
+    if manifest.operators:
+        lines.append(("operators", ", ".join(f"{name} {count}" for name, count in manifest.operators.items())))
+        lines.append(("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items())))
+    for title, values in (("input", manifest.inputs), ("encoder", manifest.encoder), ("output", manifest.outputs)):
+        lines += [(title, f"{value.name} {value.dtype} {_axes(value.axes)}. {said.get(value.name, '')}".rstrip()) for value in values]
+    for group in groups(manifest):
+        state = group.example
+        name = f"{state.past} -> {state.present}"
+        if group.layers:
+            name = f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} layers,"
+        lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {said[state.past]}"))
+    return lines
+
+
+def _axes(axes: Tuple[object, ...]) -> str:
+    return "[" + ",".join(map(str, axes)) + "]"
+
+
+def _proof(manifest: Manifest) -> List[Line]:
+    sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
+    certificate = ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()) if manifest.certificate else "none: not verified"
+    against = (manifest.certificate or {}).get("against")
+    lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", certificate)]
+    return [*lines, ("against", against)] if against else lines

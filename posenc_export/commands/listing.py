@@ -1,0 +1,81 @@
+"""`posenc list`: what is registered, or one encoding with its parameters."""
+
+import argparse
+import inspect
+import json
+import textwrap
+from typing import Any, Dict, List
+
+from posenc_export.tables import WIDTH, aligned
+from posenc_export.terminal import nearest, show
+
+GROUPS = ("encodings", "targets", "families", "presets")
+
+
+def add_arguments(listing: argparse.ArgumentParser) -> None:
+    """What `posenc list` takes."""
+    listing.add_argument("what", nargs="?", help=f"one of {', '.join(GROUPS)}, or the name of an encoding, which shows its formula and parameters (default: all groups)")
+    listing.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0.
+
+    Raises:
+        ValueError: neither a group nor an encoding.
+    """
+    from posenc_export.encodings import KNOWN
+
+    if options.what in KNOWN:
+        return _one(options)
+    if options.what not in (None, *GROUPS):
+        rule = f"expected one of {', '.join(GROUPS)} or an encoding"
+        raise ValueError(f"list: {rule}, got {options.what!r}; {nearest(options.what, [*GROUPS, *KNOWN])}")
+    rows = {name: groups for name, groups in _rows().items() if options.what in (None, name)}
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    print("\n\n".join(_text(name, group) for name, group in rows.items()))
+    return 0
+
+
+def _rows() -> Dict[str, List[Dict[str, str]]]:
+    from posenc_export.catalogue.listing import encodings, families, presets
+    from posenc_export.export import TARGETS
+
+    targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
+    return {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
+
+
+def _text(name: str, rows: List[Dict[str, str]]) -> str:
+    """A heading and a table; states and parameters of encodings are left to `posenc list NAME`, families that are one stand in one row."""
+    if name == "encodings":
+        outside = ["package"] if any(row["package"] != "-" for row in rows) else []
+        rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
+    if name == "families":
+        names: Dict[str, List[str]] = {}
+        for row in rows:
+            names.setdefault(row["what"], []).append(row["name"])
+        rows = [{"name": ", ".join(each), "what": what} for what, each in names.items()]
+    return "\n".join([name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH)])
+
+
+def _one(options: argparse.Namespace) -> int:
+    """One encoding: its source, its description, its parameters with their defaults."""
+    from posenc_export.catalogue.listing import encodings
+    from posenc_export.encodings import KNOWN, parameters
+
+    row = next(row for row in encodings() if row["name"] == options.what)
+    if options.json:
+        print(json.dumps(row, indent=1))
+        return 0
+    described: Any = inspect.getdoc(KNOWN[options.what])
+    print(textwrap.fill(row["source"], WIDTH), "", sep="\n")
+    for line in described.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        print(textwrap.fill(line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + "    " if indent else "") if line.strip() else "")
+    defaults = [{"parameter": name, "default": str(parameter.default)} for name, parameter in parameters(options.what).items()]
+    if defaults:
+        print()
+        show(defaults)
+    return 0

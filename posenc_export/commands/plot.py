@@ -1,0 +1,28 @@
+"""`posenc plot`: a picture of an encoding."""
+
+import argparse
+import json
+from pathlib import Path
+
+SUFFIXES = (".png", ".svg")
+
+
+def add_arguments(plotting: argparse.ArgumentParser) -> None:
+    """What `posenc plot` takes."""
+    plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,...")
+    plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
+    plotting.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0."""
+    from posenc_export import encodings
+    from posenc_export.catalogue.plots import draw
+
+    spec = encodings.parse(options.encoding)
+    path = options.output or Path(f"{spec['name']}.png")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg")
+    draw(spec).savefig(path, dpi=150)
+    print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
+    return 0

@@ -1,0 +1,33 @@
+"""`posenc verify`: an artefact against the reference that it carries."""
+
+import argparse
+import json
+from pathlib import Path
+
+from posenc_export.terminal import FAILED_CHECK, show
+
+
+def add_arguments(verifying: argparse.ArgumentParser) -> None:
+    """What `posenc verify` takes."""
+    verifying.add_argument("folder", type=Path, help="of an artefact")
+    verifying.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    verifying.add_argument("--no-record", action="store_true", help="leave the manifest as it is, where the folder cannot be written")
+    verifying.add_argument("--digest", help="digest that the artefact must have, where it came another way than the files")
+    verifying.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0, or 1 where an error exceeds the tolerance."""
+    from posenc_export.runtime import verify
+    from posenc_export.runtime.schema import shown
+
+    certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record)
+    options.say.close()
+    if options.json:
+        print(json.dumps(certificate, indent=1, sort_keys=True))
+    else:
+        bound = certificate["tolerance"]
+        show([{"cell": name, "worst error": shown(error), "": "" if error <= bound else "EXCEEDS"} for name, error in certificate["cells"].items()])
+        verdict = "passed" if certificate["passed"] else "FAILED"
+        print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {bound:.1e}: {verdict}")
+    return 0 if certificate["passed"] else FAILED_CHECK

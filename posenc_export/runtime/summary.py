@@ -1,0 +1,62 @@
+"""A manifest in a few lines: its encodings, sizes and range."""
+
+import re
+from typing import Any, Dict, List
+
+from posenc_export.runtime.schema import Manifest
+
+OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # a summary goes to terminals and into programs: no line breaks, quotes or escapes
+LONGEST = 300  # characters of one specification
+
+
+def summary(manifest: Manifest) -> Dict[str, str]:
+    """What an artefact is, by title, in plain text.
+
+    A description that `posenc export` did not write gives fewer words, never an error.
+    """
+    return {
+        "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
+        "encoding": ", ".join(_encodings(manifest.config)) or "none",
+        "sizes": ", ".join(f"{name} {size}" for name, size in _sizes(manifest).items()),
+        "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
+    }
+
+
+def _encodings(config: Dict[str, Any]) -> List[str]:
+    """Specifications as `posenc export --encoding` takes them, and where each acts."""
+    if config.get("kind") == "block":
+        return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
+    found = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
+    order = [str(name) for name in _list(config.get("order"))]
+    counts: Dict[str, int] = {}
+    for name in order:
+        for spec in _list(_dict(_dict(_dict(config.get("layers")).get(name)).get("attention")).get("encodings")):
+            counts[_spec(spec)] = counts.get(_spec(spec), 0) + 1
+    return found + [f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()]
+
+
+def _spec(spec: Any) -> str:
+    """{"name": "rope", "theta": 5e5} as "rope:theta=500000.0"."""
+    given = _dict(spec)
+    parameters = ",".join(f"{key}={value}" for key, value in given.items() if key != "name")
+    text = OTHER.sub("?", str(given.get("name", "?")) + (f":{parameters}" if parameters else ""))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _sizes(manifest: Manifest) -> Dict[str, Any]:
+    """Numbers of the description, those of the first kind of layers."""
+    config = manifest.config
+    layers = _list(config.get("order"))
+    attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
+    sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
+    vocabulary = _dict(config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
+    sizes |= {"vocabulary": vocabulary, "weights a step reads": manifest.step_weights or None}
+    return {name: size for name, size in sizes.items() if type(size) is int and size}
+
+
+def _dict(value: Any) -> Dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,41 @@
+"""Tables of plain text: aligned columns, and cells that are wrapped where a line would be too long."""
+
+import textwrap
+from itertools import zip_longest
+from typing import List, Optional, Sequence
+
+WIDTH = 100  # columns of a terminal that tables keep within
+GAP = "  "
+
+
+def aligned(heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None) -> List[str]:
+    """The lines of a table. Columns whose cells all begin with a digit, or are "-", are set right, others left.
+
+    Args:
+        heads: of the columns; None for a table without.
+        rows: cells, as many in each row.
+        width: columns that a line may have; wider cells are wrapped between words. No limit where None.
+    """
+    table = [*([] if heads is None else [heads]), *rows]
+    widths = _fitted(table, width)
+    right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in table:
+        wrapped = [textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False) for cell, size in zip(row, widths, strict=True)]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            padded = [part.rjust(size) if to_right else part.ljust(size) for part, size, to_right in zip(parts, widths, right, strict=True)]
+            lines.append(GAP.join(padded).rstrip())
+    return lines
+
+
+def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
+    """Sizes of the columns: the widest is narrowed first, none below its longest word."""
+    columns = list(zip(*table, strict=True))
+    sizes = [max(1, *map(len, column)) for column in columns]
+    least = [max([1, *(len(word) for cell in column for word in cell.split())]) for column in columns]
+    over = 0 if width is None else sum(sizes) + len(GAP) * (len(sizes) - 1) - width
+    while over > 0 and sizes != least:
+        widest = max((index for index in range(len(sizes)) if sizes[index] > least[index]), key=lambda index: sizes[index])
+        sizes[widest] -= 1
+        over -= 1
+    return sizes

@@ -1,0 +1,109 @@
+"""Files by which other programs load an artefact folder as it is. Their own packages are run where they are installed."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.models.stack import Text
+from posenc_export.runtime import files, load
+from posenc_export.runtime import manifest as manifests
+from tests.tiny import decoder, encoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+NAMES = ("config.json", "generation_config.json", "genai_config.json")
+PROMPT = list(range(3, 20))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """Decoders with signature mask by target, not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    for target in ("onnx", "onnx-static", "ort"):
+        export(sources(decoder("rope")), target, folder / target, signature="mask", verify=False)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def _present(folder: Path) -> List[str]:
+    return [name for name in NAMES if (folder / name).is_file()]
+
+
+def _json(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+@pytest.mark.parametrize(("target", "names"), [("onnx", NAMES), ("ort", NAMES), ("onnx-static", ("genai_config.json",))])
+def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(target: str, names: Any, made: Dict[str, Path]) -> None:
+    assert _present(made[target]) == list(names)
+    listed = manifests.read(made[target]).files
+    assert {name: listed[name] for name in names} == {name: files.entry(made[target] / name) for name in names}
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[str, Path]) -> None:
+    config, states = _json(made[target], "config.json"), manifests.read(made[target]).states
+    assert 2 * config["num_hidden_layers"] == len(states)
+    assert {(state.axes[1], state.axes[3]) for state in states} == {(config["num_key_value_heads"], config["head_dim"])}
+
+
+@pytest.mark.parametrize(("target", "shared"), [("onnx", False), ("ort", True), ("onnx-static", True)])
+def test_onnxruntime_genai_shares_buffers_where_caches_are_in_place(target: str, shared: bool, made: Dict[str, Path]) -> None:
+    assert _json(made[target], "genai_config.json")["search"]["past_present_share_buffer"] is shared
+
+
+@pytest.mark.parametrize(("variant", "signature"), [("rope", "positions"), pytest.param("fox", "mask", marks=pytest.mark.exhaustive)])
+def test_a_graph_that_these_formats_cannot_describe_has_no_configuration(variant: str, signature: str, tmp_path: Path) -> None:
+    export(sources(decoder(variant)), "ort", tmp_path / "artefact", signature=signature, verify=False)
+    assert _present(tmp_path / "artefact") == []
+
+
+def test_an_encoder_has_the_configuration_of_hidden_states(tmp_path: Path) -> None:
+    export(sources(encoder("learned")), "onnx", tmp_path / "artefact", signature="mask", verify=False)
+    config = _json(tmp_path / "artefact", "config.json")
+    assert _present(tmp_path / "artefact") == ["config.json"]
+    assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (48, 2, 3)
+
+
+def test_stop_ids_and_the_files_of_a_checkpoint_go_into_the_folder_as_they_are(tmp_path: Path) -> None:
+    stack, kept = seeded(decoder("rope")), {"generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}', "chat_template.jinja": b"{{ messages }}"}
+    stack.text = Text(b"{}", (7, 9), files=kept)  # type: ignore[union-attr,assignment]
+    export(stack, "onnx", tmp_path / "artefact", signature="mask", verify=False)
+    assert {name: (tmp_path / "artefact" / name).read_bytes() for name in kept} == kept
+    assert _json(tmp_path / "artefact", "config.json")["eos_token_id"] == [7, 9]
+    assert _json(tmp_path / "artefact", "genai_config.json")["model"]["eos_token_id"] == [7, 9]
+
+
+def _wanted(folder: Path, count: int) -> List[int]:
+    session = load(folder, provider="cpu").session()
+    return [int(token[0]) for token in session.generate([np.array(PROMPT)], count)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_optimum_onnx_generates_the_same_tokens(target: str, made: Dict[str, Path]) -> None:
+    optimum = pytest.importorskip("optimum.onnxruntime", reason="optimum-onnx is not installed", exc_type=ImportError)
+    import torch
+
+    ids = torch.tensor([PROMPT])
+    made_ids = optimum.ORTModelForCausalLM.from_pretrained(made[target]).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    assert made_ids[0, len(PROMPT) :].tolist() == _wanted(made[target], 12)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
+def test_onnxruntime_genai_generates_the_same_tokens(target: str, made: Dict[str, Path]) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    model = genai.Model(str(made[target]))
+    parameters = genai.GeneratorParams(model)
+    parameters.set_search_options(max_length=len(PROMPT) + 12)
+    generator = genai.Generator(model, parameters)
+    generator.append_tokens(PROMPT)
+    while not generator.is_done():
+        generator.generate_next_token()
+    assert list(generator.get_sequence(0))[len(PROMPT) :] == _wanted(made[target], 12)
