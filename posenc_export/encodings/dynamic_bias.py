@@ -30,6 +30,7 @@ class DynamicBias(PositionEncoding):
 
     f depends on distances only, so it is computed once for each of them, in float64, and read as a table: `prepare` computes it anew when weights have
     changed. The table takes no gradients: weights come trained. It has max_positions rows where causal, twice as many otherwise.
+    In float16 biases have 11 bits, as all masks: large ones at linear distances lose the differences between neighbours.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -59,6 +60,8 @@ class DynamicBias(PositionEncoding):
             raise ValueError(f"dynamic_bias: hidden and depth are at least 1, got {hidden} and {depth}; set hidden=N, depth=N")
         self.distance, self.furthest, self.ahead = distance, geometry.max_positions - 1, 0 if geometry.causal else geometry.max_positions - 1
         self.first, self.second = ExactLinear(1, hidden), ExactLinear(hidden, geometry.heads)
+        if distance == "linear":
+            torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)  # untrained biases of far keys stay small: float16 keeps 11 bits of them
         self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0))
         self.table = Table(np.zeros((1, geometry.heads)))
