@@ -5,7 +5,7 @@ from typing import List, Optional
 from posenc_export.encodings.base import Geometry
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 from posenc_export.encodings.rotary_grid import RotaryGrid
-from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers
+from posenc_export.encodings.yarn import magnitude_of, optional_ramp, scaled_powers
 
 ORDERS = ("sections", "alternating")
 
@@ -25,11 +25,11 @@ class MRoPE(RotaryGrid):
         order: "sections" as Qwen2-VL and GLM-4V, "alternating" as Ernie 4.5 VL.
         numerics: as RoPE.
         factor: of YaRN, by how much the range is stretched; 1 leaves frequencies as they are.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn; they have a meaning where factor is above 1.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn, where factor is above 1.
 
     Raises:
         ValueError: odd or too large rotary size, sections that leave no pair for an axis, other numbers of pairs for height and width where they alternate,
-            unknown layout, order or numerics, theta not above 0.
+            unknown layout, order or numerics, theta not above 0; of YaRN as rope_yarn, its parameters beside a factor of 1.
     """
 
     axes = 3
@@ -57,7 +57,7 @@ class MRoPE(RotaryGrid):
         if not theta > 0:
             raise ValueError(f"mrope: theta is above 0, got {theta}")
         axis_of_pair = _sections(size, time, height) if order == "sections" else _alternating(size, time, height)
-        scaling = ramp_of("mrope", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate) if factor != 1 else None
+        scaling = optional_ramp("mrope", size, theta, factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
         frequencies = scaled_powers(float(theta), size, dtype_of("mrope", numerics), scaling)
         super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(factor, attention_factor))
         self.theta, self.scaling = float(theta), scaling

@@ -5,7 +5,7 @@ from typing import Optional
 from posenc_export.encodings.base import Geometry
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 from posenc_export.encodings.rotary_grid import RotaryGrid
-from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers
+from posenc_export.encodings.yarn import magnitude_of, optional_ramp, scaled_powers
 
 
 class MRoPEInterleaved(RotaryGrid):
@@ -21,10 +21,11 @@ class MRoPEInterleaved(RotaryGrid):
         rotary: rotary size r; all of D where not given, D/4 in Qwen3.5.
         numerics: as RoPE.
         factor: of YaRN, by how much the range is stretched; 1 leaves frequencies as they are.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn; they have a meaning where factor is above 1.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn, where factor is above 1.
 
     Raises:
-        ValueError: odd or too large rotary size, sections that do not fit, unknown layout or numerics, theta not above 0.
+        ValueError: odd or too large rotary size, sections that do not fit, unknown layout or numerics, theta not above 0; of YaRN as
+            rope_yarn, its parameters beside a factor of 1.
     """
 
     axes = 3
@@ -52,7 +53,7 @@ class MRoPEInterleaved(RotaryGrid):
             rule = f"height and width are 1 .. {pairs // 3} pairs, or height up to {(pairs + 1) // 3}, and theta is above 0"
             raise ValueError(f"mrope_interleaved: {rule}, got {height}, {width} and {theta}; choose others")
         axis = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(size // 2)]
-        scaling = ramp_of("mrope_interleaved", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate) if factor != 1 else None
+        scaling = optional_ramp("mrope_interleaved", size, theta, factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
         frequencies = scaled_powers(float(theta), size, dtype_of("mrope_interleaved", numerics), scaling)
         super().__init__(geometry, frequencies, axis, layout, magnitude=magnitude_of(factor, attention_factor))
         self.theta, self.scaling = float(theta), scaling

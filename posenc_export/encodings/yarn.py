@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc_export.encodings.rotary import check_choice, inverse_powers
 
 TRUNCATE, RAMPS = ("yes", "no"), ("pairs", "turns")
+UNSCALED = (32768, 32.0, 1.0, None, "yes")  # what rotations by coordinates have where YaRN does not scale them
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,22 @@ def ramp_of(
     if truncate == "yes":
         first, last = math.floor(first), math.ceil(last)
     return Ramp(float(factor), length, max(first, 0), min(last, size - 1), False)
+
+
+def optional_ramp(
+    name: str, size: int, theta: float, factor: float, length: int, beta_fast: float, beta_slow: float, attention_factor: Optional[float], truncate: str
+) -> Optional[Ramp]:
+    """The ramp of a rotation by coordinates; None where factor is 1.
+
+    Raises:
+        ValueError: as ramp_of; a parameter of YaRN beside a factor of 1.
+    """
+    if factor != 1:
+        return ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
+    if (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED:
+        names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
+        raise ValueError(f"{name}: factor is above 1 beside {names} of YaRN, got {factor}; set factor or leave them out")
+    return None
 
 
 def scaled_powers(theta: float, size: int, dtype: torch.dtype, scaling: Optional[Ramp]) -> Tensor:
