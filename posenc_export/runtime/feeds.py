@@ -63,3 +63,27 @@ def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.
     held = int((length + counts).max())
     if any(state.update == "in_place" for state in manifest.states) and held > capacity:
         raise ValueError(f"session: the cache holds {capacity} tokens, got {held}; open the session with a larger capacity")
+
+
+def check_keeps(manifest: Manifest, what: str) -> None:
+    """Refuse what only a model with caches can do.
+
+    Raises:
+        ValueError: a bidirectional model.
+    """
+    if not manifest.states:
+        raise ValueError(f"session: {what} needs what is cached, got a bidirectional model, which reads a row at once; call prefill")
+
+
+def check_rows(manifest: Manifest, what: str) -> None:
+    """Refuse what needs rows that come and go one by one.
+
+    Raises:
+        ValueError: a bidirectional model, or one whose rows share columns.
+    """
+    check_keeps(manifest, what)
+    if manifest.layout == "columns":
+        raise ValueError(
+            f"session: {what} needs rows that fill their own first slots, got target {manifest.target} with signature {manifest.signature}, "
+            "whose rows share columns; export target ort or onnx-static with signature positions"
+        )

@@ -9,6 +9,7 @@ from posenc_export.runtime.committed import Caches, Call, Committed
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.memory import Memory
 from posenc_export.runtime.rows import Beside, Given
+from posenc_export.runtime.stepper import Stepper
 
 
 class Reader:
@@ -52,6 +53,28 @@ class Reader:
         held[window] += counts
         slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.memory.columns else state.slots
         return outputs, state.replace(held=held, slots=slots, caches=caches)
+
+    def ready_to_step(self, state: Committed) -> Committed:
+        """The state with a stepper, which takes tokens of every row from here.
+
+        Raises:
+            ValueError: the range of positions or the caches are used up.
+        """
+        manifest, memory = self.manifest, self.memory
+        source, one = manifest.inputs[0], np.ones(state.rows, np.int64)
+        feeds.check_room(manifest, memory.most, state.start, state.held, one)
+        assert state.caches is not None
+        caches = state.caches.reserve(memory.used(state) + 1, state.rows)
+        x = np.zeros([state.rows, 1, *(int(axis) for axis in source.axes[2:])], source.dtype)
+        numbers = feeds.padded(list(x), self.with_places(state, slice(None), one, {}))[1]
+        built = feeds.build(manifest, x, numbers, one, state.held, state.start, state.slots)
+        room = manifest.max_positions - int((state.start + state.held).max())
+        if any(each.update == "in_place" for each in manifest.states):
+            room = min(room, memory.most - int(state.held.max()), caches.capacity - memory.used(state))
+        # The mask is a column longer at every step: no binding can be kept.
+        room = 1 if manifest.signature == "mask" else room
+        given = state.encoded.arrays if state.encoded else {}
+        return state.replace(caches=caches, stepper=Stepper(caches, {**built, **given}, source, manifest.vocabulary, room, given))
 
     def with_places(self, state: Committed, window: slice, counts: np.ndarray, numbers: Beside) -> Beside:
         """numbers with the coordinates of every token, for encodings that have them: the position on every axis unless given."""

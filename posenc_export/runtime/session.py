@@ -46,9 +46,6 @@ class Session:
         self.manifest, self.provider = manifest, device
         self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
         self._reader = Reader(manifest, self._memory)
-        self._input = manifest.inputs[0]
-        self._vocabulary = manifest.vocabulary
-        self._in_place = any(state.update == "in_place" for state in manifest.states)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()
         self._now = nothing()
@@ -155,7 +152,7 @@ class Session:
         Raises:
             ValueError: more than a row holds, or more than is remembered where states are replaced by each call; a model that keeps nothing.
         """
-        self._check_keeps("a rewind")
+        feeds.check_keeps(self.manifest, "a rewind")
         length = self._now.length
         back = rows.per_row("a rewind", n, len(length) or 1)
         if (back < 0).any() or (back > (length if len(length) else 0)).any():
@@ -207,7 +204,7 @@ class Session:
             ValueError: as prefill; a target whose rows share columns, a new row without tokens. The session is then as before.
             GraphError: the graph stopped; no row was admitted.
         """
-        self._check_rows("admit")
+        feeds.check_rows(self.manifest, "admit")
         given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, None)
         if not given.counts.all():
             raise ValueError(f"session: expected a token in every admitted row, got {given.counts.tolist()} tokens")
@@ -228,7 +225,7 @@ class Session:
         Raises:
             ValueError: no such row, a target whose rows share columns.
         """
-        self._check_rows("retire")
+        feeds.check_rows(self.manifest, "retire")
         state = self._now.without_stepper(self._columns)
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
             raise ValueError(f"session: expected a row 0 .. {state.rows - 1}, got {rows.shown(row)}")
@@ -277,25 +274,11 @@ class Session:
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:
             raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
-        self._check_keeps("a step")
+        feeds.check_keeps(self.manifest, "a step")
         self._memory.mark(self._now)
-        state = self._now.without_stepper(self._columns)
-        one = np.ones(state.rows, np.int64)
-        feeds.check_room(self.manifest, self._memory.most, state.start, state.held, one)
-        assert state.caches is not None
-        caches = state.caches.reserve(self._memory.used(state) + 1, state.rows)
-        x = np.zeros([state.rows, 1, *(int(axis) for axis in self._input.axes[2:])], self._input.dtype)
-        numbers = feeds.padded(list(x), self._reader.with_places(state, slice(None), one, {}))[1]
-        built = feeds.build(self.manifest, x, numbers, one, state.held, state.start, state.slots)
-        room = self.manifest.max_positions - int((state.start + state.held).max())
-        if self._in_place:
-            room = min(room, self._memory.most - int(state.held.max()), caches.capacity - self._memory.used(state))  # type: ignore[attr-defined]
-        # The mask is a column longer at every step: no binding can be kept.
-        room = 1 if self.manifest.signature == "mask" else room
-        given = state.encoded.arrays if state.encoded else {}
-        stepper = Stepper(caches, {**built, **given}, self._input, self._vocabulary, room, given)
-        self._now = state.replace(caches=caches, stepper=stepper)
-        return stepper
+        self._now = self._reader.ready_to_step(self._now.without_stepper(self._columns))
+        assert self._now.stepper is not None
+        return self._now.stepper
 
     def _settle(self) -> None:
         """Finish what the last call left undone. It may break off itself: each store below commits what is done."""
@@ -309,15 +292,3 @@ class Session:
         self._memory.mark(self._now)
         caches = self._now.without_stepper(self._columns).caches if keep_memory else None
         self._now = nothing().replace(caches=caches)
-
-    def _check_keeps(self, what: str) -> None:
-        if not self.manifest.states:
-            raise ValueError(f"session: {what} needs what is cached, got a bidirectional model, which reads a row at once; call prefill")
-
-    def _check_rows(self, what: str) -> None:
-        self._check_keeps(what)
-        if self._columns:
-            raise ValueError(
-                f"session: {what} needs rows that fill their own first slots, got target {self.manifest.target} with signature {self.manifest.signature}, "
-                "whose rows share columns; export target ort or onnx-static with signature positions"
-            )
