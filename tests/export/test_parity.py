@@ -212,6 +212,6 @@ def test_a_loop_over_tokens_is_refused_by_name_where_there_is_none(tmp_path: Pat
 
 
 def test_head_size_the_kernel_refuses_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="multiples of 8 .* got 12; choose target onnx"):
+    with pytest.raises(ValueError, match="multiple of 8 .* got 12; choose target onnx"):
         export(seeded(block("rope", head_size=12)), "ort", tmp_path / "artefact")
     assert not list(tmp_path.iterdir())

@@ -92,7 +92,7 @@ def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, m
         (folder / "model.safetensors").write_bytes(_without(folder / "model.safetensors", "ln_mlp"))
     changed["layers"] = {kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]}
     assert from_json(changed) != description
-    monkeypatch.setattr(families, "read", lambda config, max_positions: (from_json(changed), family))
+    monkeypatch.setattr(families, "read", lambda config, max_positions, part: (from_json(changed), family))
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
 
 

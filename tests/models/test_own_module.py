@@ -270,5 +270,5 @@ def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> No
 
     module = _around(counting)
     module.register_buffer("count", torch.zeros(()))
-    with pytest.raises(ValueError, match="state crosses the graph as inputs and outputs, got mutation of model.module.count"):
+    with pytest.raises(ValueError, match="expected state to cross the graph as inputs and outputs, got mutation of model.module.count"):
         export(module, "onnx", tmp_path / "artefact")
