@@ -25,6 +25,7 @@ MEANING = {
     "seed": "of the random weights (default: 0)",
 }
 OF_CHECKPOINT = ("layer", "max_positions", "part")
+PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings, of any model but Whisper: tokens, positions, segments and norm before the layers"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
@@ -46,7 +47,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
     checkpoint = exporting.add_argument_group("of a checkpoint")
     checkpoint.add_argument("--layer", type=int, help="export the attention of this layer alone, as a block")
-    checkpoint.add_argument("--part", choices=("encoder", "decoder"), help="of a model that has both (T5, Whisper)")
+    checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
     exporting.set_defaults(run=run)
 
 
