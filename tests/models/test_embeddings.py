@@ -96,6 +96,18 @@ def test_the_command_exports_and_describes_the_embedding_part(tmp_path: Path, ca
     assert main(["inspect", str(tmp_path / "model")]) == 0 and "learned" in capsys.readouterr().out
 
 
+def test_the_command_exports_an_embedding_part_over_a_longer_range(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    peer, folder = encoders.saved("bert", tmp_path / "checkpoint")
+    longer = ["--part", "embeddings", "--max-positions", "100", "--longer", "hierarchical"]
+    assert main(["export", str(folder), *longer, "--target", "torchscript", "-o", str(tmp_path / "model"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["passed"]
+    session = load(tmp_path / "model").session()
+    with torch.no_grad():
+        wanted = _bert(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
+    assert worst_error(session.prefill(TOKENS, start=7, token_types=TYPES), wanted.numpy()) <= tolerance("float32", 1, 48)
+    assert session.manifest.max_positions == 100
+
+
 def test_a_part_beside_a_layer_is_refused(tmp_path: Path) -> None:
     _, folder = encoders.saved("bert", tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="expected a layer or part embeddings, got layer 1 beside it; leave one out"):
