@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from posenc_export.export import export as export_model
     from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.longer import grown, to_hierarchical
     from posenc_export.models.own import OwnModule
     from posenc_export.models.presets import load_preset
     from posenc_export.models.pretrained import from_pretrained
@@ -21,6 +22,8 @@ _HOME = {
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
     "from_pretrained": "posenc_export.models.pretrained",
+    "grown": "posenc_export.models.longer",
+    "to_hierarchical": "posenc_export.models.longer",
     "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
@@ -45,8 +48,10 @@ __all__ = [
     "encoder_config",
     "export_model",
     "from_pretrained",
+    "grown",
     "load",
     "load_preset",
+    "to_hierarchical",
     "verify",
 ]
 

@@ -69,6 +69,8 @@ WRONG = {
     "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x"], "got --weights"),
     "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
+    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions beside --longer copied, got none"),
+    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned encoding on tokens, got NoPE"),
     "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
     "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
@@ -98,6 +100,7 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
         exec(program, names)
     assert names["logits"].shape == (1, 5, 61) and names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
     assert (tmp_path / "build/block/posenc.json").is_file()
+    assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [512, 512, 4096]
     assert names["tags"].shape == (1, 7)
 
 

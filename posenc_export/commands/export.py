@@ -24,7 +24,9 @@ MEANING = {
     "attention": "causal: a token sees those before it, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
     "seed": "of the random weights (default: 0)",
 }
-OF_CHECKPOINT = ("layer", "max_positions", "part")
+OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
+LONGER = ("copied", "interpolated", "hierarchical")
+PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings, of any model but Whisper: tokens, positions, segments and norm before the layers"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
@@ -46,7 +48,9 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
     checkpoint = exporting.add_argument_group("of a checkpoint")
     checkpoint.add_argument("--layer", type=int, help="export the attention of this layer alone, as a block")
-    checkpoint.add_argument("--part", choices=("encoder", "decoder"), help="of a model that has both (T5, Whisper)")
+    checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
+    longer = "how trained positions become --max-positions N: rows copied, interpolated, or taken as those of hierarchical"
+    checkpoint.add_argument("--longer", choices=LONGER, help=longer)
     exporting.set_defaults(run=run)
 
 
@@ -82,7 +86,7 @@ def _model(options: argparse.Namespace) -> Any:
     """The model that the arguments name."""
     from posenc_export.models.presets import PRESETS, load_preset
 
-    given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part") if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
     if options.model == "block":
         return _own_block(given) if "weights" in given else _seeded_block(given)
     if options.model in PRESETS:
@@ -95,10 +99,22 @@ def _model(options: argparse.Namespace) -> Any:
         near = nearest(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {near}")
+    _only(OF_CHECKPOINT, given, "options of a checkpoint, whose shape and weights are its own")
+    return _checkpoint(options.model, given)
+
+
+def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
+    """The model of a folder, over a longer range where one is asked for."""
+    from posenc_export.models.longer import grown, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
-    _only(OF_CHECKPOINT, given, "options of a checkpoint, whose shape and weights are its own")
-    return from_pretrained(options.model, given.get("layer"), given.get("max_positions"), given.get("part"))
+    way, count = given.get("longer"), given.get("max_positions")
+    if way is None:
+        return from_pretrained(folder, given.get("layer"), count, given.get("part"))
+    if count is None:
+        raise ValueError(f"export: expected --max-positions beside --longer {way}, got none; give the new number of positions")
+    model = from_pretrained(folder, given.get("layer"), part=given.get("part"))
+    return to_hierarchical(model, count) if way == "hierarchical" else grown(model, count, way)
 
 
 def _called(text: str) -> Any:

@@ -1,16 +1,37 @@
 """Learned absolute positions (Gehring et al. 2017; Devlin et al. 2018, BERT; Radford et al. 2018, GPT)."""
 
+from typing import Tuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.hierarchical import Hierarchical
+
+
+def copied(rows: Tensor, count: int) -> Tensor:
+    """Row p mod M at p, of rows [M,E] to [count,E] (Beltagy et al. 2020, Longformer, 5)."""
+    return rows[torch.arange(count) % len(rows)]
+
+
+def interpolated(rows: Tensor, count: int) -> Tensor:
+    """Position p (M - 1) / (count - 1) of rows [M,E] at p, linear between rows, to [count,E] (Dosovitskiy et al. 2020, ViT, 3.2, in one dimension)."""
+    places = torch.arange(count, dtype=torch.float64) * (len(rows) - 1) / max(count - 1, 1)
+    below = places.floor().to(torch.int64)
+    above, part = (below + 1).clamp(max=len(rows) - 1), (places - below).unsqueeze(1)
+    return ((1 - part) * rows[below].double() + part * rows[above].double()).to(rows.dtype)
+
+
+WAYS = {"copied": copied, "interpolated": interpolated}
 
 
 class Learned(PositionEncoding):
     """x + P[p + offset], P trained.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1; beyond it there is no row, and the session refuses.
+
+    A trained table is brought to a longer range by `posenc_export.grown` (rows copied or interpolated) or `posenc_export.to_hierarchical`.
 
     Args:
         geometry: max_positions rows of width E.
@@ -31,6 +52,46 @@ class Learned(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x + self.table(positions.clamp(min=0) + self.offset)
+
+    def grown(self, max_positions: int, by: str) -> "Learned":
+        """A table of max_positions rows made of these; rows at the front that `offset` leaves out stay.
+
+        Args:
+            by: "copied", the rows one after the other and over again; "interpolated", linear between them, first and last row kept.
+
+        Raises:
+            ValueError: another way, fewer positions than there are rows.
+        """
+        if by not in WAYS:
+            raise ValueError(f"learned: expected by as one of {', '.join(WAYS)}, got {by!r}; choose one")
+        front, rows = self._rows(max_positions)
+        made = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
+        made.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
+        return made
+
+    def hierarchical(self, max_positions: int, share: float = 0.4) -> Hierarchical:
+        """The encoding that takes these M rows as its own, for up to M^2 positions (Su 2020).
+
+        Args:
+            share: as Hierarchical.
+
+        Raises:
+            ValueError: more than M^2 positions or fewer than M, a share that Hierarchical refuses.
+        """
+        _, rows = self._rows(max_positions)
+        if max_positions > len(rows) ** 2:
+            raise ValueError(f"learned: expected max_positions up to {len(rows) ** 2}, the square of the rows, got {max_positions}; give a shorter range")
+        made = Hierarchical(Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share)
+        made.table = torch.nn.Parameter(rows.clone())
+        return made
+
+    def _rows(self, max_positions: int) -> Tuple[Tensor, Tensor]:
+        """Rows that no position reads, and those of positions 0, 1, ..., fewer than max_positions or as many."""
+        table = self.table.weight.detach()
+        front, rows = table[: self.offset], table[self.offset :]
+        if max_positions < len(rows):
+            raise ValueError(f"learned: expected max_positions of at least the {len(rows)} rows there are, got {max_positions}; give a longer range")
+        return front, rows
 
     def oracle(self) -> Oracle:
         return LearnedOracle(self.table.weight.detach().double().numpy(), self.offset)

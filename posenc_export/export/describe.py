@@ -22,7 +22,9 @@ TRACE = {B: 2, S: 5, P: 3, T: 8, Q: 6}  # no 0 or 1: torch.export would fix thos
 
 def dtype_of(model: Model) -> str:
     """numpy name of the dtype of weights, activations and caches."""
-    return str(model.attentions()[0].projection.output.weight.dtype).removeprefix("torch.")
+    attentions, inner = model.attentions(), inner_of(model)
+    weight: Tensor = attentions[0].projection.output.weight if attentions else inner.tokens.weight()  # type: ignore[union-attr,operator]
+    return str(weight.dtype).removeprefix("torch.")
 
 
 def describe(model: Model, target: str, signature: str, layout: str, update: str, **geometry: Any) -> Manifest:

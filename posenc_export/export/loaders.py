@@ -19,13 +19,15 @@ NOTE = "model_type tells programs where the sizes of the caches stand; the graph
 def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     """Write config.json, and of decoders generation_config.json and genai_config.json, as far as these formats can describe the graph.
 
-    Nothing is written for blocks, for the parts of an encoder and decoder, for signature positions, for graphs that are no ONNX files, and for decoders whose
-    states are anything else than keys and values of one shape in every layer. Decoders with in-place caches of standard operators get genai_config.json alone:
-    the other programs grow their caches.
+    Nothing is written for blocks, for the embedding part alone, for the parts of an encoder and decoder, for signature positions, for graphs that are no
+    ONNX files, and for decoders whose states are anything else than keys and values of one shape in every layer. Decoders with in-place caches of standard
+    operators get genai_config.json alone: the other programs grow their caches.
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
     if model.config.tokens.features is not None or model.config.key_values is not None:  # parts of an encoder and decoder, which these formats name otherwise
+        return
+    if not model.config.order:  # embedded tokens, which these formats have no model for
         return
     if manifest.kind == "encoder":
         _put(folder / CONFIG, _encoder(model.config))

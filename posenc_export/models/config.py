@@ -204,37 +204,39 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Layers between tokens and a head: a decoder; without a head, an encoder.
+    """Layers between tokens and a head: a decoder; without a head, an encoder; without layers, the embedded tokens.
 
     Args:
         width: model width E.
         max_positions: positions 0 .. max_positions - 1 are the range.
         tokens: what stands before the layers.
         layers: kinds of layers by name.
-        order: the name of the kind of each layer.
+        order: the name of the kind of each layer; empty, as `layers`, for the embedding part alone.
         norm: behind the last layer; None for none.
         head: to logits; where None, hidden states come out.
         key_values: of an encoder, what comes out in the place of hidden states, for a decoder that reads them.
 
     Raises:
-        ValueError: a size below 1, no layer, a name in `order` that `layers` has not or the other way round, causal layers beside others, layers that see an
-            encoder without causal ones beside them, key_values or features of a decoder.
+        ValueError: a size below 1, a name in `order` that `layers` has not or the other way round, causal layers beside others, layers that see an encoder
+            without causal ones beside them, key_values or features of a decoder, a head or key_values without layers.
     """
 
     width: int
     max_positions: int
     tokens: TokensConfig
-    layers: Dict[str, LayerConfig]
-    order: Tuple[str, ...]
+    layers: Dict[str, LayerConfig] = msgspec.field(default_factory=dict)
+    order: Tuple[str, ...] = ()
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
     key_values: Optional[KeyValuesConfig] = None
 
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "max_positions")
-        if not self.order or set(self.order) != set(self.layers):
+        if set(self.order) != set(self.layers):
             found = ", ".join(sorted(set(self.order))) or "none"
-            raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers))}")
+            raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers)) or 'none'}")
+        if not self.order and (self.head is not None or self.key_values is not None):
+            raise ValueError("config: a head and key_values stand behind layers, got one of them without layers; add layers or leave it out")
         attentions = [kind.attention for kind in self.layers.values()]
         own = {attention.causal for attention in attentions if not attention.reads_encoder}
         if len(own) > 1:
@@ -250,6 +252,12 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def kinds(self) -> Tuple[LayerConfig, ...]:
         """The kind of each layer."""
         return tuple(self.layers[name] for name in self.order)
+
+    @property
+    def token_geometry(self) -> Geometry:
+        """What encodings on tokens may know: the geometry of the first layer; without layers, that of one head, which sees both ways."""
+        kinds = self.kinds
+        return kinds[0].attention.geometry(self.width, self.max_positions) if kinds else Geometry(self.width, 1, self.width, self.max_positions, causal=False)
 
 
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -58,6 +58,10 @@ class Tokens(torch.nn.Module):
             x = x + self.segments(segments)
         return self.norm(x), present
 
+    def weight(self) -> Tensor:
+        """A weight in the dtype of activations."""
+        return self.embedding.weight
+
     def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
         """One row of ids [n] at positions or coordinates to [n,E], float64."""
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
@@ -95,6 +99,10 @@ class Features(torch.nn.Module):
             made = made * self.scale
         made, present = self.encoding.embed_next(made, coordinates, states)
         return self.norm(made), present
+
+    def weight(self) -> Tensor:
+        """A weight in the dtype of activations."""
+        return next(self.stem.parameters())  # type: ignore[no-any-return]
 
     def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
         """One row of features [n,F] at positions to [n,E], float64."""

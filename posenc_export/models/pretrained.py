@@ -31,12 +31,14 @@ def from_pretrained(
         layer: its attention alone, with its encodings, as a block from what it reads to what it gives; the whole model where None.
         max_positions: range of positions 0 .. max_positions - 1; max_position_embeddings of the config where None.
         part: of a model with an encoder and a decoder (T5, Whisper), "encoder" for the one that gives keys and values to the decoder, or "decoder"; the encoder
-            of T5 to hidden states where None.
+            of T5 to hidden states where None. "embeddings", of any model but Whisper, for what stands before the layers: tokens, positions, segments, norm.
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported, weights that are missing, too many, of another shape or dtype, no such layer.
     """
     folder = Path(path)
+    if layer is not None and part == families.EMBEDDINGS:
+        raise ValueError(f"checkpoint: expected a layer or part {part}, got layer {layer} beside it; leave one out")
     config, family = families.read(read_config(folder), max_positions, part)
     if layer is not None and not 0 <= layer < len(config.order):
         raise ValueError(f"checkpoint: layer is 0 .. {len(config.order) - 1}, got {layer}; give another layer")
@@ -48,12 +50,12 @@ def from_pretrained(
         base = next(base for base in bases if any(name.startswith(base) for name in checkpoint.names()) or not base)
         sources = _sources(model, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
-        if layer is not None:
+        if layer is not None or part == families.EMBEDDINGS:
             with torch.device("meta"):
-                model = AttentionBlock(_alone(config, layer))
+                model = AttentionBlock(_alone(config, layer)) if layer is not None else Stack(_embeddings(config))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
     if isinstance(model, Stack):
-        ids = {key: read_ids(folder, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
+        ids = {key: read_ids(folder, key, config.tokens.vocabulary) if model.config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
         model.text = Text(read_tokenizer(folder), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), read_beside(folder))
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
@@ -63,6 +65,11 @@ def from_pretrained(
 def _alone(config: StackConfig, layer: int) -> BlockConfig:
     """The attention of one layer, with the encodings that act in it."""
     return BlockConfig(width=config.width, max_positions=config.max_positions, attention=config.kinds[layer].attention)
+
+
+def _embeddings(config: StackConfig) -> StackConfig:
+    """What stands before the layers."""
+    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=config.tokens)
 
 
 def _sources(model: Any, config: StackConfig, table: Table, base: str, spelled: str) -> Dict[str, Source]:

@@ -92,7 +92,7 @@ class Layer(torch.nn.Module):
 
 
 class Stack(torch.nn.Module):
-    """Token ids to logits; without a head to hidden states, or to keys and values for a decoder.
+    """Token ids to logits; without a head to hidden states, or to keys and values for a decoder; without layers to embedded tokens.
 
     Args:
         config: the model's description.
@@ -109,11 +109,10 @@ class Stack(torch.nn.Module):
         self.text = Text()
         self.config = config
         width, kinds, shelf = config.width, config.kinds, Shelf()
-        geometries = [kind.attention.geometry(width, config.max_positions) for kind in kinds]
-        self.token_encoding = shelf.take(config.tokens.encodings, geometries[0])
-        built = [shelf.take(kind.attention.encodings, geometry) for kind, geometry in zip(kinds, geometries, strict=True)]
+        self.token_encoding = shelf.take(config.tokens.encodings, config.token_geometry)
+        built = [shelf.take(kind.attention.encodings, kind.attention.geometry(width, config.max_positions)) for kind in kinds]
         check_places([self.token_encoding], built)
-        check_works(self.token_encoding, geometries[0].causal)
+        check_works(self.token_encoding, config.token_geometry.causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
         self.tokens: Any = (Tokens if config.tokens.features is None else Features)(width, config.tokens, self.token_encoding)
         self.layers = torch.nn.ModuleList(Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True))

@@ -76,7 +76,7 @@ OF_ENCODER: Dict[str, Meaning] = {
 }
 OUTPUTS: Dict[str, str] = {
     "logits": "Logits of the token after each new token.",
-    "last_hidden_state": "Hidden states behind the last layer.",
+    "last_hidden_state": "Hidden states behind the last layer; of a model without layers, the embedded tokens.",
     "encoder_key_values": "Keys and values of each token for the layers of a decoder that read this encoder.",
     "output": "Hidden states behind the block.",
 }

@@ -141,7 +141,7 @@ def test_an_encoder_for_a_model_that_reads_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "part", "said"),
     [
-        ("t5 both parts", "head", "t5: expected part encoder or decoder, got 'head'"),
+        ("t5 both parts", "head", "t5: expected part encoder or decoder or embeddings, got 'head'"),
         ("whisper", None, "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"),
     ],
 )

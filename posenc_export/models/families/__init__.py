@@ -8,6 +8,7 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
+EMBEDDINGS = "embeddings"  # the part before the layers, of every family that is read as a whole
 # model_type of config.json: the file.
 FILES = {
     **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
@@ -70,7 +71,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
     Args:
         config: of a model, as transformers writes it.
         max_positions: range of positions of the model; max_position_embeddings where None.
-        part: "encoder" or "decoder" of a model that has both.
+        part: "encoder" or "decoder" of a model that has both. With "embeddings" the description is that of the whole model.
 
     Raises:
         ValueError: an unknown model_type; a part of a model that has none; a key that is missing, unknown, or has a value that cannot be exported.
@@ -80,9 +81,10 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
         known = ", ".join(FILES)
         raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
-    if part is not None:
+    if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
-            raise ValueError(f"{name}: expected part {' or '.join(family.parts) or 'left out'}, got {part!r}; T5 and Whisper have the parts encoder and decoder")
+            known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
+            raise ValueError(f"{name}: expected part {known}, got {part!r}; choose one of them, or leave it out for the whole model")
         family = family.parts[part]
     settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)

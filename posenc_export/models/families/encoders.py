@@ -81,7 +81,7 @@ def table_rows(config: Settings, unused: int = 0) -> int:
     if rows < 1:
         raise ValueError(f"{config.family}: max_position_embeddings is above the {unused} rows of padding, got {config.trained_positions}; correct config.json")
     if config.max_positions not in (rows, config.trained_positions):
-        raise ValueError(f"{config.family}: max_positions is the {rows} rows of its position table, got {config.max_positions}; leave it out")
+        raise ValueError(f"{config.family}: max_positions is the {rows} rows of its position table, got {config.max_positions}; leave it out and call grown(model, N)")
     return rows
 
 

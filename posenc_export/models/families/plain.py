@@ -53,5 +53,5 @@ def learned(config: Settings) -> Dict[str, Any]:
     """
     if config.max_positions != config.trained_positions:
         rows = config.trained_positions
-        raise ValueError(f"{config.family}: positions are {rows} trained rows, got max_positions={config.max_positions}; leave it out")
+        raise ValueError(f"{config.family}: positions are {rows} trained rows, got max_positions={config.max_positions}; leave it out and call grown(model, N)")
     return {"name": "learned"}
