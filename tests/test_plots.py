@@ -103,3 +103,11 @@ def test_plot_takes_distance_head_size_and_positions(tmp_path: Path, capsys: pyt
     assert cli.main(["plot", "rope", "--distance", "0", "-o", str(tmp_path / "none.png")]) == 2
     assert "plot: expected distance 1 .. 65536, got 0; choose one in that range" in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()
+
+
+def test_every_table_that_pictures_fill_is_a_parameter_of_its_encoding() -> None:
+    from posenc_export import encodings
+    from posenc_export.catalogue.starts import TABLES
+
+    for name, tables in TABLES.items():
+        assert set(tables) <= dict(encodings.build({"name": name}, Geometry(16, 2, 16, 64)).named_parameters()).keys()

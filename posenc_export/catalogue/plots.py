@@ -1,7 +1,7 @@
 """Pictures of an encoding, drawn from its float64 oracle: what it adds to tokens, how scores fall with distance, how fast its pairs turn."""
 
 import dataclasses
-from typing import Any, Callable, List, Mapping, Tuple
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.rotary import Rotary
 from posenc_export.encodings.rotary_grid import RotaryGrid
 from posenc_export.encodings.sinusoidal import Sinusoidal
+from posenc_export.encodings.swin import Swin
+from posenc_export.encodings.swin_v2 import SwinV2
 
 WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
 SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # of the width: entries of a sinusoid that are drawn alone
+WINDOWS = (Swin, SwinV2)
 BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # whose scores are those of rotated vectors
 Panel = Tuple[str, Callable[[Any], None]]
 
@@ -87,7 +90,9 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
     if isinstance(encoding, RotaryGrid):
         panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
         panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
-    if "bias" in acts:
+    if isinstance(encoding, WINDOWS):
+        panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
+    elif "bias" in acts:
         panels.append(("bias, by distance and head", lambda axes: _bias(axes, encoding, geometry, distance)))
     if "rescore" in acts and not isinstance(encoding, BY_ROTATION):
         panels.append(("score of equal vectors less that of the own key", lambda axes: _change_of_scores(axes, encoding, geometry, distance)))
@@ -132,23 +137,33 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: i
     axes.legend(fontsize=6, frameon=False, title="head", title_fontsize=6, ncols=2)
 
 
-def _scores(encoding: PositionEncoding, geometry: Geometry, query: int) -> np.ndarray:
-    """Scores [VECTORS,query+1] by distance, of a query with keys equal to it, for random vectors."""
+def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> None:
+    """Around a query in the middle of the window."""
+    oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
+    biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
+    image = axes.imshow(biases, origin="upper", cmap="viridis", interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
+    waves.labels(axes, "column", "row")
+
+
+def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in_turn: Sequence[int]) -> np.ndarray:
+    """Scores [n,query+1] by distance, of a query with keys equal to it, for n heads with a random vector each."""
     random, oracle = np.random.default_rng(0), encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
     rows = []
-    for _ in range(VECTORS):
+    for head in heads_in_turn:
         heads = np.repeat(random.standard_normal((1, geometry.head_size)), geometry.heads, 0)
-        own = oracle.rotate_heads(heads, query)[0]
-        keys = np.stack([oracle.rotate_key_heads(heads, p)[0] for p in range(query + 1)])
-        rows.append(oracle.scores(0, own, keys, query, range(query + 1))[::-1])
+        own = oracle.rotate_heads(heads, query)[head]
+        keys = np.stack([oracle.rotate_key_heads(heads, p)[head] for p in range(query + 1)])
+        rows.append(oracle.scores(head, own, keys, query, range(query + 1))[::-1])
     return np.stack(rows)
 
 
 def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
-    """Mean and spread over random vectors."""
-    scores = _scores(encoding, geometry, query)
+    """Mean and spread over random vectors, of the first head."""
+    scores = _scores(encoding, geometry, query, [0] * VECTORS)
     mean, spread = scores.mean(0), scores.std(0)
     axes.fill_between(np.arange(query + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0)
     axes.plot(mean, color=COLOURS[0], linewidth=1.2)
@@ -156,8 +171,10 @@ def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, query
 
 
 def _change_of_scores(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
-    """A line for each of some vectors: what an encoding adds goes by content."""
-    scores = _scores(encoding, geometry, query)[:SHOWN]
-    for color, row in zip(COLOURS, scores - scores[:, :1], strict=False):
-        axes.plot(row, color=color, linewidth=1)
+    """A line for each of some heads: what an encoding adds goes by content."""
+    heads = range(min(SHOWN, geometry.heads))
+    scores = _scores(encoding, geometry, query, heads)
+    for head, color in zip(heads, COLOURS, strict=False):
+        axes.plot(scores[head] - scores[head, 0], color=color, linewidth=1, label=str(head))
+    waves.legend(axes, "head, vector")
     waves.labels(axes, "distance")
