@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from posenc_export import encodings
 from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, made, measure, page, respond
 from posenc_export.encodings import REGISTRY
 
@@ -103,6 +104,33 @@ def test_other_numbers_act_exactly_where_numbers_are_trained(name: str) -> None:
 def test_as_many_axes_act_as_an_encoding_declares(name: str) -> None:
     expected = "2, row-major" if name in ROW_MAJOR else str(REGISTRY[name].axes or 1)
     assert _cell(name, "axes") == expected
+
+
+def _falling(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return -(head + 1) * (query - key).abs()
+
+
+def _by_key(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return -(head + 1) * (query - key).abs() * (1 + key.remainder(5))
+
+
+def _constant(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return head + 0 * (query - key)
+
+
+@pytest.mark.parametrize(("function", "cell"), [(_falling, "yes"), (_by_key, "no"), (_constant, "-")])
+def test_an_encoding_from_outside_is_measured_too(function: Any, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(encodings.KNOWN.registered, "mine", encodings.bias(function))
+    assert measure("mine")["offset only"] == cell
+
+
+def test_an_encoding_that_needs_a_parameter_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needy(encodings.PositionEncoding):
+        def __init__(self, geometry: encodings.Geometry, size: int) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(encodings.KNOWN.registered, "needy", Needy)
+    assert set(measure("needy").values()) == {"-"}
 
 
 def test_the_page_is_what_its_command_writes() -> None:
