@@ -128,7 +128,7 @@ def test_importing_the_package_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["families"], ["presets"], ["rope_yarn"]])
+@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["families"], ["presets"], ["properties"], ["rope_yarn"]])
 def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -138,6 +138,10 @@ def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixtu
 def test_a_listing_of_one_encoding_names_its_parameters_with_their_defaults(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "rope_yarn"]) == 0
     assert re.search(r"^beta_fast +32.0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_listing_of_one_encoding_has_its_measured_properties(capsys: pytest.CaptureFixture) -> None:
+    assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
 def test_a_listing_of_something_else_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture) -> None:

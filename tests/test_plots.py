@@ -1,6 +1,9 @@
 """Pictures: every encoding has one, drawn without complaint, and the command writes it."""
 
+import cmath
+import math
 from pathlib import Path
+from typing import Any, List
 
 import pytest
 
@@ -8,16 +11,16 @@ from posenc_export import cli
 from posenc_export.catalogue.pages import page
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.base import Geometry
+from posenc_export.numerics import tolerance
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-SMALL = Geometry(width=16, heads=2, head_size=16, max_positions=300)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> None:
-    from posenc_export.catalogue.plots import draw
+    from posenc_export.catalogue.plots import View, draw
 
-    figure = draw({"name": name}, SMALL)
+    figure = draw({"name": name}, View(distance=31, head_size=16, positions=32))
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert panels and all(axes.lines or axes.images or axes.collections for axes in panels)
 
@@ -37,3 +40,74 @@ def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFix
 def test_plot_refuses_another_kind_of_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plot", "rope", "-o", "rope.gif"]) == 2
     assert "expected a file ending in .png or .svg, got 'rope.gif'" in capsys.readouterr().err
+
+
+def _panel(figure: Any, title: str) -> Any:
+    return next(axes for axes in figure.axes if title in axes.get_title())
+
+
+def test_the_bound_of_rope_starts_at_distance_0_and_names_the_theta_that_was_asked_for() -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    axes = _panel(draw({"name": "rope", "theta": 1000.0}, View(distance=40, head_size=16)), "bound")
+    named = [line.get_label() for line in axes.lines]
+    assert named == ["1000 (this one)", "10000", "500000"] and all(line.get_ydata()[0] == 1 and len(line.get_ydata()) == 41 for line in axes.lines)
+
+
+def test_the_bound_of_rope_is_the_sum_of_its_definition() -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    line = _panel(draw({"name": "rope"}, View(distance=9, head_size=8)), "bound").lines[0]
+    turns = [cmath.exp(9j * 10000.0 ** (-2 * k / 8)) for k in range(4)]
+    expected = sum(abs(sum(turns[:j])) for j in range(1, 5)) / (1 + 2 + 3 + 4)
+    assert abs(line.get_ydata()[9] - expected) <= tolerance("float32", 1, 8)
+
+
+def test_inner_products_of_a_sinusoid_are_one_curve_at_every_position() -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    lines = _panel(draw({"name": "sinusoidal"}, View(positions=32)), "inner products").lines
+    curves = [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
+    shared = set(curves[0]) & set(curves[1]) & set(curves[2])
+    assert len(shared) == 16 and all(abs(curve[d] - curves[0][d]) <= tolerance("float32", 1, 64) for curve in curves for d in shared)
+
+
+def test_an_entry_of_a_sinusoid_is_drawn_at_every_base() -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    axes = _panel(draw({"name": "sinusoidal", "base": 300.0}, View(positions=8)), "base")
+    expected = {base: math.sin(5 * base ** (-16 / 64)) for base in (100.0, 300.0, 1e4, 1e6)}
+    found = {float(line.get_label()): line.get_ydata()[5] for line in axes.lines}
+    assert found.keys() == expected.keys() and all(abs(found[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected)
+
+
+@pytest.mark.parametrize(("name", "count"), [("mrope", [8, 12, 12]), ("rope_axial", [16, 16])])
+def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[int]) -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    lines = _panel(draw({"name": name}, View(distance=15)), "by pair and axis").lines
+    assert [len(line.get_xdata()) for line in lines] == count
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_title_says_which_weights_are_drawn_where_there_are_any(name: str) -> None:
+    from posenc_export.catalogue.starts import started
+
+    encoding, _, said = started({"name": name}, Geometry(16, 2, 16, 64))
+    assert bool(said) == bool(list(encoding.parameters()))
+
+
+def test_plot_takes_distance_head_size_and_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plot", "rope", "--distance", "12", "--head-size", "8", "--positions", "16", "-o", str(tmp_path / "rope.png")]) == 0
+    capsys.readouterr()
+    assert cli.main(["plot", "rope", "--distance", "0", "-o", str(tmp_path / "none.png")]) == 2
+    assert "plot: expected distance 1 .. 65536, got 0; choose one in that range" in capsys.readouterr().err
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_every_table_that_pictures_fill_is_a_parameter_of_its_encoding() -> None:
+    from posenc_export import encodings
+    from posenc_export.catalogue.starts import TABLES
+
+    for name, tables in TABLES.items():
+        assert set(tables) <= dict(encodings.build({"name": name}, Geometry(16, 2, 16, 64)).named_parameters()).keys()

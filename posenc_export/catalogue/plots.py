@@ -1,36 +1,73 @@
 """Pictures of an encoding, drawn from its float64 oracle: what it adds to tokens, how scores fall with distance, how fast its pairs turn."""
 
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+import dataclasses
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import numpy as np
-import torch
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.catalogue import waves
+from posenc_export.catalogue.starts import started
+from posenc_export.catalogue.waves import COLOURS
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.rope_dynamic import RoPEDynamic
+from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.rotary import Rotary
+from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.sinusoidal import Sinusoidal
+from posenc_export.encodings.swin import Swin
+from posenc_export.encodings.swin_v2 import SwinV2
 
-GEOMETRY = Geometry(width=64, heads=8, head_size=32, max_positions=1024)
-POSITIONS, QUERY, VECTORS = 128, 255, 24
-THETAS, SMOOTH = (1e3, 1e4, 1e5, 1e6), 65  # distances in a mean
-# Told apart by colour-blind readers too (Okabe and Ito 2008).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
+WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
+SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # of the width: entries of a sinusoid that are drawn alone
+WINDOWS = (Swin, SwinV2)
+BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # whose scores are those of rotated vectors
 Panel = Tuple[str, Callable[[Any], None]]
 
 
-def draw(spec: Mapping[str, Any], geometry: Geometry = GEOMETRY) -> Any:
-    """A matplotlib figure of the encoding that spec describes, a panel for each place where it acts.
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a picture shows.
+
+    Args:
+        distance: largest distance of a query and a key, in tokens, 1 .. 65536.
+        head_size: entries of a head, 1 .. 65536.
+        positions: tokens of a panel by position, 4 .. 65536.
 
     Raises:
-        ValueError: unknown name or parameter.
+        ValueError: a number outside of its range.
+    """
+
+    distance: int = 255
+    head_size: int = 64
+    positions: int = 128
+
+    def __post_init__(self) -> None:
+        for name, least in (("distance", 1), ("head_size", 1), ("positions", 4)):
+            value = getattr(self, name)
+            if not least <= value <= LONGEST:
+                raise ValueError(f"plot: expected {name} {least} .. {LONGEST}, got {value}; choose one in that range")
+
+    @property
+    def geometry(self) -> Geometry:
+        """A model whose range holds what is shown."""
+        return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
+
+
+def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
+    """A matplotlib figure of the encoding that spec describes, a panel for each place where it acts. The title says which weights are drawn.
+
+    Raises:
+        ValueError: unknown name or parameter, a head size that the encoding refuses.
         ModuleNotFoundError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
-    torch.manual_seed(0)
-    encoding = encodings.build(spec, geometry)
-    panels = _panels(encoding, spec, geometry)
+    encoding, geometry, said = started(spec, view.geometry)
+    panels = _panels(encoding, spec, geometry, view)
     figure = Figure(figsize=(4.6 * max(len(panels), 1), 3.4), layout="constrained")
-    figure.suptitle(", ".join([str(spec["name"]), *(f"{key}={value}" for key, value in spec.items() if key != "name")]), fontsize=10)
+    title = ", ".join([str(spec["name"]), *(f"{key}={value}" for key, value in spec.items() if key != "name")])
+    figure.suptitle(f"{title} ({said})" if said else title, fontsize=10)
     for index, (title, paint) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), index + 1)
         axes.set_title(title, fontsize=9)
@@ -39,85 +76,105 @@ def draw(spec: Mapping[str, Any], geometry: Geometry = GEOMETRY) -> Any:
     return figure
 
 
-def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry) -> List[Panel]:
-    cls = type(encoding)
-    acts: Dict[str, bool] = {hook: getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next", "rotate", "bias", "rescore")}
+def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, view: View) -> List[Panel]:
+    cls, distance = type(encoding), view.distance
+    acts = {hook for hook in ("embed", "embed_next", "rotate", "bias", "rescore") if getattr(cls, hook) is not getattr(PositionEncoding, hook)}
     panels: List[Panel] = []
-    if acts["embed"] or acts["embed_next"]:
-        panels.append(("what a token gets, by position", lambda axes: _embedded(axes, encoding, geometry)))
+    if acts & {"embed", "embed_next"}:
+        panels += _of_tokens(encoding, spec, geometry, view)
     if isinstance(encoding, Rotary):
-        panels.append(("tokens to a full turn, by pair", lambda axes: _wavelengths(axes, encoding, spec, geometry)))
-        panels.append(("bound of scores, by distance and theta", lambda axes: _bases(axes, spec, geometry)))
-    if acts["bias"]:
-        panels.append(("bias, by distance and head", lambda axes: _bias(axes, encoding, geometry)))
-    if acts["rotate"] or acts["rescore"] or not panels:
-        panels.append(("score of equal vectors, by distance", lambda axes: _similarity(axes, encoding, geometry)))
+        panels.append(("tokens to a full turn, by pair", lambda axes: waves.wavelengths(axes, encoding, spec, geometry)))
+        if "theta" in encodings.parameters(spec["name"]):
+            panels.append(("bound of scores, by distance and theta", lambda axes: waves.bound(axes, encoding, spec, geometry, distance)))
+        panels.append(("mean cosine of fast and of slow pairs", lambda axes: waves.paces(axes, encoding, distance)))
+    if isinstance(encoding, RotaryGrid):
+        panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
+        panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
+    if isinstance(encoding, WINDOWS):
+        panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
+    elif "bias" in acts:
+        panels.append(("bias, by distance and head", lambda axes: _bias(axes, encoding, geometry, distance)))
+    if "rescore" in acts and not isinstance(encoding, BY_ROTATION):
+        panels.append(("score of equal vectors less that of the own key", lambda axes: _change_of_scores(axes, encoding, geometry, distance)))
+    elif acts & {"rotate", "rescore"} or not panels:
+        along = "distance on all axes" if encoding.axes else "distance"
+        panels.append((f"score of equal vectors, by {along}", lambda axes: _similarity(axes, encoding, geometry, distance)))
     return panels
 
 
-def _embedded(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
-    """What is made of one token, the same everywhere, less that token."""
+def _of_tokens(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, view: View) -> List[Panel]:
+    rows = _change(encoding, geometry, view.positions)
+    panels: List[Panel] = [("what a token gets, by position", lambda axes: _embedded(axes, rows))]
+    if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # no token is changed by another
+        panels.append(("inner products of positions, normalised", lambda axes: waves.inner_products(axes, rows)))
+    if isinstance(encoding, Sinusoidal):
+        entries = [int(share * geometry.width) for share in SHARES]
+        panels.append(("single entries, by position", lambda axes: waves.components(axes, rows, entries)))
+        panels.append((f"entry {entries[2]}, by position and base", lambda axes: waves.by_base(axes, spec, geometry, view.positions, entries[2])))
+    return panels
+
+
+def _change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> np.ndarray:
+    """What is made of one token, the same everywhere, less that token: [positions,E]."""
     token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
-    rows = encoding.oracle().embed_rows(np.repeat(token[None], POSITIONS, 0), range(POSITIONS))
-    change = rows - token if len(token) == geometry.width else rows
+    rows = encoding.oracle().embed_rows(np.repeat(token[None], positions, 0), range(positions))
+    return rows - token if len(token) == geometry.width else rows
+
+
+def _embedded(axes: Any, change: np.ndarray) -> None:
     limit = float(np.abs(change).max()) or 1.0
     image = axes.imshow(change.T, aspect="auto", origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
-    axes.set_xlabel("position", fontsize=8)
-    axes.set_ylabel("entry", fontsize=8)
+    waves.labels(axes, "position", "entry")
 
 
-def _bases(axes: Any, spec: Mapping[str, Any], geometry: Geometry) -> None:
-    """Long-range decay (Su et al. 2021, 3.4.3): the mean over pairs of |sum of the turns of the pairs before|, 1 at distance 0, for several theta,
-    smoothed over distances: it swings with each pair."""
-    distances = np.arange(geometry.max_positions)[:, None]
-    for color, theta in zip(COLOURS, THETAS, strict=False):
-        other: Any = encodings.build({**spec, "theta": theta}, geometry)
-        turns = np.exp(1j * distances * np.array([other.frequency(k) for k in range(other.size // 2)]))
-        bound = np.abs(np.cumsum(turns, axis=1)).mean(1)
-        smooth = np.convolve(bound / bound[0], np.full(SMOOTH, 1 / SMOOTH), "valid")
-        axes.plot(np.arange(len(smooth))[::8] + SMOOTH // 2, smooth[::8], color=color, linewidth=1, label=f"{theta:.0e}")
-    axes.set_xlabel("distance", fontsize=8)
-    axes.legend(fontsize=6, frameon=False, title="theta", title_fontsize=6)
-
-
-def _wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
-    """Pairs that do not turn within the range, or within the length the model was trained on, lie above the lines."""
-    turning = [(k, 2 * np.pi / encoding.frequency(k)) for k in range(encoding.size // 2) if encoding.frequency(k)]
-    axes.semilogy(*zip(*turning, strict=True), "o-", color=COLOURS[0], markersize=3)
-    plain = [2 * np.pi * getattr(encoding, "theta", 10000.0) ** (2 * k / encoding.size) for k in range(encoding.size // 2)]
-    axes.semilogy(plain, "--", color="#8c959f", label="unscaled")
-    axes.axhline(geometry.max_positions, color=COLOURS[1], linewidth=1, label="range")
-    trained = encodings.parameters(spec["name"]).get("original_max_positions")
-    if trained is not None:
-        axes.axhline(spec.get("original_max_positions", trained.default), color=COLOURS[2], linewidth=1, label="trained length")
-    axes.set_xlabel("pair", fontsize=8)
-    axes.set_ylabel("tokens", fontsize=8)
-    axes.legend(fontsize=7, frameon=False)
-
-
-def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
-    oracle, distances = encoding.oracle(), np.arange(QUERY + 1)
+def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+    oracle, distances = encoding.oracle(), np.arange(distance + 1)
     for head in range(geometry.heads):
-        axes.plot(distances, [oracle.bias(head, QUERY, QUERY - int(d)) for d in distances], color=COLOURS[head % len(COLOURS)], linewidth=1, label=str(head))
+        values = [oracle.bias(head, distance, distance - int(d)) for d in distances]
+        axes.plot(distances, values, color=COLOURS[head % len(COLOURS)], linewidth=1, label=str(head))
     axes.set_xlabel("distance", fontsize=8)
     axes.legend(fontsize=6, frameon=False, title="head", title_fontsize=6, ncols=2)
 
 
-def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
-    """Mean and spread, over random vectors, of the score of a query with a key equal to it."""
+def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> None:
+    """Around a query in the middle of the window."""
+    oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
+    biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
+    image = axes.imshow(biases, origin="upper", cmap="viridis", interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
+    waves.labels(axes, "column", "row")
+
+
+def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in_turn: Sequence[int]) -> np.ndarray:
+    """Scores [n,query+1] by distance, of a query with keys equal to it, for n heads with a random vector each."""
     random, oracle = np.random.default_rng(0), encoding.oracle()
-    oracle.begin(range(QUERY + 1))
-    oracle.observe(random.standard_normal((QUERY + 1, geometry.width)))
+    oracle.begin(range(query + 1))
+    oracle.observe(random.standard_normal((query + 1, geometry.width)))
     rows = []
-    for _ in range(VECTORS):
-        vector = random.standard_normal(geometry.head_size)
-        heads = np.repeat(vector[None], geometry.heads, 0)
-        query = oracle.rotate_heads(heads, QUERY)[0]
-        keys = np.stack([oracle.rotate_key_heads(heads, p)[0] for p in range(QUERY + 1)])
-        rows.append(oracle.scores(0, query, keys, QUERY, range(QUERY + 1))[::-1])
-    scores = np.stack(rows)
+    for head in heads_in_turn:
+        heads = np.repeat(random.standard_normal((1, geometry.head_size)), geometry.heads, 0)
+        own = oracle.rotate_heads(heads, query)[head]
+        keys = np.stack([oracle.rotate_key_heads(heads, p)[head] for p in range(query + 1)])
+        rows.append(oracle.scores(head, own, keys, query, range(query + 1))[::-1])
+    return np.stack(rows)
+
+
+def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
+    """Mean and spread over random vectors, of the first head."""
+    scores = _scores(encoding, geometry, query, [0] * VECTORS)
     mean, spread = scores.mean(0), scores.std(0)
-    axes.fill_between(np.arange(QUERY + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0)
+    axes.fill_between(np.arange(query + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0)
     axes.plot(mean, color=COLOURS[0], linewidth=1.2)
-    axes.set_xlabel("distance", fontsize=8)
+    waves.labels(axes, "distance")
+
+
+def _change_of_scores(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
+    """A line for each of some heads: what an encoding adds goes by content."""
+    heads = range(min(SHOWN, geometry.heads))
+    scores = _scores(encoding, geometry, query, heads)
+    for head, color in zip(heads, COLOURS, strict=False):
+        axes.plot(scores[head] - scores[head, 0], color=color, linewidth=1, label=str(head))
+    waves.legend(axes, "head, vector")
+    waves.labels(axes, "distance")

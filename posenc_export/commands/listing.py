@@ -10,11 +10,13 @@ from posenc_export.tables import WIDTH, aligned
 from posenc_export.terminal import nearest, show
 
 GROUPS = ("encodings", "targets", "families", "presets")
+MEASURED = "properties"  # a group that is shown only where it is named: it calls the hooks of every encoding
 
 
 def add_arguments(listing: argparse.ArgumentParser) -> None:
     """What `posenc list` takes."""
-    listing.add_argument("what", nargs="?", help=f"one of {', '.join(GROUPS)}, or the name of an encoding, which shows its formula and parameters (default: all groups)")
+    said = f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name of an encoding, which shows its formula and parameters"
+    listing.add_argument("what", nargs="?", help=said)
     listing.set_defaults(run=run)
 
 
@@ -28,10 +30,11 @@ def run(options: argparse.Namespace) -> int:
 
     if options.what in KNOWN:
         return _one(options)
-    if options.what not in (None, *GROUPS):
-        rule = f"expected one of {', '.join(GROUPS)} or an encoding"
-        raise ValueError(f"list: {rule}, got {options.what!r}; {nearest(options.what, [*GROUPS, *KNOWN])}")
-    rows = {name: groups for name, groups in _rows().items() if options.what in (None, name)}
+    named = (*GROUPS, MEASURED)
+    if options.what not in (None, *named):
+        rule = f"expected one of {', '.join(named)} or an encoding"
+        raise ValueError(f"list: {rule}, got {options.what!r}; {nearest(options.what, [*named, *KNOWN])}")
+    rows = _measured() if options.what == MEASURED else {name: groups for name, groups in _rows().items() if options.what in (None, name)}
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -45,6 +48,12 @@ def _rows() -> Dict[str, List[Dict[str, str]]]:
 
     targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
     return {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
+
+
+def _measured() -> Dict[str, List[Dict[str, str]]]:
+    from posenc_export.catalogue.properties import rows
+
+    return {MEASURED: rows()}
 
 
 def _text(name: str, rows: List[Dict[str, str]]) -> str:
@@ -61,13 +70,15 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
 
 
 def _one(options: argparse.Namespace) -> int:
-    """One encoding: its source, its description, its parameters with their defaults."""
+    """One encoding: its source, its description, its parameters with their defaults, its properties."""
     from posenc_export.catalogue.listing import encodings
+    from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters
 
     row = next(row for row in encodings() if row["name"] == options.what)
+    measured = {name: cell for name, cell in row_of(options.what).items() if name != "name"}
     if options.json:
-        print(json.dumps(row, indent=1))
+        print(json.dumps({**row, MEASURED: measured}, indent=1))
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
     print(textwrap.fill(row["source"], WIDTH), "", sep="\n")
@@ -78,4 +89,6 @@ def _one(options: argparse.Namespace) -> int:
     if defaults:
         print()
         show(defaults)
+    print()
+    show([{"property": name, "measured": cell} for name, cell in measured.items()])
     return 0

@@ -11,18 +11,21 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
     """What `posenc plot` takes."""
     plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,...")
     plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
+    plotting.add_argument("--distance", type=int, default=255, help="largest distance of a query and a key, in tokens (default: 255)")
+    plotting.add_argument("--head-size", type=int, default=64, help="entries of a head (default: 64)")
+    plotting.add_argument("--positions", type=int, default=128, help="tokens of panels by position (default: 128)")
     plotting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """The exit status: 0."""
     from posenc_export import encodings
-    from posenc_export.catalogue.plots import draw
+    from posenc_export.catalogue.plots import View, draw
 
     spec = encodings.parse(options.encoding)
     path = options.output or Path(f"{spec['name']}.png")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg")
-    draw(spec).savefig(path, dpi=150)
+    draw(spec, View(options.distance, options.head_size, options.positions)).savefig(path, dpi=150)
     print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
     return 0

@@ -1,0 +1,241 @@
+"""docs/properties.md: what position encodings are wanted for, measured on the hooks of every registered encoding.
+
+    python -m posenc_export.catalogue.properties [--docs docs]
+"""
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from posenc_export import encodings
+from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.models.parts import build as build_part
+from posenc_export.models.stack import Mask
+from posenc_export.numerics import tolerance
+
+TOKENS, SIDE = 64, 91
+# Encodings that count rows and columns themselves have a square of SIDE x SIDE: both starts are the first column of a row.
+GEOMETRY = Geometry(width=32, heads=2, head_size=TOKENS, max_positions=SIDE * SIDE)
+STARTS = (0, SIDE * (SIDE - 2))
+BOUND = tolerance("float32", 1, TOKENS)
+COLUMNS = ("told apart", "offset only", "longer range", "trained numbers", "axes")
+Row = Dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """What an encoding makes of S equal tokens.
+
+    Args:
+        tokens: change of the tokens [S,E].
+        rotated: query and key of each token, one behind the other [S,n].
+        products: dot products of the changes [1,S,S].
+        scores: of every query and key [H,S,S]; less the score of the query's own key where the encoding computes the attention itself.
+        seen: which entries of products and scores the attention reads [S,S].
+    """
+
+    tokens: Tensor
+    rotated: Tensor
+    products: Tensor
+    scores: Tensor
+    seen: Tensor
+
+
+@torch.no_grad()
+def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Response:
+    """The hooks of an encoding on equal tokens.
+
+    Args:
+        encoding: of any geometry with heads of TOKENS entries.
+        places: positions [S], or coordinates [axes,S]; S is at most TOKENS.
+        causal: whether later keys are hidden.
+    """
+    encoding.eval()
+    random, width, count = torch.Generator().manual_seed(0), encoding.token_width(GEOMETRY.width), places.size(-1)
+    coordinates, positions = places.unsqueeze(-2), torch.atleast_2d(places)[:1]
+    token = torch.randn(1, 1, width, generator=random).expand(1, count, width)
+    embedded = encoding.embed_next(token, coordinates, [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()])[0]
+    change = (embedded - token if width == GEOMETRY.width else embedded)[0]
+    q, k = (torch.randn(1, 1, GEOMETRY.heads, TOKENS, generator=random).expand(1, count, -1, -1) for _ in range(2))
+    q, k = encoding.rotate(q, k, coordinates)
+    mask = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)(positions, positions, q)
+    scores = _by_content(encoding, embedded if width == GEOMETRY.width else change[None], q, k, mask, positions)
+    if scores is None:
+        scores = encoding.score_scale(TOKENS) * (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)) + mask
+    rotated = torch.cat((q.flatten(2), k.flatten(2)), dim=2)[0]
+    seen = torch.ones(count, count, dtype=torch.bool)
+    return Response(change, rotated, (change @ change.T)[None], scores[0], seen.tril() if causal else seen)
+
+
+def _by_content(encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor) -> Any:
+    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from the shares it gives to values that are rows of the identity; None for others."""
+    if type(encoding).rescore is PositionEncoding.rescore:
+        return None
+    count, heads, size = q.size(1), q.size(2), TOKENS
+    states = [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()]
+    states = encoding.observe(x, positions, torch.zeros(1, dtype=torch.int64), states)
+    rows = torch.eye(count, size).expand(1, heads, -1, -1)
+    scale = encoding.score_scale(size)
+    mixed, none = (encoding.rescore(q, k.transpose(1, 2), values, mask, positions, positions, scale, states) for values in (rows, torch.zeros_like(rows)))
+    logs = (mixed - none).unflatten(2, [heads, size])[..., :count].transpose(1, 2).clamp(min=torch.finfo(torch.float32).tiny).log()
+    return logs - logs.diagonal(dim1=2, dim2=3).unsqueeze(3)
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors differ by more than rounding."""
+    return bool((one - other).abs().max() > BOUND * max(float(one.abs().max()), float(other.abs().max()), torch.finfo(torch.float32).tiny))
+
+
+def told_apart(response: Response) -> int:
+    """How many of the tokens differ from every token before: in what is added, in query or key, or in the score that the last query gives to them."""
+    parts = [response.tokens, response.rotated, response.scores[:, -1].T]
+    rows = torch.cat([part / part.abs().max().clamp(min=torch.finfo(torch.float32).tiny) for part in parts], dim=1)
+    apart = (rows[:, None] - rows[None]).abs().amax(2) > BOUND
+    return int((apart | torch.ones_like(apart).triu()).all(1).sum())
+
+
+def offset_only(near: Response, far: Response) -> str:
+    """ "yes" where products and scores depend on the offset of two tokens alone, "no" where on more, "-" where neither depends on positions."""
+    pairs = ((near.products, far.products), (near.scores, far.scores))
+    if not any(differ(one[:, near.seen], one[:, :1, :1].flatten(1)) or differ(one[:, near.seen], other[:, near.seen]) for one, other in pairs):
+        return "-"
+    inner = near.seen[1:, 1:]
+    same = all(
+        not differ(one[:, near.seen], other[:, near.seen]) and not differ(one[:, 1:, 1:][:, inner], one[:, :-1, :-1][:, inner]) for one, other in pairs
+    )
+    return "yes" if same else "no"
+
+
+def measure(name: str) -> Row:
+    """The cells of one encoding, by column. Every cell is "-" where a parameter has no default.
+
+    Raises:
+        ValueError: no encoding of that name, or one that cannot be built.
+    """
+    if any(parameter.default is inspect.Parameter.empty for parameter in encodings.parameters(name).values()):
+        return dict.fromkeys(COLUMNS, "-")
+    encoding, causal = made({"name": name}), "causal" in encodings.KNOWN[name].works_in
+    near, far = (respond(encoding, _line(encoding, start), causal) for start in STARTS)
+    apart, relation = told_apart(near), offset_only(near, far)
+    cells = (f"{apart} of {TOKENS}", relation, longer({"name": name}), trained(encoding), "-" if apart == 1 and relation == "-" else axes(encoding, name))
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def made(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0) -> PositionEncoding:
+    """An encoding as it starts, in the geometry of the page."""
+    causal = "causal" in encodings.KNOWN[spec["name"]].works_in
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return encodings.build(spec, dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal))
+
+
+def _line(encoding: PositionEncoding, start: int) -> Tensor:
+    """Positions of TOKENS tokens from `start` on; the same number on every axis."""
+    line = torch.arange(start, start + TOKENS)
+    return line.expand(encoding.axes, -1) if encoding.axes else line
+
+
+def same_response(one: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor) -> bool:
+    """Whether two encodings give equal tokens at their places the same changes and scores."""
+    causal = "causal" in one.works_in
+    first, second = respond(one, places, causal), respond(other, other_places, causal)
+    return not differ(first.tokens, second.tokens) and not differ(first.scores[:, first.seen], second.scores[:, second.seen])
+
+
+def longer(spec: Mapping[str, Any]) -> str:
+    """What a range four times as long needs: "same weights", "more weights", or "places change" where known positions would mean something else."""
+    short, long = made(spec, TOKENS), made(spec, 4 * TOKENS)
+    places = _line(short, 0)
+    if not _loaded(long, short):
+        return "more weights"
+    return "same weights" if same_response(short, long, places, places) else "places change"
+
+
+def _loaded(to: PositionEncoding, of: PositionEncoding) -> bool:
+    """Give one encoding the weights of another; False, and nothing given, where shapes differ."""
+    if [value.shape for value in to.parameters()] != [value.shape for value in of.parameters()]:
+        return False
+    to.load_state_dict(of.state_dict())
+    to.prepare()
+    return True
+
+
+def trained(encoding: PositionEncoding) -> str:
+    """How many numbers are trained; "token table" where they belong to words."""
+    if encoding.token_width(GEOMETRY.width) != GEOMETRY.width:
+        return "token table"
+    return str(sum(value.numel() for value in encoding.parameters()) or "none")
+
+
+def axes(encoding: PositionEncoding, name: str) -> str:
+    """How many coordinates act on their own; "2, row-major" where the encoding finds row and column of a position itself."""
+    places = _line(encoding, 0)
+    if encoding.axes:
+        return str(sum(not same_response(encoding, encoding, places, _stretched(places, axis)) for axis in range(encoding.axes)))
+    if "columns" in encodings.parameters(name):
+        narrow, wide = (made({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16))
+        if not _loaded(wide, narrow) or not same_response(narrow, wide, places, places):
+            return "2, row-major"
+    return "1"
+
+
+def _stretched(places: Tensor, axis: int) -> Tensor:
+    """Coordinates [axes,S] with those of one axis twice as far apart."""
+    factors = torch.ones(len(places), 1, dtype=torch.int64)
+    factors[axis] = 2
+    return places * factors
+
+
+def rows() -> List[Row]:
+    """One row per encoding that is known."""
+    return [row_of(name) for name in encodings.KNOWN]
+
+
+def row_of(name: str) -> Row:
+    """Name and cells of an encoding; the last cell says why where it cannot be built."""
+    try:
+        encodings.KNOWN.check_one(name)
+        return {"name": name, **measure(name)}
+    except ValueError as error:
+        return {"name": name, **dict.fromkeys(COLUMNS, "-"), COLUMNS[-1]: f"refused: {error}"}
+
+
+def page() -> str:
+    """docs/properties.md."""
+    said = (
+        f"how many of {TOKENS} equal tokens, at positions 0 .. {TOKENS - 1}, differ from all before: in what is added to them, in their query or key, or in the\n"
+        "  score that the last query gives them. `t5` and `shaw` give far distances one score. A convolution knows the edge only.",
+        "whether scores, and dot products of what is added to tokens, depend on the offset of two positions alone. All pairs are compared of\n"
+        f"  {TOKENS} tokens that start at {STARTS[0]} and of {TOKENS} that start at {STARTS[1]}. Where rows and columns are counted, the second start is that of a row.\n"
+        "  `rope_dynamic` and `fire` depend on the position of the query too. `-` is an encoding that changes no score.",
+        "what four times as many positions need: the `same weights`, or `more weights`. `places change` where the same weights are enough, but a known\n"
+        "  position gets another meaning. The cell says that the encoding is defined there, not how well a model reads it: [length.md](length.md) measures that.",
+        "how many in this geometry; `none` where nothing is trained. Those of `complex_order` belong to words and stand in the token table.",
+        "coordinates that act on their own. `2, row-major` is an encoding that finds row and column of a position itself.",
+    )
+    sizes = f"{GEOMETRY.heads} heads of {GEOMETRY.head_size} entries, width {GEOMETRY.width}, {GEOMETRY.max_positions} positions"
+    lines = ["# Properties of encodings", "", "Measured on the hooks of every encoding, with its default parameters and its starting weights (seed 0), in one geometry:"]
+    lines += [f"{sizes}. Two numbers are the same where they differ by at most {BOUND:.1e} of the largest."]
+    lines += ["`posenc list properties` prints the table, `posenc list NAME` one row of it.", ""]
+    lines += [*(f"- **{column}**: {text}" for column, text in zip(COLUMNS, said, strict=True)), ""]
+    lines += [f"| encoding | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
+    lines += [f"| [{name}](encodings/{name}.md) | {' | '.join(measure(name).values())} |" for name in encodings.REGISTRY]
+    return "\n".join([*lines, "", "Generated by `python -m posenc_export.catalogue.properties`.", ""])
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    options = parser.parse_args(arguments)
+    (options.docs / "properties.md").write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Panels of rotations and sinusoids: wavelengths, the bound of RoPE's scores, fast and slow pairs, axes, components."""
+
+from typing import Any, Dict, List, Mapping
+
+import numpy as np
+
+from posenc_export import encodings
+from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.rotary import Rotary
+from posenc_export.encodings.rotary_grid import RotaryGrid
+
+# Told apart by colour-blind readers too (Okabe and Ito 2008).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
+THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
+BASES = (100.0, 10000.0, 1000000.0)
+AXES = {2: ("row", "column"), 3: ("time", "height", "width")}
+
+
+def labels(axes: Any, across: str, up: str = "") -> None:
+    axes.set_xlabel(across, fontsize=8)
+    axes.set_ylabel(up, fontsize=8)
+
+
+def legend(axes: Any, title: str = "") -> None:
+    axes.legend(fontsize=6, frameon=False, title=title or None, title_fontsize=6)
+
+
+def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
+    """Pairs that do not turn within the range, or within the length the model was trained on, lie above the lines."""
+    turning = [(k, 2 * np.pi / encoding.frequency(k)) for k in range(encoding.size // 2) if encoding.frequency(k)]
+    axes.semilogy(*zip(*turning, strict=True), "o-", color=COLOURS[0], markersize=3)
+    plain = [2 * np.pi * getattr(encoding, "theta", THETAS[0]) ** (2 * k / encoding.size) for k in range(encoding.size // 2)]
+    if not np.allclose([length for _, length in turning], plain[: len(turning)]):
+        axes.semilogy(plain, "--", color="#8c959f", label="unscaled")
+    axes.axhline(geometry.max_positions, color=COLOURS[1], linewidth=1, label="range")
+    trained = encodings.parameters(spec["name"]).get("original_max_positions")
+    if trained is not None:
+        axes.axhline(spec.get("original_max_positions", trained.default), color=COLOURS[2], linewidth=1, label="trained length")
+    labels(axes, "pair", "tokens")
+    legend(axes)
+
+
+def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int) -> None:
+    """Long-range decay (Su et al. 2021, 3.4.3): the mean over j of |sum of exp(i d w_k) over k < j|, j = 1 .. r/2, 1 at distance d = 0."""
+    asked = float(getattr(encoding, "theta", THETAS[0]))
+    for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
+        other: Any = encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
+        turns = np.exp(1j * np.arange(distance + 1)[:, None] * np.array([other.frequency(k) for k in range(other.size // 2)]))
+        found = np.abs(np.cumsum(turns, axis=1)).mean(1)
+        label, width = (f"{theta:g} (this one)", 1.6) if theta == asked else (f"{theta:g}", 0.8)
+        axes.plot(found / found[0], color=color, linewidth=width, label=label)
+    axes.set_ylim(bottom=0)
+    labels(axes, "distance")
+    legend(axes, "theta")
+
+
+def paces(axes: Any, encoding: Rotary, distance: int) -> None:
+    """Mean of cos(d w_k) over the pairs that make a full turn within the distances shown, and over those that do not."""
+    frequencies = np.array([encoding.frequency(k) for k in range(encoding.size // 2)])
+    turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
+    fast = frequencies * distance >= 2 * np.pi
+    for chosen, color, pace in ((fast, COLOURS[0], f"turn within {distance}"), (~fast, COLOURS[1], "slower")):
+        if chosen.any():
+            axes.plot(turns[:, chosen].mean(1), color=color, linewidth=1, label=f"{pace}: {chosen.sum()} of {len(fast)} pairs")
+    labels(axes, "distance")
+    legend(axes)
+
+
+def _step(encoding: RotaryGrid, k: int) -> float:
+    """Angle of pair k from one coordinate to the next."""
+    axis = encoding.axis_of_pair[k]
+    return encoding.frequency(k) * abs(encoding.point(axis, 1) - encoding.point(axis, 0))
+
+
+def _named(encoding: RotaryGrid) -> Dict[int, str]:
+    count = encoding.axes
+    return dict(enumerate(AXES.get(count, tuple(f"axis {axis}" for axis in range(count)))))
+
+
+def sections(axes: Any, encoding: RotaryGrid) -> None:
+    """Which pairs turn by which coordinate, and how fast."""
+    for axis, name in _named(encoding).items():
+        pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
+        axes.semilogy(pairs, [2 * np.pi / _step(encoding, k) for k in pairs], "o", color=COLOURS[axis % len(COLOURS)], markersize=3, label=f"{name}: {len(pairs)} pairs")
+    labels(axes, "pair", "places")
+    legend(axes)
+
+
+def along_axes(axes: Any, encoding: RotaryGrid, distance: int) -> None:
+    """Mean of cos over all pairs, for a key that differs from the query on one axis alone."""
+    offsets = np.arange(distance + 1)
+    for axis, name in _named(encoding).items():
+        angles = np.array([_step(encoding, k) * (of_pair == axis) for k, of_pair in enumerate(encoding.axis_of_pair)])
+        axes.plot(np.cos(offsets[:, None] * angles).mean(1), color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
+    labels(axes, "distance")
+    legend(axes, "along")
+
+
+def inner_products(axes: Any, rows: np.ndarray) -> None:
+    """Cosines of what three positions get with what all positions get: one curve, shifted, where they depend on the distance alone."""
+    count, sizes = len(rows), np.linalg.norm(rows, axis=1)
+    for color, width, position in zip(COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False):
+        others = sizes * sizes[position]
+        cosines = np.divide(rows @ rows[position], others, out=np.zeros(count), where=others > 0)
+        axes.plot(np.arange(count) - position, cosines, color=color, linewidth=width, label=str(position))
+    labels(axes, "distance", "cosine")
+    legend(axes, "position")
+
+
+def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
+    """Entries of the rows [n,E] by position."""
+    for color, entry in zip(COLOURS, entries, strict=False):
+        axes.plot(rows[:, entry], color=color, linewidth=1, label=str(entry))
+    labels(axes, "position")
+    legend(axes, "entry")
+
+
+def by_base(axes: Any, spec: Mapping[str, Any], geometry: Geometry, positions: int, entry: int) -> None:
+    """One entry of a sinusoid at several bases."""
+    asked = float(spec.get("base", BASES[1]))
+    for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
+        oracle = encodings.build({**spec, "base": base}, geometry).oracle()
+        values = [oracle.embed(np.zeros(geometry.width), position)[entry] for position in range(positions)]
+        axes.plot(values, color=color, linewidth=1, label=f"{base:g}")
+    labels(axes, "position")
+    legend(axes, "base")
