@@ -34,7 +34,7 @@ def open_session(request: Request) -> Opened:
 
     from posenc_export.encodings import check_installed
     from posenc_export.export.describe import eager
-    from posenc_export.models.config import from_json
+    from posenc_export.models.config_json import from_json
     from posenc_export.models.presets import seeded
     from posenc_export.runtime import Model
     from posenc_export.runtime import manifest as manifests

@@ -9,7 +9,8 @@ from posenc_export import encodings
 from posenc_export.encodings.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.config import AnyConfig, encodings_of, kind_of, to_json, widest
+from posenc_export.models.config import AnyConfig
+from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
 from posenc_export.numerics import tolerance

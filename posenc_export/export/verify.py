@@ -11,7 +11,7 @@ from posenc_export.export.expected import of_module
 from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
-from posenc_export.models.config import from_json, to_json
+from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
 from posenc_export.models.presets import rebuild
 from posenc_export.numerics import worst_error

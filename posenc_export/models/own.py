@@ -9,7 +9,8 @@ from torch import Tensor
 
 from posenc_export.encodings import PositionEncoding
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.config import ModuleConfig, StackConfig, to_json, widest
+from posenc_export.models.config import ModuleConfig, StackConfig
+from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.trial import LENGTH, Inner, Trial, only_inner
 from posenc_export.numerics import tolerance, worst_error

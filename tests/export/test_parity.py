@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models.config import from_json, to_json
+from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import decoder_config, encoder_config
 from posenc_export.numerics import tolerance, worst_error

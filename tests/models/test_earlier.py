@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from posenc_export.models import families
-from posenc_export.models.config import StackConfig, from_json, to_json
+from posenc_export.models.config import StackConfig
+from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.pretrained import from_pretrained
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
