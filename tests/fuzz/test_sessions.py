@@ -46,9 +46,22 @@ def made(spec: Spec) -> Subject:
         return subject(spec)
 
 
+# Those that `make test` leaves out: a growing cache of theirs is like that of another.
+THOROUGH = (
+    *(Spec("rope", "linear", target) for target in ("onnx", "onnx-static")),
+    *(Spec("input_rnn", "decoder", target) for target in ("onnx", "ort")),
+    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "torchscript")),
+    *(Spec(variant, "block", "onnx") for variant in ("mrope", "conditional_conv")),
+    Spec("cope", "block", "onnx-static"),
+    Spec("t5", "reading", "onnx-static"),
+    Spec("alibi", "block", "onnx", "positions", 600),
+)
+
+
 def grouped(specs: List[Spec]) -> List[Any]:
     """Specs of a module follow each other in one process, which traces it once."""
-    return [pytest.param(spec, id=str(spec), marks=pytest.mark.xdist_group(f"{spec.variant} {spec.kind}")) for spec in specs]
+    marks = {spec: [pytest.mark.xdist_group(f"{spec.variant} {spec.kind}"), *([pytest.mark.exhaustive] if spec in THOROUGH else [])] for spec in specs}
+    return [pytest.param(spec, id=str(spec), marks=marks[spec]) for spec in specs]
 
 
 @pytest.mark.parametrize("spec", grouped(SPECS))

@@ -90,7 +90,13 @@ def order_of(session: Session, call: str) -> List[int]:
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
-EACH = [pytest.param(*case, marks=pytest.mark.xdist_group(f"sequences {case[0]}")) for case in CASES]  # one worker exports a kind
+WHOLE = ("rope", "fox")  # on every target; of the others, `make test` takes ort and torchscript
+EACH = [  # one worker exports a kind
+    pytest.param(
+        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[0] in WHOLE or case[1] in ("ort", "torchscript") else [pytest.mark.exhaustive])]
+    )
+    for case in CASES
+]
 
 
 @pytest.mark.parametrize("call", CALLS)
