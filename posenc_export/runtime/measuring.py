@@ -24,7 +24,7 @@ from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, gri
 from posenc_export.runtime.session import Session
 
 GUEST_LENGTH = 8  # tokens that a guest row may need
-LARGE = 64 << 20  # bytes of weights that one core reads in 5 ms, the time for which Python lets a thread run
+THREADED = 64 << 20  # bytes of weights that one core reads in 5 ms, the time for which Python lets a thread run
 MOST_WORKERS = 4  # each has caches and activations of its own
 
 
@@ -50,7 +50,7 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
         threads: of one operator, as the model was loaded.
     """
     whole = model.session(capacity=fill_length(model.manifest))
-    large = sum(file.bytes for file in model.manifest.files.values()) >= LARGE
+    large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
     if not large or threads != 1 or model.provider != "cpu" or graph_file(model.manifest) != "model.onnx":
         return [whole]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)

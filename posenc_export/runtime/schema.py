@@ -13,6 +13,7 @@ FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
+LATER = ("encoder", "packages", "start_ids")  # fields of a manifest that came after others of the schema; left out where they are empty
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
@@ -194,8 +195,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> Dict[str, Any]:
         """Dicts, lists, strings and numbers only."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
-        if not self.packages:  # digests stay those of artefacts that were written without the field
-            del plain["packages"]
+        for name in LATER:  # digests stay those of artefacts that were written without the field
+            if not plain[name]:
+                del plain[name]
         return plain
 
     @property

@@ -17,7 +17,7 @@ from tests.traces import sources
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("target", ["ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static"))])
 def test_threads_measure_what_one_session_measures(target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LARGE", 0)
+    monkeypatch.setattr(measuring, "THREADED", 0)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
     manifest = export(sources(decoder("rope")), target, tmp_path / "artefact", signature=signature)
     model, lines = load(tmp_path / "artefact", provider="cpu", threads=1), []
@@ -33,12 +33,12 @@ def test_threads_measure_what_one_session_measures(target: str, signature: str, 
 def test_small_models_and_models_of_several_threads_are_measured_by_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)) == 1
-    monkeypatch.setattr(measuring, "LARGE", 0)
+    monkeypatch.setattr(measuring, "THREADED", 0)
     assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu"), None)) == 1
 
 
 def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LARGE", 0)
+    monkeypatch.setattr(measuring, "THREADED", 0)
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
     expected = reference.read(manifest, tmp_path / "artefact")
@@ -52,7 +52,7 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: py
 
 
 def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LARGE", 0)
+    monkeypatch.setattr(measuring, "THREADED", 0)
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
 
