@@ -21,7 +21,10 @@ WEIGHTS: Table = {
     OURS + "mlp.down": Same(LAYER + "layer.1.DenseReluDense.wo"),
     "norm": Same("encoder.final_layer_norm"),
 }
-BLOCK, DECODER = "decoder.block.{row}.", "^decoder\\.(?!block\\.\\d+\\.layer\\.1\\.EncDecAttention\\.[kv]\\.)"
+BLOCK = "decoder.block.{row}."
+# Of the decoder, the keys and values that it makes of the encoder, which belong to our encoder; and the rest of it.
+KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
+DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
 # Of training.
 UNREAD = "classifier_dropout decoder_start_token_id dense_act_fn dropout_rate initializer_factor is_encoder_decoder is_gated_act output_past".split()
 
@@ -145,7 +148,6 @@ def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
 
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
-KEYS_AND_VALUES = r"layer\.1\.EncDecAttention\.[kv]\."
 PARTS = {
     "encoder": Family(describe_encoder, WEIGHTS, base="", unused=(*UNUSED, DECODER), further=names_of_encoder),
     "decoder": Family(describe_decoder, {}, base="", unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES), further=names_of_decoder),
