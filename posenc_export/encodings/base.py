@@ -131,8 +131,9 @@ class PositionEncoding(torch.nn.Module):
         """q_positions [B,S], k_positions [B,T] int64 to scores [B,H,S,T] float32, or None for none; entries at padding are ignored."""
         return None
 
-    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E] that the attention reads, and the states that `layer_states` declares; returns their next values, which `rescore` sees.
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E] that the attention reads, its rotated keys k [B,S,K,D], and the states that `layer_states` declares; returns their next values, which
+        `rescore` sees.
 
         What is returned behind them reaches the `rescore` of this call only. Attention without a cache has no states;
         where its model has segments, `states` is the token types [B,S] int64."""

@@ -69,7 +69,7 @@ def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
         if past.uses():
-            kept.append(state)
+            kept.append(msgspec.structs.replace(state, axes=_described(past).axes))  # a lowering may widen a cache
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)

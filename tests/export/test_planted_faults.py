@@ -174,7 +174,7 @@ def _scaled_once_more(model: Any) -> None:
 
 def _forgets_gates(e: Any) -> None:
     right = e.observe
-    e.observe = lambda x, positions, write_index, states: right(x, positions, write_index, [torch.zeros_like(states[0])])
+    e.observe = lambda x, k, positions, write_index, states: right(x, k, positions, write_index, [torch.zeros_like(states[0])])
 
 
 def _forgets_tokens(e: Any) -> None:
@@ -185,8 +185,8 @@ def _forgets_tokens(e: Any) -> None:
 def _gates_through_a_sigmoid(e: Any) -> None:
     right = e.observe
 
-    def observe(x: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
-        present = right(x, positions, write_index, states)
+    def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
+        present = right(x, k, positions, write_index, states)
         logs = torch.sigmoid(e.gate(x)).log().transpose(1, 2).unsqueeze(3)  # log of a float32 that has become 0
         return [torch.cat((states[0], torch.where(positions.ge(0)[:, None, :, None], logs, present[0][:, :, states[0].size(2) :])), dim=2)]
 
@@ -202,7 +202,7 @@ PLANTS |= {
     "scores scaled that are not": ("t5", _scaled_once_more),
     "clip off by one": ("shaw", _each(_clipped_short)),
     "sign of the relative distance, shaw": ("shaw", _each(_other_sign)),
-    "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("sin", lambda rows: -rows))),
+    "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("waves", lambda rows: rows * np.repeat((1.0, -1.0), rows.shape[1] // 2)))),
     "sign of the relative distance, deberta": ("deberta", _each(lambda e: e.of_distance.copy_(e.of_distance.flip(0)))),
     "distances that are not clamped": ("transformer_xl-clamped", _each(lambda e: setattr(e, "clamp", 0))),
     "missing u": ("transformer_xl", _each(_without("u"))),
