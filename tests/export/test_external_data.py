@@ -16,7 +16,7 @@ from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
-DATA = external_data.FILE_NAME
+DATA = external_data.WEIGHTS
 
 
 @pytest.fixture(scope="module")
