@@ -79,12 +79,11 @@ class Rewriter:
 
     def beside(self, matrices: Sequence[ir.Value]) -> ir.Value:
         """An initialiser holding constant matrices [K,n] side by side, put together when it is read."""
-        parts = [value.const_value for value in matrices]
-        first, width = parts[0], sum(part.shape[1] for part in parts)
-        shape = ir.Shape([first.shape[0], width])
+        parts = [matrix.const_value for matrix in matrices if matrix.const_value is not None]
+        shape, dtype = ir.Shape([size(matrices[0], 0), sum(size(matrix, 1) for matrix in matrices)]), parts[0].dtype
         self._names += 1
-        value = ir.Value(name=f"lowered.weights_{self._names}", shape=shape, type=ir.TensorType(first.dtype))
-        value.const_value = ir.LazyTensor(lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1)), first.dtype, shape, name=value.name)
+        value = ir.Value(name=f"lowered.weights_{self._names}", shape=shape, type=ir.TensorType(dtype))
+        value.const_value = ir.LazyTensor(lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1)), dtype, shape, name=value.name)
         self.graph.register_initializer(value)
         return value
 

@@ -4,12 +4,11 @@ Adds with norms stay apart. SkipSimplifiedLayerNormalization and SkipLayerNormal
 two standard nodes, at widths of 576 and more; BiasGelu and FastGelu, which ONNX Runtime makes itself, take as long as what they replace.
 """
 
-from typing import List, Optional
+from typing import Optional, TypeGuard
 
-import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Replaced, Rewriter
+from posenc_export.export.rewriter import Replaced, Rewriter, size
 from posenc_export.export.targets.ort import DOMAIN
 
 
@@ -21,6 +20,8 @@ def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
     x, turned = node.inputs
     transpose = None if turned is None else turned.producer()
     if transpose is None or transpose.op_type != "Transpose" or not _is_matrix(transpose.inputs[0]):
+        return []
+    if tuple(transpose.attributes["perm"].as_ints()) != (1, 0):
         return []
     return [(node.outputs[0], rewriter.emit("FusedMatMul", [x, transpose.inputs[0]], DOMAIN, {"transB": 1}))]
 
@@ -51,23 +52,19 @@ def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
 
 def products_of_one_input(rewriter: Rewriter, node: ir.Node) -> Replaced:
     """Products of one x with several weights, as gate and up: one product with the weights side by side, split behind it."""
-    products = _products(node.inputs[0])
-    if len(products) < 2:
-        return []
-    weights = [product.inputs[1] for product in products]
-    widths = [weight.shape[1] for weight in weights]  # type: ignore[union-attr]
-    whole = rewriter.emit("MatMul", [node.inputs[0], rewriter.beside(weights)])  # type: ignore[arg-type]
-    parts = rewriter.emit_all("Split", [whole, rewriter.constant(widths)], len(products), attributes={"axis": -1})
-    return [(product.outputs[0], part) for product, part in zip(products, parts, strict=True)]
-
-
-def _products(x: Optional[ir.Value]) -> List[ir.Node]:
-    """MatMul nodes of x with a constant matrix of their own, in graph order: a matrix that something else reads as well would be there twice."""
+    x = node.inputs[0]
     users = [] if x is None else [user for user, index in x.uses() if index == 0 and user.op_type == "MatMul"]
-    return [user for user in users if _is_matrix(user.inputs[1]) and len(user.inputs[1].uses()) == 1]  # type: ignore[union-attr, arg-type]
+    # A matrix that something else reads as well would be stored twice.
+    weights = {user: user.inputs[1] for user in users if _is_matrix(user.inputs[1]) and len(user.inputs[1].uses()) == 1}
+    if len(weights) < 2:
+        return []
+    whole = rewriter.emit("MatMul", [x, rewriter.beside(list(weights.values()))])
+    widths = rewriter.constant([size(weight, 1) for weight in weights.values()])
+    parts = rewriter.emit_all("Split", [whole, widths], len(weights), attributes={"axis": -1})
+    return [(product.outputs[0], part) for product, part in zip(weights, parts, strict=True)]
 
 
-def _is_matrix(value: Optional[ir.Value]) -> bool:
+def _is_matrix(value: Optional[ir.Value]) -> TypeGuard[ir.Value]:
     """Whether value is a constant of two axes."""
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
 
