@@ -3,9 +3,10 @@
 import hashlib
 import os
 import secrets
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Iterator, Union
+from typing import BinaryIO, Iterator, List, Optional, Union
 
 from posenc_export.runtime.schema import File, Manifest
 
@@ -116,18 +117,23 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     if meanwhile not in manifest.files:
         yield
         return
-    from concurrent.futures import ThreadPoolExecutor  # 8 ms that `import posenc_export` does without
+    found: List[File] = []
 
-    with ThreadPoolExecutor(1) as thread:
-        compared = thread.submit(_compare, folder, meanwhile, manifest)
-        try:
-            yield
-        finally:
-            compared.result()
+    def read() -> None:
+        with suppress(OSError):  # met again below, where the caller sees it
+            found.append(entry(folder / meanwhile))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        _compare(folder, meanwhile, manifest, *found)
 
 
-def _compare(folder: Path, name: str, manifest: Manifest) -> None:
-    found, listed = entry(_present(folder, name)), manifest.files[name]
+def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] = None) -> None:
+    found, listed = found or entry(_present(folder, name)), manifest.files[name]
     if found != listed:
         got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
         raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again") from None
