@@ -1,4 +1,4 @@
-"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them."""
+"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them, and patterns of standard nodes by fewer ones."""
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -121,7 +121,7 @@ class Rewriter:
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
         drop_dead(self.graph)
-        self._seen.clear()  # which may be among the dropped
+        self._seen.clear()  # some of these values were dropped
         self.graph.sort()  # a later phase may have used what an earlier one emitted further down
         left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
         if left:

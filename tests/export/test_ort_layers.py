@@ -92,6 +92,7 @@ PATTERNS: Dict[str, Any] = {
     "factors for each entry": ("a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)", {"Mul": 2, "Sigmoid": 1}),
     "a sigmoid that is read twice": ("u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)", {"Sigmoid": 1, "Mul": 1, "Add": 1}),
     "a transposed constant": ("t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)", {"FusedMatMul": 1}),
+    "a transposed constant without perm": ("t = Transpose(turned) y = MatMul(x, t)", {"FusedMatMul": 1}),
     "a constant that is not turned": ("t = Transpose<perm=[0,1]>(w1) y = MatMul(x, t)", {"Transpose": 1, "MatMul": 1}),
     "a transposed value": ("t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)", {"Transpose": 1, "MatMul": 1}),
 }

@@ -21,7 +21,8 @@ def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
     transpose = None if turned is None else turned.producer()
     if transpose is None or transpose.op_type != "Transpose" or not _is_matrix(transpose.inputs[0]):
         return []
-    if tuple(transpose.attributes["perm"].as_ints()) != (1, 0):
+    order = transpose.attributes.get("perm")
+    if order is not None and tuple(order.as_ints()) != (1, 0):
         return []
     return [(node.outputs[0], rewriter.emit("FusedMatMul", [x, transpose.inputs[0]], DOMAIN, {"transB": 1}))]
 
