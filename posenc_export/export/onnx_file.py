@@ -11,7 +11,7 @@ import onnx_ir as ir
 from posenc_export import __version__
 from posenc_export.export import external_data
 from posenc_export.export.describe import bound_of
-from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
+from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_dead
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
@@ -24,11 +24,14 @@ PRODUCER = "posenc_export"
 SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does not have
 
 
-def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
+def write_onnx(
+    source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path, fusions: Sequence[Mapping[str, Fusion]] = ()
+) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         lowering: tables of the target, each run over the whole graph before the next.
+        fusions: tables of the target for standard nodes, run in the same way over what was lowered.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -40,13 +43,15 @@ def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[st
     for phase in lowering:
         rewriter.run(phase)
     rewriter.finish()
+    for table in fusions:
+        rewriter.fuse(table)
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
     weights = external_data.move_out(graph, folder)
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
-        written[external_data.FILE_NAME] = weights
+        written[external_data.WEIGHTS] = weights
     operators = collections.Counter(node.op_type for node in graph)
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 

@@ -10,6 +10,7 @@ B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_
 Q = "encoder_sequence_length"
 ENDS = {"decoder": ("input_ids", "logits"), "encoder": ("input_ids", "last_hidden_state"), "block": ("hidden_states", "output")}
 GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx", "ort-cuda": "model.onnx", "torchscript": "model.pt", "pt2": "model.pt2"}
+WEIGHTS = "model.onnx.data"  # beside an ONNX graph: tensors, one behind the other
 GROWING = ("onnx", "torchscript", "pt2")
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32"}
