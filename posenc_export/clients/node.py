@@ -13,6 +13,7 @@ FEEDS: Dict[str, str] = {
     "token_type_ids": 'tensor("int64", [1, count], 0)',
     "position_ids": "integers(slots.map((slot) => start + slot), [1, count])",
     "attention_mask": 'tensor("int64", [1, held + count], 1)',
+    "logits_index": 'tensor("int64", [1, 1], count - 1)',
     "cache_position": "integers(slots, [1, count])",
     "first_position": 'tensor("int64", [1, 1], start)',
     "seqlens_k": 'tensor("int32", [1], held + count - 1)',

@@ -13,6 +13,7 @@ FEEDS: Dict[str, str] = {
     "token_type_ids": "np.zeros_like(x)",
     "position_ids": "start + slots",
     "attention_mask": "np.ones((1, held + new), np.int64)",
+    "logits_index": "np.array([[new - 1]], np.int64)",
     "cache_position": "slots",
     "first_position": "np.array([[start]], np.int64)",
     "seqlens_k": "np.array([held + new - 1], np.int32)",

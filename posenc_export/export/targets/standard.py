@@ -169,6 +169,11 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
     return rewriter.emit("Reshape", [y, rewriter.emit("Concat", [rewriter.constant([0, heads]), rows], attributes={"axis": 0})])
 
 
+def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    x, index = node.inputs
+    return rewriter.emit("GatherND", [x, rewriter.emit("Unsqueeze", [index, rewriter.constant([2])])], attributes={"batch_dims": 1})
+
+
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     rows, index = node.inputs
     return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
@@ -234,6 +239,7 @@ LOWERING = {
     "Attend": attend,
     "Products": products,
     "Mix": mix,
+    "SelectTokens": select_tokens,
     "Pick": pick,
     "Collect": collect,
     "SuffixSum": suffix_sum,
