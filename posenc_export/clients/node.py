@@ -3,7 +3,7 @@
 from string import Template
 from typing import Dict, List
 
-from posenc_export.clients.states import Group, capacity, groups, heading
+from posenc_export.clients.states import Group, capacity, gives, groups, heading
 from posenc_export.runtime.manifest import Manifest
 
 # By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position `start`.
@@ -55,7 +55,7 @@ export function empty() {
   return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
 }
 
-// Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call.
+// Read x, new tokens of one row behind `held` ones: $gives, and the states for the next call.
 export async function call(session, states, x, held, start = 0) {
   const count = x.dims[1];
 $slots  const feeds = {
@@ -127,6 +127,7 @@ def program(manifest: Manifest) -> str:
         states="".join(f"  {_states(group)},\n" for group in groups(manifest)),
         slots=SLOTS if "slots" in feeds else "",
         feeds=feeds,
+        gives=gives(manifest),
         output=manifest.outputs[0].name,
         number=HALF if manifest.dtype == "float16" else FLOAT,
         main=_main(manifest),

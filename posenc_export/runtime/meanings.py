@@ -1,6 +1,7 @@
 """What the inputs, outputs and states of a graph mean to a program that runs it without a session: docs/runtimes and the doc strings of model.onnx.
 
-Shapes: B rows, S new tokens, R tokens whose logits are wanted, P tokens in the cache, T = P + S, M capacity, Q tokens of an encoder, E width, V vocabulary, A coordinates.
+Shapes: B rows, S new tokens, R of them whose logits are wanted, P tokens in the cache, T = P + S, M capacity, Q tokens of an encoder, E width, V vocabulary,
+A coordinates.
 """
 
 import re
@@ -45,7 +46,7 @@ INPUTS: Dict[str, Meaning] = {
     ),
     "logits_index": Meaning(
         "int64 [B,R]",
-        "Columns 0 .. S-1 of the tokens of this call whose logits are wanted, in their order; a large vocabulary makes each of them expensive.",
+        "Columns 0 .. S-1 of the tokens of this call whose logits are wanted, in their order; R may be 0.",
         "decoders with signature positions",
         "S-1 for the token behind the prompt; 0, 1, ... S-1 for all",
     ),
