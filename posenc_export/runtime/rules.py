@@ -118,7 +118,8 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
     for number in (size, width):
         if type(number) is not int:
             _refuse("config has the sizes of the model as whole numbers", repr(number)[:60])
-    given = Value(output, manifest.dtype, (B, R if manifest.input("logits_index") else S, size))
+    of_chosen = manifest.kind == "decoder" and manifest.input("logits_index") is not None
+    given = Value(output, manifest.dtype, (B, R if of_chosen else S, size))
     if _reads_features(manifest):  # how many numbers a token has is up to the part that reads them
         if len(first.axes) != 3 or not isinstance(first.axes[2], int):
             _refuse(f"inputs[0] is input_features {manifest.dtype} [{B},{S},numbers of a token]", _line(first))
