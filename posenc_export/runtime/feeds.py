@@ -26,9 +26,10 @@ def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str
 
 
 def last_columns(counts: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Columns [B,R] of the last kept [B] of counts [B] tokens, which stand first in their rows; the last one again where a row keeps fewer than R."""
+    """Columns [B,R] of the last kept [B] of counts [B] tokens, which stand first in their rows; the last one again where a row keeps fewer than R, column 0 where
+    it has none."""
     columns = (counts - kept)[:, None] + np.arange(int(kept.max(initial=0)))
-    return np.minimum(columns, np.maximum(counts - 1, 0)[:, None])
+    return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])
 
 
 def build(

@@ -18,10 +18,12 @@ class Reader:
     Args:
         manifest: description of the graph.
         memory: of the session; told which slots are written.
+        device: "cpu" or "cuda".
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+    def __init__(self, manifest: Manifest, memory: Memory, device: str) -> None:
         self.manifest, self.memory = manifest, memory
+        self._fewest = 0 if device == "cpu" else 1  # logits of a row that are asked for: CUDA has no kernel launch over nothing
         self._selects = manifest.input("logits_index") is not None  # the graph gives the wanted outputs alone
 
     def read(self, state: Committed, first: int, given: Given, commit: Callable[[Committed], None]) -> List[List[np.ndarray]]:
@@ -50,12 +52,17 @@ class Reader:
         made, caches = caches.run(self._calls(state, first, tokens, numbers, counts, kept))
         by_row = dict(made)
         none = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
-        begins = np.zeros_like(counts) if self._selects else counts - kept
-        outputs = [by_row.get(first + row, none)[begin : begin + count] for row, (begin, count) in enumerate(zip(begins, kept, strict=True))]
+        outputs = [self._wanted(by_row.get(first + row, none), int(count), int(last)) for row, (count, last) in enumerate(zip(counts, kept, strict=True))]
         held = state.held.copy()
         held[window] += counts
         slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.memory.columns else state.slots
         return outputs, state.replace(held=held, slots=slots, caches=caches)
+
+    def _wanted(self, output: np.ndarray, count: int, kept: int) -> np.ndarray:
+        """Of a row of `count` tokens the outputs of the last `kept`; without those beside them, which would stay in memory."""
+        if self._selects or kept == count:
+            return output[:kept]
+        return output[count - kept : count].copy()
 
     def ready_to_step(self, state: Committed) -> Committed:
         """The state with a stepper, which takes tokens of every row from here.
@@ -121,5 +128,6 @@ class Reader:
 
     def _call(self, state: Committed, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, kept: np.ndarray) -> Call:
         window = slice(first, first + len(x))
+        kept = np.maximum(kept, self._fewest)
         built = feeds.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])
         return Call(first, len(x), {**built, **(state.encoded.of(window) if state.encoded else {})})

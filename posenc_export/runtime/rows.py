@@ -28,7 +28,7 @@ class Given:
         columns: where they stood in what was handed in, of each row [count].
         shape: B and S of what was handed in.
         chunk: tokens of a row to be fed at a time.
-        logits_to_keep: how many of the last tokens of each row have their outputs wanted; 0 for all.
+        logits_to_keep: how many of the last tokens of each row have their outputs wanted, at most those of the longest row; 0 for all.
     """
 
     tokens: List[np.ndarray]
@@ -49,7 +49,7 @@ class Given:
 
     def spread(self, outputs: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
         """Outputs of each row, by chunk [count,*], as one array [B,S,*] with zeros at padding; of the last tokens alone as [B,n,*] with zeros in front."""
-        count = min(self.logits_to_keep, int(self.counts.max())) or self.shape[1]
+        count = self.logits_to_keep or self.shape[1]
         result = np.zeros((self.shape[0], count, outputs[0][0].shape[-1]), outputs[0][0].dtype)
         for row, columns in enumerate(self.columns):
             made = np.concatenate(outputs[row])
@@ -82,8 +82,10 @@ def take(
     if vocabulary:
         check_tokens(vocabulary, tokens)
     numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
+    longest = int(counts.max())
     # A bidirectional model sees a row at once.
-    return Given(tokens, numbers, counts, columns, padded.shape[:2], size if manifest.states else max(int(counts.max()), 1), kept)
+    fed = min(size, max(longest, 1)) if manifest.states else max(longest, 1)
+    return Given(tokens, numbers, counts, columns, padded.shape[:2], fed, min(kept, longest))
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

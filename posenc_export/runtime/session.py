@@ -45,7 +45,7 @@ class Session:
     ) -> None:
         self.manifest, self.provider = manifest, device
         self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
-        self._reader = Reader(manifest, self._memory)
+        self._reader = Reader(manifest, self._memory, device)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()
         self._now = nothing()

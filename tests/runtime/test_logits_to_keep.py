@@ -81,7 +81,7 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("name", [*TARGETS, "mask"])
-@pytest.mark.parametrize(("keep", "chunk"), [(1, None), (3, 4), (100, 3)])
+@pytest.mark.parametrize(("keep", "chunk"), [(1, None), (3, 4), (10**30, 10**30)])
 def test_the_last_outputs_of_ragged_rows_stand_at_the_end(name: str, keep: int, chunk: Any, models: Models) -> None:
     whole = models(name).session().prefill(PROMPTS)
     kept = models(name).session().prefill(PROMPTS, chunk=chunk, logits_to_keep=keep)
