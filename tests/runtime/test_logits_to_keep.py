@@ -10,7 +10,9 @@ from posenc_export import load
 from posenc_export.export import describe, export, signatures
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import worst_error
+from posenc_export.runtime import measuring
 from posenc_export.runtime.ort_caches import OrtCaches
+from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.torch_graph import TorchCaches
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -90,6 +92,13 @@ def test_the_last_outputs_of_ragged_rows_stand_at_the_end(name: str, keep: int, 
         count = min(keep, len(prompt))
         assert worst_error(kept[row, kept.shape[1] - count :], whole[row, len(prompt) - count : len(prompt)]) < 1e-5
         assert not kept[row, : kept.shape[1] - count].any()
+
+
+def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everywhere(models: Models) -> None:
+    tokens = np.zeros((3, 36), np.int64)
+    case = Case(tokens, tokens[..., None], 0, 18, tokens, tokens[..., None])
+    chosen, whole = (set(measuring._scenarios(models(name).manifest, case)) for name in ("onnx", "mask"))
+    assert whole < chosen and chosen - whole == {"last of ragged rows", "last of left padding"}
 
 
 def test_none_and_0_keep_all(models: Models) -> None:
