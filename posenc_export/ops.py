@@ -73,6 +73,14 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
+def select_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """x [B,S,E] at columns index [B,R] int64, 0 .. S - 1: [B,R,E]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("SelectTokens", [x, index], {}, x, [x.size(0), index.size(1), x.size(2)])
+    return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.size(2)))
+
+
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """past [B,N,P,D] with new [B,S,N,D] behind it: [B,N,T,D]. A fixed-capacity target writes at slot write_index [B] int64 instead."""
     if not torch.jit.is_scripting():

@@ -113,7 +113,7 @@ class PositionEncoding(torch.nn.Module):
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
-    chunk = 512
+    chunk = 256  # the quickest at widths 768 and 2048 (bench/prefill.py): weights are read often enough, and what a layer makes stays in the cache of a core
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""

@@ -15,15 +15,17 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope_normalized import RoPENormalized
 from posenc_export.export import export
-from posenc_export.export.describe import Model, eager
+from posenc_export.export.describe import Model, bound_of, eager
 from posenc_export.export.expected import of_module
 from posenc_export.export.verify import certify
 from posenc_export.models.parts.residuals import Post, Pre
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import decoder_config
+from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.proof import Expected
+from posenc_export.runtime.scenarios import last_of_ragged
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -404,6 +406,17 @@ def test_layer_encodings_in_another_order_are_seen() -> None:
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])
 def test_a_session_that_does_not_carry_states_is_seen(variant: str) -> None:
     assert not _certificate(variant, session=ForgetsStates)["passed"]
+
+
+@pytest.mark.xdist_group("rope")
+def test_logits_of_the_last_column_in_place_of_the_last_token_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = decoder("rope")
+    module, manifest = eager(sources(config).model)
+    session, case, bound = Session(TorchGraph(module, manifest).open, manifest), _expected(config, manifest).cases[0], bound_of(sources(config).model, manifest)
+    assert all(worst_error(*pair) <= bound for pair in last_of_ragged(session, case))
+    session.reset()
+    monkeypatch.setattr(ops, "select_tokens", lambda x, index: x[:, x.size(1) - index.size(1) :])
+    assert any(worst_error(*pair) > bound for pair in last_of_ragged(session, case))
 
 
 def _mask_seeing(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:

@@ -211,6 +211,11 @@ def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return rewriter.emit("Transpose", [by_token], attributes={"perm": [0, 2, 1, 3]})
 
 
+def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    x, index = node.inputs
+    return rewriter.emit("GatherND", [x, rewriter.emit("Unsqueeze", [index, rewriter.constant([2])])], attributes={"batch_dims": 1})
+
+
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     rows, index = node.inputs
     return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
@@ -278,6 +283,7 @@ LOWERING = {
     "Products": products,
     "TurnedProducts": turned_products,
     "Mix": mix,
+    "SelectTokens": select_tokens,
     "Pick": pick,
     "Collect": collect,
     "SuffixSum": suffix_sum,
