@@ -130,7 +130,8 @@ def main(arguments: Sequence[str]) -> int:
     folder, measured = options.docs / "encodings", options.docs / "parity.json"
     parity = json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else []
     folder.mkdir(parents=True, exist_ok=True)
-    index = ["# Encodings", "", "| encoding | hook | state | source |", "|---|---|---|---|"]
+    starts = "The first token of a sequence has position 0. Where a source counts from 1, the page says what that changes."
+    index = ["# Encodings", "", starts, "", "| encoding | hook | state | source |", "|---|---|---|---|"]
     for name in encodings.REGISTRY:
         (folder / f"{name}.md").write_text(page(name, parity), encoding="utf-8")
         _save(draw({"name": name}), folder / f"{name}.svg")
