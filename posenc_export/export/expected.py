@@ -51,7 +51,8 @@ def _beside(session: Session, manifest: Manifest) -> Dict[str, Tuple[Beside, np.
     found = {}
     for name, fed in beside_inputs(manifest).items():
         session.reset()
-        found[name] = fed, session.prefill(_wide(fed.tokens), attention_mask=fed.mask, chunk=fed.tokens.shape[1], **fed.numbers)
+        tokens, grid, token_types = _wide(fed.tokens), fed.numbers.get("grid"), fed.numbers.get("token_types")
+        found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
     return found
 
 

@@ -156,7 +156,8 @@ def _coordinates(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
 
 def _segments(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
     """Every token of a segment of its own, and at a place of its own where there are coordinates, behind padding."""
-    yield session.prefill(beside.tokens, attention_mask=beside.mask, **beside.numbers), full
+    numbers = beside.numbers
+    yield session.prefill(beside.tokens, attention_mask=beside.mask, grid=numbers.get("grid"), token_types=numbers.get("token_types")), full
 
 
 BESIDE = {"coordinates": _coordinates, "segments": _segments}
