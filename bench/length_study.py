@@ -61,24 +61,30 @@ class Row:
 
     Args:
         label: of the table.
+        scaling: of rope, that reads the weights; empty for the encoding they were trained with.
         weights: file name without its ending.
         encoding: that reads them.
         tuned: whether they were trained on at POSITIONS.
     """
 
     label: str
+    scaling: str
     weights: str
     encoding: Mapping[str, Any]
     tuned: bool = False
 
+    def line(self, bits: Mapping[str, float]) -> Dict[str, Any]:
+        """As it stands in the file."""
+        return {"encoding": self.label, "scaling": self.scaling, "tuned": self.tuned, "bits": dict(bits)}
+
 
 def rows() -> Iterator[Row]:
     for name, encoding in TRAINED.items():
-        yield Row(name, name, encoding)
+        yield Row(name, "", name, encoding)
     for name, encoding in SCALED.items():
-        yield Row(f"rope, {name}", "rope", encoding)
+        yield Row(f"rope, {name}", name, "rope", encoding)
     for name, encoding in TUNED.items():
-        yield Row(f"rope, {name}, tuned", f"{name}-tuned", encoding, tuned=True)
+        yield Row(f"rope, {name}, tuned", name, f"{name}-tuned", encoding, tuned=True)
 
 
 def weights_of(name: str, folder: Path) -> Path:
@@ -140,10 +146,10 @@ def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[s
             model = Stack(small(row.encoding))
             read(model, path)
             measured = bits(model.eval(), held)
-            found.append({"encoding": row.label, "tuned": row.tuned, "bits": {str(context): round(value, 3) for context, value in measured.items()}})
+            found.append(row.line({str(context): round(value, 3) for context, value in measured.items()}))
             print(f"{row.label:22} " + "  ".join(f"{context}: {value:.3f}" for context, value in measured.items()), flush=True)
         elif row.label in earlier:
-            found.append({"encoding": row.label, "tuned": row.tuned, "bits": earlier[row.label]["bits"]})
+            found.append(row.line(earlier[row.label]["bits"]))
     return found
 
 

@@ -122,10 +122,10 @@ STUDY = {
     "training": {"steps": 1600, "batch": 16, "length": 256, "rate": 3e-3, "seed": 0},
     "tuning": {"steps": 100, "batch": 1, "length": 2047, "rate": 5e-4, "warm_up": 10, "seed": 0},
     "rows": [
-        {"encoding": "nope", "tuned": False, "bits": {"256": 2.5, "2048": 4.1}},
-        {"encoding": "rope", "tuned": False, "bits": {"256": 1.7, "512": 3.9, "2048": 4.0}},
-        {"encoding": "rope, ntk", "tuned": False, "bits": {"256": 2.1, "512": 2.2, "2048": 5.0}},
-        {"encoding": "rope, ntk, tuned", "tuned": True, "bits": {"256": 1.8, "512": 1.8, "2048": 1.9}},
+        {"encoding": "nope", "scaling": "", "tuned": False, "bits": {"256": 2.5, "2048": 4.1}},
+        {"encoding": "rope", "scaling": "", "tuned": False, "bits": {"256": 1.7, "512": 3.9, "2048": 4.0}},
+        {"encoding": "rope, ntk", "scaling": "ntk", "tuned": False, "bits": {"256": 2.1, "512": 2.2, "2048": 5.0}},
+        {"encoding": "rope, ntk, tuned", "scaling": "ntk", "tuned": True, "bits": {"256": 1.8, "512": 1.8, "2048": 1.9}},
     ],
 }
 

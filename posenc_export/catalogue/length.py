@@ -1,10 +1,9 @@
 """docs/length.md: what bench/length_study.py measured, as a table and a figure."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, List, Mapping, Sequence, Tuple
 
-from posenc_export.catalogue.waves import COLOURS
+from posenc_export.catalogue.waves import COLOURS, MARKERS
 
-MARKERS = "os^Dv<>P"
 HOW = """One decoder of 0.33 million parameters per encoding, trained alike: {training[steps]} steps of {training[batch]} x {training[length]} bytes of Python source,
 rate {training[rate]:g}, seed {training[seed]}. It is read through its exported `ort` artefact by chunked prefill of {chunk} bytes. The figures are held-out
 bits per byte over the last {tail} bytes of {windows} contexts, which end at the same bytes for every length.
@@ -45,13 +44,10 @@ def figure(study: Mapping[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
     rows = study["rows"]
-    scaled = [row for row in rows if "," in row["encoding"]]
-    plain = [row for row in rows if row not in scaled]
     made = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = made.subplots(1, 2, sharey=True)
-    _lines(left, plain, {row["encoding"]: index for index, row in enumerate(plain)})
-    names = list(dict.fromkeys(_scaling(row) for row in scaled))
-    _lines(right, scaled, {name: index for index, name in enumerate(names)})
+    _lines(left, [row for row in rows if not row["scaling"]], "encoding")
+    _lines(right, [row for row in rows if row["scaling"]], "scaling")
     left.set_title(f"trained at {study['training']['length']} bytes", fontsize=9)
     right.set_title(f"rope scaled by {study['factor']:g}: as trained (dashed), after {study['tuning']['steps']} further steps (solid)", fontsize=9)
     left.set_ylabel("bits per byte")
@@ -65,22 +61,16 @@ def figure(study: Mapping[str, Any]) -> Any:
     return made
 
 
-def _scaling(row: Mapping[str, Any]) -> str:
-    return str(row["encoding"]).split(", ")[1]
-
-
-def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], place: Mapping[str, int]) -> None:
-    """A line for each row, with a colour and a marker for each name and a label at its end."""
-    ends: Dict[str, float] = {}
+def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:
+    """A line for each row with a label at its end, a colour and a marker for each value of the key `by`."""
+    place = {name: index for index, name in enumerate(dict.fromkeys(row[by] for row in rows))}
+    ends: List[Tuple[float, str, str]] = []
     for row in rows:
-        scaled = "," in row["encoding"]
-        at = place[_scaling(row) if scaled else row["encoding"]]
-        contexts = sorted(int(context) for context in row["bits"])
-        values = [row["bits"][str(context)] for context in contexts]
-        style = "--" if scaled and not row["tuned"] else "-"
-        axes.plot(contexts, values, style, marker=MARKERS[at], markersize=4, linewidth=1.2, color=COLOURS[at], label=row["encoding"])
-        ends[row["encoding"].removeprefix("rope, ")] = values[-1]
-    last, below = axes.get_lines()[0].get_xdata()[-1], float("-inf")
-    for (label, value), line in sorted(zip(ends.items(), axes.get_lines(), strict=True), key=lambda pair: pair[0][1]):
-        below = max(value, below + GAP)
-        axes.annotate(label, (last, value), xytext=(1.06 * last, below), fontsize=8, color=line.get_color(), va="center")
+        color, marker = COLOURS[place[row[by]]], MARKERS[place[row[by]]]
+        contexts, values = zip(*sorted((int(context), value) for context, value in row["bits"].items()), strict=True)
+        axes.plot(contexts, values, "--" if row["scaling"] and not row["tuned"] else "-", marker=marker, markersize=4, linewidth=1.2, color=color)
+        ends.append((values[-1], row[by] + (", tuned" if row["tuned"] else ""), color))
+    at, last = float("-inf"), max(_contexts(rows))
+    for value, label, color in sorted(ends):
+        at = max(value, at + GAP)
+        axes.annotate(label, (last, value), xytext=(1.06 * last, at), fontsize=8, color=color, va="center")

@@ -1,6 +1,7 @@
 """Pictures of an encoding, drawn from its float64 oracle: what it adds to tokens, how scores fall with distance, how fast its pairs turn."""
 
 import dataclasses
+import functools
 from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -93,10 +94,9 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
         panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
         panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
     if isinstance(encoding, RoPE2D) and encoding.axes == 2:
-        last = encoding.along.value.size(1) - 1
-        for head in sorted({0, last // 2}):
+        for head in sorted({0, encoding.heads // 2}):
             frequencies = encoding.along.value.detach().double().numpy()[:, head]
-            panels.append((f"mean cosine of head {head}, by place of the key", lambda axes, of_head=frequencies: waves.by_offset(axes, of_head)))
+            panels.append((f"mean cosine of head {head}, by place of the key", functools.partial(waves.by_offset, frequencies=frequencies)))
     if isinstance(encoding, WINDOWS):
         panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
     elif "bias" in acts:

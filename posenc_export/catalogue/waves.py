@@ -14,7 +14,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
 AXES = {2: ("row", "column"), 3: ("time", "height", "width")}
-MARKERS = "os^"
+MARKERS = "os^Dv<>P"
 OFFSET = 16  # rows and columns on each side of a query
 
 

@@ -20,9 +20,9 @@ class DeBERTa(PositionEncoding):
     delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
     d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
     delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
-    The enhanced mask decoder (3.2), which predicts masked tokens in pretraining, is left out. Its two layers have queries of hidden states plus absolute
-    positions, and keys and values of the hidden states before the last layer; a model here is one stream of hidden states through all layers. Models that
-    are fine-tuned do without it, and the models of transformers too: the layers of a checkpoint give the same hidden states.
+    The enhanced mask decoder (3.2) is left out. It stands between the layers and the head that predicts masked tokens in pretraining, which encoders here
+    do not have either. Its queries are made of hidden states plus absolute positions, its keys and values of the states before the last layer: a second
+    stream, where a description has one. Fine-tuned models and those of transformers do without it, and give the same hidden states.
     The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all
     cached keys with Qr are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].
 
