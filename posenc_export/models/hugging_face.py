@@ -45,7 +45,7 @@ REQUIRED = {
 }
 # How mrope_section is read, by the beginning of model_type: sections of time, height and width one behind the other, in turn, or height and width in turn before time.
 AXES = {
-    **dict.fromkeys(("glm46v", "glm4v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
+    **dict.fromkeys(("glm4v", "glm46v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
     **dict.fromkeys(("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"), "in turn"),
     "ernie4_5_vl_moe": "alternating",
 }
