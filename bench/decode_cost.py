@@ -1,6 +1,6 @@
 """What an encoding costs at decode: one step of a block with it against the same block without any, by the number of cached keys.
 
-    python bench/decode_cost.py [NAME ...] [--json bench/results/decode_cost.json]
+    python -m bench.decode_cost [NAME ...] [--json bench/results/decode_cost.json]
 
 Target ort, one thread. The two blocks step in turn, so that what disturbs the machine disturbs both; medians. A cost that grows with the square of the
 cached keys would show as a step sixteen times as long at four times the keys.

@@ -1,6 +1,6 @@
 """Decode against a graph written by hand: what the export, the session and the capacity cost over MatMul, GroupQueryAttention, MatMul.
 
-    python bench/hand_graph.py ROPE_FOLDER [ALIBI_FOLDER] [--json FILE]
+    python -m bench.hand_graph ROPE_FOLDER [ALIBI_FOLDER] [--json FILE]
 
 ROPE_FOLDER: a block of target `ort`, width 512, 8 heads, float32. Everything runs on ONNX Runtime in this one process, burst by burst in turn;
 disturbed bursts are redone. Raw runs go through `run_with_iobinding` with shared cache buffers on both sides.

@@ -1,31 +1,39 @@
 """Length extrapolation, measured: one small decoder per encoding, trained at 256 bytes, read through its exported `ort` artefact up to 2048.
 
-    python bench/length_study.py train ENCODING FOLDER [--steps N]   weights to FOLDER/ENCODING.safetensors
-    python bench/length_study.py evaluate FOLDER [--json FILE]         all weights in FOLDER; scalings of rope from the weights of rope
+    python -m bench.length_study train ENCODING FOLDER [--steps N]    weights to FOLDER/ENCODING.safetensors
+    python -m bench.length_study tune SCALING FOLDER [--steps N]      the decoder of rope, trained on at 2048; weights to FOLDER/SCALING-tuned.safetensors
+    python -m bench.length_study evaluate FOLDER [--json FILE]        every row of the table whose weights are there
 
+Weights that are not in FOLDER are those of the package. A row without weights stays in FILE as it was measured before.
 Evaluation decodes held-out text by chunked prefill through the session, as a deployment would, and gives bits per byte over the last TAIL bytes of each context.
 """
 
 import argparse
 import json
 import math
+import platform
 import sys
 import tempfile
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from posenc_export.export import export
-from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, read, small
+from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH, read, small
 from posenc_export.models.stack import Stack
 from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
 
 POSITIONS = 2048
-STEPS, BATCH = 1600, 16
-CONTEXTS = (256, 512, 1024, 2048)
+SEED = 0
+STEPS, BATCH, RATE = 1600, 16, 3e-3
+# Chen et al. 2023 (positional interpolation) train on for up to 1000 steps, Peng et al. 2024 (YaRN) for 400, at a rate far below that of the training.
+TUNING_STEPS, TUNING_BATCH, TUNING_RATE, TUNING_WARM_UP = 100, 1, 5e-4, 10
+CONTEXTS = (256, 288, 320, 384, 512, 768, 1024, 2048)
 TAIL = 128  # bytes at the end of each context that count
 WINDOWS = 48  # contexts of each length
 CHUNK = 256
@@ -38,21 +46,74 @@ TRAINED: Dict[str, Dict[str, Any]] = {
 # What the weights of rope are read with, past the length they were trained at.
 FACTOR = POSITIONS / TRAINED_LENGTH
 SCALED: Dict[str, Dict[str, Any]] = {
-    "rope, linear": {"name": "rope_linear", "factor": FACTOR},
-    "rope, ntk": {"name": "rope_ntk", "factor": FACTOR},
-    "rope, yarn": {"name": "rope_yarn", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
-    "rope, dynamic": {"name": "rope_dynamic", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
+    "linear": {"name": "rope_linear", "factor": FACTOR},
+    "ntk": {"name": "rope_ntk", "factor": FACTOR},
+    "yarn": {"name": "rope_yarn", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
+    "dynamic": {"name": "rope_dynamic", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
 }
+# Beside three scalings, the plain rotation: what the same training gives without them.
+TUNED: Dict[str, Dict[str, Any]] = {"unscaled": {"name": "rope"}, **{name: SCALED[name] for name in ("linear", "ntk", "yarn")}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Args:
+        label: of the table.
+        scaling: of rope, that reads the weights; empty for the encoding they were trained with.
+        weights: file name without its ending.
+        encoding: that reads them.
+        tuned: whether they were trained on at POSITIONS.
+    """
+
+    label: str
+    scaling: str
+    weights: str
+    encoding: Mapping[str, Any]
+    tuned: bool = False
+
+    def line(self, bits: Mapping[str, float]) -> Dict[str, Any]:
+        """As it stands in the file."""
+        return {"encoding": self.label, "scaling": self.scaling, "tuned": self.tuned, "bits": dict(bits)}
+
+
+def rows() -> Iterator[Row]:
+    for name, encoding in TRAINED.items():
+        yield Row(name, "", name, encoding)
+    for name, encoding in SCALED.items():
+        yield Row(f"rope, {name}", name, "rope", encoding)
+    for name, encoding in TUNED.items():
+        yield Row(f"rope, {name}, tuned", name, f"{name}-tuned", encoding, tuned=True)
+
+
+def weights_of(name: str, folder: Path) -> Path:
+    """The file of a study's own weights, or that of the package."""
+    own = folder / f"{name}.safetensors"
+    return own if own.exists() else FOLDER / f"small-{name}.safetensors"
 
 
 def train(name: str, folder: Path, steps: int) -> None:
-    torch.manual_seed(0)
-    data, _ = corpus()
+    torch.manual_seed(SEED)
     model = Stack(small(TRAINED[name]))
     initialise(model)
-    fit(model, data, lambda step: step / steps, BATCH, 3e-3, lambda line: print(f"{name}: {line}", flush=True))
+    fit(model, corpus()[0], lambda step: step / steps, BATCH, RATE, lambda line: print(f"{name}: {line}", flush=True))
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}.safetensors")
+
+
+def tune(name: str, folder: Path, steps: int) -> None:
+    """Train the decoder of rope on with a scaled rotation, at the length that it is scaled to."""
+    torch.manual_seed(SEED)
+    model = Stack(small(TUNED[name]))
+    read(model, weights_of("rope", folder))
+
+    def say(line: str) -> None:
+        print(f"{name}: {line}", flush=True)
+
+    fit(model, corpus()[0], lambda step: step / steps, TUNING_BATCH, TUNING_RATE, say, POSITIONS - 1, TUNING_WARM_UP)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(model, folder / f"{name}-tuned.safetensors")
 
 
 def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
@@ -76,36 +137,51 @@ def _bits_at(session: Any, held: np.ndarray, context: int) -> float:
     return float(np.mean(nats)) / math.log(2)
 
 
-def evaluate(folder: Path) -> List[Dict[str, Any]]:
-    held = corpus()[1].numpy()
-    rows = []
-    for label, weights, encoding in [*((n, n, e) for n, e in TRAINED.items()), *((n, "rope", e) for n, e in SCALED.items())]:
-        model = Stack(small(encoding))
-        read(model, folder / f"{weights}.safetensors")
-        found = bits(model.eval(), held)
-        rows.append({"encoding": label, "trained": TRAINED_LENGTH, "bits": {str(context): round(value, 3) for context, value in found.items()}})
-        print(f"{label:14} " + "  ".join(f"{context}: {value:.3f}" for context, value in found.items()), flush=True)
-    return rows
+def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """A row of the table each, from weights, or as it stands in `earlier`, by label."""
+    held, found = corpus()[1].numpy(), []
+    for row in rows():
+        path = weights_of(row.weights, folder)
+        if path.exists():
+            model = Stack(small(row.encoding))
+            read(model, path)
+            measured = bits(model.eval(), held)
+            found.append(row.line({str(context): round(value, 3) for context, value in measured.items()}))
+            print(f"{row.label:22} " + "  ".join(f"{context}: {value:.3f}" for context, value in measured.items()), flush=True)
+        elif row.label in earlier:
+            found.append(row.line(earlier[row.label]["bits"]))
+    return found
+
+
+def conditions() -> Dict[str, Any]:
+    """What the figures depend on."""
+    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "onnxruntime", "numpy")}}
+    training = {"length": TRAINED_LENGTH, "steps": STEPS, "batch": BATCH, "rate": RATE, "seed": SEED}
+    tuning = {"length": POSITIONS - 1, "steps": TUNING_STEPS, "batch": TUNING_BATCH, "rate": TUNING_RATE, "warm_up": TUNING_WARM_UP, "seed": SEED}
+    return {"versions": versions, "training": training, "tuning": tuning, "factor": FACTOR, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser("train")
-    training.add_argument("name", choices=TRAINED)
-    training.add_argument("folder", type=Path)
-    training.add_argument("--steps", type=int, default=STEPS)
+    actions: Tuple[Tuple[str, Any, Mapping[str, Any], int], ...] = (("train", train, TRAINED, STEPS), ("tune", tune, TUNED, TUNING_STEPS))
+    for command, action, names, steps in actions:
+        training = commands.add_parser(command)
+        training.add_argument("name", choices=names)
+        training.add_argument("folder", type=Path)
+        training.add_argument("--steps", type=int, default=steps)
+        training.set_defaults(action=action)
     evaluating = commands.add_parser("evaluate")
     evaluating.add_argument("folder", type=Path)
     evaluating.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if options.command == "train":
-        train(options.name, options.folder, options.steps)
+    if options.command != "evaluate":
+        options.action(options.name, options.folder, options.steps)
         return 0
-    rows = evaluate(options.folder)
+    earlier = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.json and options.json.exists() else []
+    found = evaluate(options.folder, {row["encoding"]: row for row in earlier})
     if options.json:
-        how = {"steps": STEPS, "batch": BATCH, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK}
-        options.json.write_text(json.dumps({**how, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({**conditions(), "rows": found}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

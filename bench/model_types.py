@@ -24,6 +24,11 @@ POSITION = re.compile(
 )
 RANGE = 512  # positions, for types whose configuration has no range
 NO_FAMILY = "no family reads it"
+# Text models whose rotation can be exported, and which of their parts cannot.
+MISSING = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is no part here"),
+    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "experts of images beside those of text, which the kind of a token chooses, are no part here"),
+}
 
 
 class Row(NamedTuple):
@@ -76,7 +81,7 @@ def row(name: str) -> Row:
         return Row(name, "refused", f"{NO_FAMILY}; transformers has no default configuration of it", [])
     keys = known_keys(name)
     if name not in families.FILES:
-        return Row(name, "refused", NO_FAMILY, keys)
+        return Row(name, "refused", MISSING.get(name, NO_FAMILY), keys)
     parts = families.parts_of(name)
     try:
         for part in parts or (None,):

@@ -8,6 +8,7 @@ from typing import Any, List
 import pytest
 
 from posenc_export import cli
+from posenc_export.catalogue import length
 from posenc_export.catalogue.pages import page
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.base import Geometry
@@ -87,6 +88,60 @@ def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[i
 
     lines = _panel(draw({"name": name}, View(distance=15)), "by pair and axis").lines
     assert [len(line.get_xdata()) for line in lines] == count
+
+
+def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
+    from posenc_export.catalogue.plots import View, draw
+    from posenc_export.catalogue.starts import started
+
+    view = View(distance=15, head_size=16)
+    encoding, _, _ = started({"name": "rope_2d"}, view.geometry)
+    map_of_head = _panel(draw({"name": "rope_2d"}, view), "head 0").images[0].get_array()
+    rows, columns = encoding.along.value[:, 0].detach().double().numpy()
+    expected = sum(math.cos(3 * a - 2 * b) for a, b in zip(rows, columns, strict=True)) / len(rows)
+    assert map_of_head[16, 16] == map_of_head.max() == 1 and abs(map_of_head[19, 14] - expected) <= tolerance("float32", 1, 16)
+
+
+@pytest.mark.parametrize("name", ["pope", "rope_2d"])
+def test_scores_are_drawn_highest_at_the_query(name: str) -> None:
+    from posenc_export.catalogue.plots import View, draw
+
+    values = _panel(draw({"name": name}, View(distance=31)), "score of equal vectors").lines[0].get_ydata()
+    assert values.argmax() == 0
+
+
+def test_a_convolution_gives_all_tokens_behind_its_filter_the_same() -> None:
+    from posenc_export.catalogue.plots import draw
+
+    entries = _panel(draw({"name": "conditional_conv"}), "by position").images[0].get_array()
+    assert entries.shape[1] == 32 and abs(entries[:, 3:] - entries[:, 3:4]).max() == 0 and abs(entries[:, 2] - entries[:, 3]).max() > 0
+
+
+STUDY = {
+    **{"chunk": 256, "tail": 128, "windows": 48, "factor": 8.0, "versions": {"python": "3.11", "torch": "2.13", "onnxruntime": "1.31"}},
+    "training": {"steps": 1600, "batch": 16, "length": 256, "rate": 3e-3, "seed": 0},
+    "tuning": {"steps": 100, "batch": 1, "length": 2047, "rate": 5e-4, "warm_up": 10, "seed": 0},
+    "rows": [
+        {"encoding": "nope", "scaling": "", "tuned": False, "bits": {"256": 2.5, "2048": 4.1}},
+        {"encoding": "rope", "scaling": "", "tuned": False, "bits": {"256": 1.7, "512": 3.9, "2048": 4.0}},
+        {"encoding": "rope, ntk", "scaling": "ntk", "tuned": False, "bits": {"256": 2.1, "512": 2.2, "2048": 5.0}},
+        {"encoding": "rope, ntk, tuned", "scaling": "ntk", "tuned": True, "bits": {"256": 1.8, "512": 1.8, "2048": 1.9}},
+    ],
+}
+
+
+def test_the_study_of_lengths_leaves_out_what_was_not_measured() -> None:
+    text = length.page(STUDY)
+    assert "| nope | 2.50 |  | 4.10 |" in text and "| rope, ntk, tuned | 1.80 | 1.80 | 1.90 |" in text and "100 steps of 1 x 2047 bytes" in text
+
+
+def test_lines_of_the_study_of_lengths_are_told_apart_and_labelled_at_their_ends() -> None:
+    left, right = length.figure(STUDY).axes
+    before, after = right.get_lines()
+    assert before.get_color() == after.get_color() and (before.get_linestyle(), after.get_linestyle()) == ("--", "-")
+    assert len({(line.get_color(), line.get_marker()) for line in left.get_lines()}) == 2
+    labels = sorted(text.get_position()[1] for text in left.texts)
+    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[0] > 0.15  # of 0.1 between the values
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -1,6 +1,7 @@
 """Pictures of an encoding, drawn from its float64 oracle: what it adds to tokens, how scores fall with distance, how fast its pairs turn."""
 
 import dataclasses
+import functools
 from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from posenc_export.catalogue import waves
 from posenc_export.catalogue.starts import started
 from posenc_export.catalogue.waves import COLOURS
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.conditional_conv import ConditionalConv
+from posenc_export.encodings.rope_2d import RoPE2D
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.rotary import Rotary
@@ -32,7 +35,7 @@ class View:
     Args:
         distance: largest distance of a query and a key, in tokens, 1 .. 65536.
         head_size: entries of a head, 1 .. 65536.
-        positions: tokens of a panel by position, 4 .. 65536.
+        positions: tokens of a panel by position, 4 .. 65536; at most eight times the filter of a convolution, behind which all tokens get the same.
 
     Raises:
         ValueError: a number outside of its range.
@@ -90,6 +93,10 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
     if isinstance(encoding, RotaryGrid):
         panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
         panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
+    if isinstance(encoding, RoPE2D) and encoding.axes == 2:
+        for head in sorted({0, encoding.heads // 2}):
+            frequencies = encoding.along.value.detach().double().numpy()[:, head]
+            panels.append((f"mean cosine of head {head}, by place of the key", functools.partial(waves.by_offset, frequencies=frequencies)))
     if isinstance(encoding, WINDOWS):
         panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
     elif "bias" in acts:
@@ -103,7 +110,8 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
 
 
 def _of_tokens(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, view: View) -> List[Panel]:
-    rows = _change(encoding, geometry, view.positions)
+    shown = min(view.positions, 8 * encoding.kernel) if isinstance(encoding, ConditionalConv) else view.positions
+    rows = _change(encoding, geometry, shown)
     panels: List[Panel] = [("what a token gets, by position", lambda axes: _embedded(axes, rows))]
     if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # no token is changed by another
         panels.append(("inner products of positions, normalised", lambda axes: waves.inner_products(axes, rows)))

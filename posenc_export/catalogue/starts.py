@@ -1,14 +1,14 @@
-"""The weights that pictures are drawn with: trained ones where the package has them, tables of waves, or the start of training."""
+"""The weights that pictures are drawn with: trained ones where the package has them, some that show what an encoding does, or the start of training."""
 
 import dataclasses
-from typing import Any, Dict, Mapping, Tuple
+import math
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 import torch
 from safetensors.torch import load_file
 
 from posenc_export import encodings
 from posenc_export.encodings.base import Geometry, PositionEncoding
-from posenc_export.encodings.swin import Swin
 from posenc_export.models.presets import FOLDER, PRESETS
 
 # Tables that start as noise, and which of their axes counts positions or distances.
@@ -46,9 +46,10 @@ def started(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncodi
             encoding.load_state_dict(weights)
             return encoding, geometry, f"as trained in {preset}"
     encoding = encodings.build(spec, geometry)
-    if isinstance(encoding, Swin):
-        _fall(encoding, geometry.heads)
-        return encoding, geometry, "untrained, biases that fall with the offset"
+    if spec["name"] in SHAPED:
+        shape, said = SHAPED[spec["name"]]
+        shape(encoding, geometry.heads)
+        return encoding, geometry, f"untrained, {said}"
     trained = dict(encoding.named_parameters())
     tables = {name: axis for name, axis in TABLES.get(spec["name"], {}).items() if name in trained and trained[name].numel()}
     for name, axis in tables.items():
@@ -68,8 +69,55 @@ def _fill(table: torch.nn.Parameter, axis: int) -> None:
 
 
 @torch.no_grad()
-def _fall(encoding: Swin, heads: int) -> None:
+def _fall(encoding: Any, heads: int) -> None:
     """Biases -(h + 1) / H times the length of the offset in rows and columns, in the place of noise."""
     down, right = (torch.arange(1 - count, count, dtype=torch.float32) for count in (encoding.rows, encoding.columns))
     lengths = torch.hypot(down[:, None], right[None]).flatten()
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
+
+
+@torch.no_grad()
+def _cosines(encoding: Any, heads: int) -> None:
+    """W picks the cosines of R, from the fastest wave on, and v sums them, by 4 (h + 1) / H: the term of positions alone is an inner product of sinusoids."""
+    waves = encoding.width // 2
+    encoding.weight.zero_()
+    encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[: encoding.weight.size(1)]
+    encoding.u.zero_()
+    encoding.v.copy_((4 * (torch.arange(heads) + 1) / heads)[:, None].expand_as(encoding.v))
+
+
+@torch.no_grad()
+def _in_phase(encoding: Any, heads: int) -> None:
+    """No shift of any entry: scores are highest at the query's own position."""
+    encoding.phase.value.zero_()
+
+
+@torch.no_grad()
+def _spread(encoding: Any, heads: int) -> None:
+    """Directions of heads at equal angles, in the place of random ones; lengths stay."""
+    along = encoding.along.value
+    angles = math.pi * (torch.arange(along.size(1)) + 0.5) / along.size(1)
+    directions = torch.stack([(angles + math.pi * axis / len(along)).cos() for axis in range(len(along))])
+    along.copy_(along.norm(dim=0) * (directions / directions.norm(dim=0))[:, :, None])
+
+
+@torch.no_grad()
+def _smooth(encoding: Any, heads: int) -> None:
+    """Filters 2^-distance from the token itself, of sum 1, without offsets."""
+    weight, causal = encoding.convolution.weight, encoding.convolution.weight.dim() == 3
+    places = [torch.arange(count) - (count - 1 if causal else count // 2) for count in weight.shape[2:]]
+    distances = sum(grid.abs() for grid in torch.meshgrid(*places, indexing="ij"))
+    filters = 0.5 ** torch.as_tensor(distances)
+    weight.copy_((filters / filters.sum()).expand_as(weight))
+    encoding.convolution.bias.zero_()
+
+
+# Encodings whose random start shows nothing, the weights they are drawn with, and how a title calls them.
+SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
+    "swin": (_fall, "biases that fall with the offset"),
+    "transformer_xl": (_cosines, "positions as sinusoids"),
+    "pope": (_in_phase, "phases 0"),
+    "rope_2d": (_spread, "directions of heads spread evenly"),
+    "conditional_conv": (_smooth, "filters that fall"),
+    "conditional_conv_2d": (_smooth, "filters that fall"),
+}

@@ -14,6 +14,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
 AXES = {2: ("row", "column"), 3: ("time", "height", "width")}
+MARKERS = "os^Dv<>P"
+OFFSET = 16  # rows and columns on each side of a query
 
 
 def labels(axes: Any, across: str, up: str = "") -> None:
@@ -81,9 +83,20 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
     """Which pairs turn by which coordinate, and how fast."""
     for axis, name in _named(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
-        axes.semilogy(pairs, [2 * np.pi / _step(encoding, k) for k in pairs], "o", color=COLOURS[axis % len(COLOURS)], markersize=3, label=f"{name}: {len(pairs)} pairs")
+        places, label = [2 * np.pi / _step(encoding, k) for k in pairs], f"{name}: {len(pairs)} pairs"
+        axes.semilogy(pairs, places, MARKERS[axis % len(MARKERS)], color=COLOURS[axis % len(COLOURS)], markersize=3, label=label)
     labels(axes, "pair", "places")
     legend(axes)
+
+
+def by_offset(axes: Any, frequencies: np.ndarray) -> None:
+    """Mean of cos over all pairs, by row and column of the key around the query; frequencies [2,r/2] of one head."""
+    offsets = np.arange(-OFFSET, OFFSET + 1)
+    turns = offsets[:, None, None] * frequencies[0] + offsets[None, :, None] * frequencies[1]
+    image = axes.imshow(np.cos(turns).mean(2), extent=(-OFFSET, OFFSET, OFFSET, -OFFSET), cmap="viridis", interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    axes.plot(0, 0, "x", color=COLOURS[1])
+    labels(axes, "column", "row")
 
 
 def along_axes(axes: Any, encoding: RotaryGrid, distance: int) -> None:

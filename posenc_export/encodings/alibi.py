@@ -18,7 +18,7 @@ class ALiBi(PositionEncoding):
     A count n that is no power of two takes the slopes of the power below it, then every other slope of twice that power (the authors' code). MPT writes
     this list in another way; its order is the same. Causal and symmetric attention differ in the block's mask only.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
 
     Args:
         geometry: heads H, any count; head size D.

@@ -20,6 +20,9 @@ class DeBERTa(PositionEncoding):
     delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
     d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
     delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
+    The enhanced mask decoder (3.2) is left out. It stands between the layers and the head that predicts masked tokens in pretraining, which encoders here
+    do not have either. Its queries are made of hidden states plus absolute positions, its keys and values of the states before the last layer: a second
+    stream, where a description has one. Fine-tuned models and those of transformers do without it, and give the same hidden states.
     The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of a key
     with Qr are formed once, when it comes, and cached beside it. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
 

@@ -17,6 +17,8 @@ Field = Callable[[Any, float], Any]
 class FLOATER(PositionEncoding):
     """x + p(k step), dp/dt = W2 tanh(W1 [p, t] + b1) + b2, p(0) trained.
 
+    Positions k count from 0, where the paper counts from 1: the first token gets p(0).
+
     No token enters the equation, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table:
     `prepare` solves it anew when weights have changed. In training mode a call does so by itself, and gradients reach the weights through the steps of the
     method up to the last position of the call. The field dp/dt = A p with A turning pairs of entries is the sinusoid; a tanh near 0 comes as close to it as

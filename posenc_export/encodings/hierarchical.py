@@ -12,7 +12,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 class Hierarchical(PositionEncoding):
     """Position p = i n + j: x + a u_i + (1 - a) u_j, u_i = (p_i - a p_0) / (1 - a), from n trained rows p_0 .. p_(n-1).
 
-    Positions below n get exactly their trained rows.
+    Positions below n get exactly their trained rows. Positions, i and j count from 0; the source counts them from 1.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1, at most n^2.
 

@@ -16,7 +16,7 @@ KERNELS = ("log", "power")
 class KERPLE(PositionEncoding):
     """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1, r2 above 0, trained as their logarithms.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
 
     Args:
         geometry: heads H, a pair of r1, r2 each.

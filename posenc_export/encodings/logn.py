@@ -16,6 +16,8 @@ class LogN(PositionEncoding):
 
     In steps, as Llama 4 has it in its layers without rotation: q_i (1 + temperature log(1 + floor((i + first) / period))).
 
+    Positions i count from 0: i + 1 is the number of keys up to the query, the n of the paper.
+
     Hook: rotate (queries only). State: none. Range: 0 .. max_positions - 1.
 
     Args:

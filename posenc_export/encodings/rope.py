@@ -9,7 +9,8 @@ from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_
 class RoPE(Rotary):
     """Pair k of every query and key head turned by p w_k, w_k = theta^(-2k/r); the last D - r entries stay.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only; the
+    paper counts positions from 1, which changes no score.
 
     Args:
         geometry: head size D.

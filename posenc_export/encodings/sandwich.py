@@ -17,7 +17,7 @@ class Sandwich(PositionEncoding):
     The paper adds the product of two sinusoidal encodings of dims numbers, divided by the head's compression ratio r_h; the constant, which softmax
     cannot see, keeps scores small. The sum over k is a table over distances, built in float64.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. Only distances count, wherever positions start.
 
     Args:
         geometry: heads H.

@@ -23,7 +23,7 @@ class Shaw(PositionEncoding):
     Products with a are formed once per query and row of a, and picked by distance; shares are collected by distance before they meet b: no tensor
     [S,T,D]. Memory beside the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1.
+    Hook: rescore. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no distance.
 
     Args:
         geometry: head size D, heads.

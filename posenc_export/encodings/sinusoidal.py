@@ -27,7 +27,7 @@ class Sinusoidal(PositionEncoding):
         layout: "interleaved" puts sin and cos of w_k side by side (the paper), "halves" all sines before all cosines.
         scale: factor on the token embedding; the paper's models use sqrt(d).
         divisor: "paper" divides exponents by d/2, "fairseq" by d/2 - 1, so that the last wavelength is exactly 2 pi base.
-        offset: of the first position; 0 in the paper, 2 in XGLM and M2M100.
+        offset: of the first position: 0 in the authors' code (the paper does not say), 1 for sources that count from 1, 2 in XGLM and M2M100.
         angles: "table" reads rows, "computed" forms angles in float64 inside the graph: no table, so max_positions costs no memory.
         factor: on the waves; alpha in SpeechT5.
         odd: "zero" gives a model of odd width the waves of d - 1 entries and leaves its last entry as it is, as M2M100; "refuse" refuses it.

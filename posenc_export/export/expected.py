@@ -1,6 +1,6 @@
 """What the eager module, in float32 whatever the artefact's dtype, gives for the inputs of a proof."""
 
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from posenc_export.export.source import in_dtype
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
-from posenc_export.runtime.reference import LAST, has_beside
+from posenc_export.runtime.reference import LAST
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 from posenc_export.runtime.torch_graph import TorchGraph
@@ -26,7 +26,7 @@ def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
     last = _filled(session, manifest) if filled and manifest.states else None
-    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _beside(session, manifest) if has_beside(manifest) else None, last)
+    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _beside(session, manifest), last)
 
 
 def eager_session(model: Model) -> Session:
@@ -47,12 +47,13 @@ def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[Li
     return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
 
 
-def _beside(session: Session, manifest: Manifest) -> Beside:
-    tokens, numbers, mask = beside_inputs(manifest)
-    session.reset()
-    if manifest.axes:
-        return Beside(tokens, numbers, mask, session.prefill(_wide(tokens), chunk=tokens.shape[1], grid=numbers))
-    return Beside(tokens, numbers, mask, session.prefill(tokens, attention_mask=mask, token_types=numbers))
+def _beside(session: Session, manifest: Manifest) -> Dict[str, Tuple[Beside, np.ndarray]]:
+    found = {}
+    for name, fed in beside_inputs(manifest).items():
+        session.reset()
+        tokens, grid, token_types = _wide(fed.tokens), fed.numbers.get("grid"), fed.numbers.get("token_types")
+        found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
+    return found
 
 
 def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:

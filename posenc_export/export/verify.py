@@ -124,9 +124,8 @@ def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[s
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
-    beside = expected.beside
-    if beside is not None and manifest.axes:
-        cells["coordinates: oracle"] = worst_error(beside.full[0], oracle.full_pass(model, beside.tokens[0], 0, beside.numbers[:, 0]))
-    elif beside is not None:
-        cells["segments: oracle"] = worst_error(beside.full[1], oracle.full_pass(model, beside.tokens[1], 0, token_types=beside.numbers[1]))
+    for name, (fed, full) in expected.beside.items():
+        row = int(fed.mask.all(1).argmax())  # the first without padding
+        numbers = {key: given[..., row, :] for key, given in fed.numbers.items()}
+        cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
     return {name: rounded_up(error) for name, error in cells.items()}

@@ -45,7 +45,7 @@ REQUIRED = {
 }
 # How mrope_section is read, by the beginning of model_type: sections of time, height and width one behind the other, in turn, or height and width in turn before time.
 AXES = {
-    **dict.fromkeys(("glm4v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
+    **dict.fromkeys(("glm4v", "glm46v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
     **dict.fromkeys(("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"), "in turn"),
     "ernie4_5_vl_moe": "alternating",
 }
@@ -98,8 +98,9 @@ def _spelled(config: Mapping[str, Any]) -> Dict[str, Any]:
 def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     rest = dict(given)
     sections, interleaved = rest.pop("mrope_section", None), rest.pop("mrope_interleaved", None)
-    kinds = sorted({str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"})
-    kind = "default" if kinds[0] == "mrope" and sections is not None else kinds[0]
+    named = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
+    kinds = sorted({"default" if name == "mrope" and sections is not None else name for name in named})
+    kind = kinds[0]
     if len(kinds) > 1 or kind not in KINDS:
         raise ValueError(f"hugging_face: rope_type is one of {', '.join(KINDS)}, got {', '.join(kinds)}")
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))

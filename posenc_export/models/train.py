@@ -62,15 +62,28 @@ def initialise(model: Stack) -> None:
             torch.nn.init.normal_(parameter, std=0.02)
 
 
-def fit(model: Stack, data: Tensor, share: Callable[[int], float], batch: int, rate: float, say: Callable[[str], None]) -> int:
-    """Train on random windows of the trained length until `share` of a step number, the part of the budget spent, reaches 1; the number of steps."""
+def fit(
+    model: Stack,
+    data: Tensor,
+    share: Callable[[int], float],
+    batch: int,
+    rate: float,
+    say: Callable[[str], None],
+    length: int = TRAINED_LENGTH,
+    warm_up: int = 100,
+) -> int:
+    """Train on random windows of `length` bytes until `share` of a step number, the part of the budget spent, reaches 1; the number of steps.
+
+    Args:
+        warm_up: steps in which the rate rises to `rate`; behind them it falls as a cosine.
+    """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     step, shown = 0, 0.0
     while (spent := share(step)) < 1:
-        for group in optimiser.param_groups:  # warm-up, then cosine to a twentieth
-            group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
-        starts = torch.randint(len(data) - TRAINED_LENGTH - 1, (batch,)).tolist()
-        loss = loss_of(model, torch.stack([data[s : s + TRAINED_LENGTH + 1] for s in starts]).long())
+        for group in optimiser.param_groups:  # to a twentieth
+            group["lr"] = rate * min(1.0, (step + 1) / warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
+        starts = torch.randint(len(data) - length - 1, (batch,)).tolist()
+        loss = loss_of(model, torch.stack([data[s : s + length + 1] for s in starts]).long())
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

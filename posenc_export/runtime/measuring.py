@@ -103,9 +103,8 @@ def _parts(manifest: Manifest, expected: Expected) -> List[Part]:
             case, name = largest.rows(batch), f"batch {batch}, start {start}"
             scenarios = _scenarios(manifest, case)
             parts.append(Part(name, {f"{name}: {cell}": _on(scenario, case) for cell, scenario in scenarios.items()}))
-    if expected.beside is not None:
-        name, read = ("coordinates", _coordinates) if manifest.axes else ("segments", _segments)
-        parts.append(Part(name, {name: functools.partial(read, beside=expected.beside)}))
+    for name, (fed, full) in expected.beside.items():
+        parts.append(Part(name, {name: functools.partial(BESIDE[name], beside=fed, full=full)}))
     return parts
 
 
@@ -146,17 +145,22 @@ def _beside_guests(scenario: Scenario) -> Scenario:
     return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
 
 
-def _coordinates(session: Session, beside: Beside) -> Pairs:
+def _coordinates(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
     """Every token at a place of its own on every axis, in chunks; then back and again: what is fed behind a rewind has its coordinates too."""
-    yield session.prefill(beside.tokens, chunk=7, grid=beside.numbers), beside.full
+    grid = beside.numbers["grid"]
+    yield session.prefill(beside.tokens, chunk=7, grid=grid), full
     for back in range(1, min(6, beside.tokens.shape[1])) if session.manifest.states else ():
         session.rewind(back)
-        yield session.prefill(beside.tokens[:, -back:], grid=beside.numbers[:, :, -back:]), beside.full[:, -back:]
+        yield session.prefill(beside.tokens[:, -back:], grid=grid[:, :, -back:]), full[:, -back:]
 
 
-def _segments(session: Session, beside: Beside) -> Pairs:
-    """Every token of a segment of its own, behind padding."""
-    yield session.prefill(beside.tokens, attention_mask=beside.mask, token_types=beside.numbers), beside.full
+def _segments(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
+    """Every token of a segment of its own, and at a place of its own where there are coordinates, behind padding."""
+    numbers = beside.numbers
+    yield session.prefill(beside.tokens, attention_mask=beside.mask, grid=numbers.get("grid"), token_types=numbers.get("token_types")), full
+
+
+BESIDE = {"coordinates": _coordinates, "segments": _segments}
 
 
 def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:

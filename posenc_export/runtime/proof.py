@@ -41,15 +41,13 @@ class Beside:
 
     Args:
         tokens: [2,L] or [2,L,E].
-        numbers: grid [axes,2,L] or token types [2,L].
-        mask: attention mask [2,L], for segments.
-        full: expected outputs [2,L,V].
+        mask: attention mask [2,L]; the first row has padding in front where there are segments.
+        numbers: "grid" [axes,2,L] and "token_types" [2,L], as the arguments of a call, one of them or both.
     """
 
     tokens: np.ndarray
-    numbers: np.ndarray
     mask: np.ndarray
-    full: np.ndarray
+    numbers: Dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ class Expected:
     Args:
         columns: which of the numbers of an output are compared [V].
         cases: by start position, for the larger of BATCHES.
-        beside: where the encoding has coordinates or the model segments.
+        beside: by the name of a cell, what is fed there and the expected outputs [2,L,V]: where the encoding has coordinates or the model segments.
         filled: tokens that fill a cache [1,n], or [1,n,E], and the expected outputs of the last of them [1,m,V]; none for models without a cache.
     """
 
     columns: np.ndarray
     cases: Dict[int, Case]
-    beside: Optional[Beside]
+    beside: Dict[str, Tuple[Beside, np.ndarray]]
     filled: Optional[Tuple[np.ndarray, np.ndarray]]
 
 
@@ -101,14 +99,18 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
     return tokens, other, fork_at
 
 
-def beside_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens [2,L], their coordinates [axes,2,L] or segments [2,L], and an attention mask [2,L]; with segments the first row has padding in front."""
-    length = length_of(manifest)
-    tokens, mask = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
-    if manifest.axes:
-        return tokens, numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions), mask
-    mask[0, : min(SEGMENT_PADDING, length - 1)] = 0
-    return tokens, numbers((2, length), "segments", manifest.segments), mask
+def beside_inputs(manifest: Manifest) -> Dict[str, Beside]:
+    """What is fed in the cells of coordinates and of segments; where a model has both, its segments stand beside coordinates."""
+    length, cells = length_of(manifest), {}
+    tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
+    given = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
+    if given:
+        cells["coordinates"] = Beside(tokens, whole, given)
+    if manifest.segments:
+        padded = whole.copy()
+        padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
+        cells["segments"] = Beside(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
+    return cells
 
 
 def fill_inputs(manifest: Manifest) -> np.ndarray:

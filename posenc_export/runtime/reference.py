@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import BATCHES, Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_inputs, fill_length, length_of, numbers, starts
+from posenc_export.runtime.proof import BATCHES, Expected, beside_inputs, case_inputs, encoder_rows, fill_inputs, fill_length, length_of, numbers, starts
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import Reference
 
@@ -31,7 +31,7 @@ def write(manifest: Manifest, expected: Expected, tolerance: float, folder: Path
     parts: List[np.ndarray] = []
     for case in expected.cases.values():
         parts += [case.full, case.other_full[:, case.fork_at :]]
-    parts += [expected.beside.full] if expected.beside is not None else []
+    parts += [full for _, full in expected.beside.values()]
     parts += [expected.filled[1][:, -LAST:]] if expected.filled is not None else []
     content = np.concatenate([part[..., columns].astype("<f4").reshape(-1) for part in parts])
     (folder / FILE_NAME).write_bytes(content.tobytes())
@@ -80,13 +80,8 @@ def _shapes(manifest: Manifest, filled: bool) -> List[Tuple[int, ...]]:
     shapes: List[Tuple[int, ...]] = []
     for _ in starts(manifest):
         shapes += [(rows, length), (rows, length - length // 2)]
-    shapes += [(2, length)] if has_beside(manifest) else []
+    shapes += [(2, length)] * len(beside_inputs(manifest))
     return shapes + ([(1, min(LAST, fill_length(manifest)))] if filled else [])
-
-
-def has_beside(manifest: Manifest) -> bool:
-    """Whether tokens have coordinates or segments."""
-    return manifest.axes > 0 or manifest.input("token_type_ids") is not None
 
 
 def _expected(manifest: Manifest, columns: np.ndarray, shapes: List[Tuple[int, ...]], take: Callable[[Tuple[int, ...]], np.ndarray]) -> Expected:
@@ -97,9 +92,6 @@ def _expected(manifest: Manifest, columns: np.ndarray, shapes: List[Tuple[int, .
         full, ending = take(next(left)), take(next(left))
         sources = encoder_rows(manifest, len(tokens))
         cases[start] = Case(tokens, full, start, fork_at, other, np.concatenate((full[:, :fork_at], ending), axis=1), sources)
-    beside = None
-    if has_beside(manifest):
-        tokens, beside_tokens, mask = beside_inputs(manifest)
-        beside = Beside(tokens, beside_tokens, mask, take(next(left)))
+    beside = {name: (fed, take(next(left))) for name, fed in beside_inputs(manifest).items()}
     filled = (fill_inputs(manifest), take(next(left))) if manifest.reference is not None and manifest.reference.filled else None
     return Expected(columns, cases, beside, filled)

@@ -390,6 +390,10 @@ def test_a_planted_fault_of_the_encoder_is_seen(plant: Plant) -> None:
     assert _measured(encoder("learned"))["passed"] and not _measured(encoder("learned"), plant)["passed"]
 
 
+def test_segments_that_are_lost_beside_coordinates_are_seen() -> None:
+    assert _measured(encoder("learned_2d"))["passed"] and not _measured(encoder("learned_2d"), _without_segments)["passed"]
+
+
 def test_segments_of_scores_that_are_exchanged_are_seen() -> None:
     config = encoder("transformer_xl-segments")
     assert _measured(config)["passed"] and not _measured(config, _each(lambda e: e.segment.copy_(e.segment.flip(0))))["passed"]

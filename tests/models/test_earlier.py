@@ -97,6 +97,18 @@ def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, m
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
 
 
+def test_slopes_of_mpt_are_those_that_its_config_says(tmp_path: Path) -> None:
+    peer, folder = saved("mpt", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["attn_config"]["alibi_bias_max"] = 16
+    (folder / "config.json").write_text(json.dumps(config))
+    model = from_pretrained(folder)
+    of_eight = peer.transformer.build_mpt_alibi_tensor
+    peer.transformer.build_mpt_alibi_tensor = lambda heads, length, device=None: of_eight(heads, length, alibi_bias_max=16, device=device)
+    tokens, wanted = _logits(peer)
+    assert np.abs(model.exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+
+
 def _without(path: Path, part: str) -> bytes:
     """A file of tensors without those whose names have a part."""
     return save({key: value for key, value in load_file(path).items() if part not in key})
@@ -131,7 +143,7 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "mpt heads": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_config.attn_type"),
     "mpt norms of heads": ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
     "mpt unknown in attention": ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
-    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 8, got 16"),
+    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max is a number above 0, got 0"),
     "mpt attention": ("mpt", {"attn_config": 3}, "attn_config is a mapping"),
     "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv is a number above 0, got 0"),
     "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),

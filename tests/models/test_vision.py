@@ -33,14 +33,18 @@ TOWERS = {
     "qwen3_vl": {
         "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "intermediate_size": 40, "deepstack_visual_indexes": [0],
     },
+    "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
+    "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
 }  # fmt: skip
-CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "glm4v": "Glm4v", "glm_ocr": "GlmOcr"}
+SPLIT = ("qwen3_vl", "glm4v", "glm_ocr")  # families in which each frame of a video stands by itself
 
 
 def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **more}}
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 # What the text model of each differs in from TEXT, and whether heads are tied; the first word is the family.
 MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
@@ -54,6 +58,11 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_5_vl": ({**_axes(2, 3, 3), "num_attention_heads": 4, "num_key_value_heads": 4}, True),
     "qwen3_vl": ({**_axes(6, 3, 3, mrope_interleaved=True), "head_dim": 24}, False),
     "qwen3_vl with biases": ({**_axes(6, 5, 5), "head_dim": 32, "attention_bias": True, "num_key_value_heads": 1}, True),
+    "qwen2_5_vl beyond its length": (_axes(2, 3, 3, **YARN), False),
+    "qwen3_vl beyond its length": ({**_axes(6, 3, 3, **YARN, attention_factor=1.25), "head_dim": 24}, False),
+    "glm4v": (_axes(1, 1, 2, partial_rotary_factor=0.5), False),
+    "glm4v, whole heads": ({**_axes(2, 3, 3, rope_theta=500.0), "num_key_value_heads": 4}, True),
+    "glm_ocr": ({**_axes(2, 2, 2, partial_rotary_factor=0.5), "head_dim": 24}, False),
 }  # fmt: skip
 PEERS: Dict[str, Any] = {}
 SESSIONS: Dict[Tuple[str, str], Any] = {}
@@ -68,7 +77,7 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 def saved(name: str, folder: Path) -> Any:
     """Transformers' model, saved in a folder."""
     torch.manual_seed(0)
-    family, (text, tied) = name.split()[0], MODELS[name]
+    family, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
     ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": MARK, "vision_end_token_id": MARK}
     config = getattr(transformers, CLASSES[family] + "Config")(text_config={**TEXT, **text}, vision_config=TOWERS[family], tie_word_embeddings=tied, **ids)
     model = randomised(getattr(transformers, CLASSES[family] + "ForConditionalGeneration")(config))
@@ -102,7 +111,7 @@ def _places() -> np.ndarray:
     return np.stack(rows, 1)
 
 
-QUICK = {"ort": ("qwen2_vl with windows", "qwen3_vl"), "torchscript": tuple(MODELS)}
+QUICK = {"ort": ("qwen2_vl with windows", "qwen3_vl", "glm4v"), "torchscript": tuple(MODELS)}
 each = pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -163,13 +172,13 @@ def _model_of(name: str) -> Any:
 @pytest.mark.parametrize("name", CLASSES)
 def test_coordinates_are_those_of_transformers(name: str) -> None:
     images, videos = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
-    moving = [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2 if name == "qwen3_vl" else [0, *[2] * 8, 0, *[2] * 8]
+    moving = [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2 if name in SPLIT else [0, *[2] * 8, 0, *[2] * 8]
     kinds = [0] * 3 + [1] * 6 + [0] * 2 + moving + [0, 1] + [0] * 4
     given, seconds = torch.tensor([kinds]), [0.3, 1.7]
     more = {"second_per_grid_ts": torch.tensor(seconds)} if name == "qwen2_5_vl" else {}
     wanted, delta = _model_of(name).get_rope_index(given * 0, given, torch.tensor(images), torch.tensor(videos), **more)
     intervals = [3 * second for second in seconds] if more else []
-    found = coordinates(kinds, images, videos, 2, intervals, split=name == "qwen3_vl", behind="sides")
+    found = coordinates(kinds, images, videos, 2, intervals, split=name in SPLIT, behind="sides")
     assert found.tolist() == wanted[:, 0].tolist() and found.max() + 1 == len(kinds) + int(delta)
 
 
@@ -260,16 +269,18 @@ def _beside(**changes: Any) -> Callable[[Dict[str, Any]], None]:
 REFUSED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None], str]] = {
     **{f"{name}: an unknown key": (name, _text(attention_sigmoid=True), "got attention_sigmoid=True") for name in CLASSES},
     **{f"{name}: an unknown key beside": (name, _beside(attention_sigmoid=True), "got attention_sigmoid=True beside it") for name in CLASSES},
-    **{f"{name}: a longer rotation": (name, _rotation(rope_type="linear", factor=2.0), "not scaled, got name=rope_linear") for name in CLASSES},
+    **{f"{name}: a longer rotation": (name, _rotation(rope_type="linear", factor=2.0), "rope_type default, or yarn without mscale, got linear") for name in CLASSES},
     **{f"{name}: too few pairs": (name, _rotation(mrope_section=[2, 3, 2]), "pairs, got [2, 3, 2]") for name in CLASSES},
     "qwen2_vl: two sections": ("qwen2_vl", _rotation(mrope_section=[4, 4]), "three numbers above 0 that add up to 8 pairs, got [4, 4]"),
     "qwen2_vl: usual sections": ("qwen2_vl", _text(rope_parameters={"rope_type": "default", "rope_theta": 1e4}), "got [16, 24, 24]"),
-    "qwen2_vl: part of a head": ("qwen2_vl", _rotation(partial_rotary_factor=0.5), "whole heads turn"),
-    "qwen2_vl: axes in turn": ("qwen2_vl", _rotation(mrope_interleaved=True), "mrope_interleaved is False whatever config.json says, got True"),
+    "qwen2_vl: part of a head": ("qwen2_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "whole heads turn"),
+    "qwen2_vl: axes in turn": ("qwen2_vl", _rotation(mrope_interleaved=True), "mrope_interleaved is False for qwen2_vl, got True"),
     "qwen2_vl: another head size": ("qwen2_vl", _text(head_dim=32), "head_dim is 16, got 32"),
     "qwen2_vl: windows without a size": ("qwen2_vl", _text(layer_types=["sliding_attention"] * 2), "sliding_attention without one"),
     "qwen2_vl: no mapping": ("qwen2_vl", _beside(text_config=3), "text_config is a mapping, got 3"),
-    "qwen3_vl: axes in sections": ("qwen3_vl", _rotation(mrope_interleaved=False), "mrope_interleaved is True whatever config.json says, got False"),
+    "qwen3_vl: part of a head": ("qwen3_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]), "whole heads turn"),
+    "glm4v: another head size": ("glm4v", _text(head_dim=32), "head_dim is 16, got 32"),
+    "qwen3_vl: axes in sections": ("qwen3_vl", _rotation(mrope_interleaved=False), "mrope_interleaved is True for qwen3_vl, got False"),
 }
 
 
@@ -281,7 +292,7 @@ def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) ->
     change(config)
     with pytest.raises(ValueError) as refusal:
         families.read(config)
-    assert str(refusal.value).startswith(f"{name}: ") and named in str(refusal.value)
+    assert str(refusal.value).startswith((f"{name}: ", "hugging_face: ")) and named in str(refusal.value)
 
 
 # A model read as if its config said something else.
@@ -291,6 +302,8 @@ FELT: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None]]] = {
     "qwen2_vl: a longer window": ("qwen2_vl with windows", _text(sliding_window=9)),
     "qwen2_vl: windows elsewhere": ("qwen2_vl with windows", _text(layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
     "qwen3_vl: other sections": ("qwen3_vl", _rotation(mrope_section=[4, 4, 4])),
+    "qwen3_vl: another temperature": ("qwen3_vl beyond its length", _rotation(attention_factor=1.5)),
+    "glm4v: another part of a head": ("glm4v", _rotation(partial_rotary_factor=1.0, mrope_section=[2, 2, 4])),
     "qwen3_vl: another epsilon": ("qwen3_vl", _text(rms_norm_eps=1e-2)),
 }
 

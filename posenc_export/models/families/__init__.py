@@ -21,6 +21,8 @@ FILES = {
     "whisper": "whisper",
     **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
     **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
+    **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
+    **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
 }
 
 

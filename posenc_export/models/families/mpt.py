@@ -21,14 +21,12 @@ WEIGHTS: Table = {
 }
 # Switches of MosaicML's own code that transformers does not have: their values in what it computes.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
-ONLY_IN_ATTENTION = {
-    **{"alibi": True, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "prefix_lm": False, "qk_ln": False},
-    "alibi_bias_max": 8,  # transformers 5 computes with 8 whatever it says, MosaicML's code with what it says
-}
+ONLY_IN_ATTENTION = {"alibi": True, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "prefix_lm": False, "qk_ln": False}
 
 
 def describe(config: Settings) -> StackConfig:
-    """learned_pos_emb has no meaning beside ALiBi, embedding_fraction none but in training; norm_type says how LayerNorm is computed."""
+    """learned_pos_emb has no meaning beside ALiBi, embedding_fraction none but in training; norm_type says how LayerNorm is computed. alibi_bias_max is what
+    MosaicML's code takes it for, 16 in MPT-7B-StoryWriter; transformers 5 computes with 8 whatever it says."""
     config.opened("attn_config")
     for key, value in {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}.items():
         config.only(key, value, value)
@@ -37,9 +35,11 @@ def describe(config: Settings) -> StackConfig:
     if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
         raise ValueError(f"mpt: norm_type is layernorm or low_precision_layernorm, got {kind_of_norm!r}; nothing else of it can be exported yet")
     clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")
+    slopes = config.number("attn_config.alibi_bias_max", 8.0)
+    encoding = {"name": "alibi", **({} if slopes == 8 else {"max_bias": slopes})}
     norm = {**layer_norm(config, "layer_norm_epsilon"), "bias": False}
     kind = layer(attention(config, bias=False, clip=clip, scale=scale), norm, 4 * config.width, "gelu", bias=False)
-    return decoder(config, *alike(kind, config.layers, [{"name": "alibi"}]), tied=True)
+    return decoder(config, *alike(kind, config.layers, [encoding]), tied=True)
 
 
 FAMILY = Family(describe, WEIGHTS, base="transformer.")

@@ -1,19 +1,10 @@
 """Qwen2-VL and Qwen2.5-VL, their text model (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2's shape; time, height and width turn."""
 
-from typing import Any, Dict, Mapping
-
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
 from posenc_export.models.families.settings import Settings
-from posenc_export.models.families.vision import BASES, TIED, UNUSED, rotation_of_axes, text_keys
-
-
-def keys(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Heads are tied where either configuration says so."""
-    nested = config.get("text_config")
-    tied = isinstance(nested, Mapping) and nested.get(TIED) is True
-    return {**text_keys(config), **({TIED: True} if tied else {})}
+from posenc_export.models.families.vision import BASES, UNUSED, keys_tied_by_either, rotation_of_axes
 
 
 def describe(config: Settings) -> StackConfig:
@@ -21,15 +12,14 @@ def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
     size = config.width // config.heads
     config.only("head_dim", size, size)
-    theta, (time, height, _) = rotation_of_axes(config, size // 2, 1000000.0, (16, 24, 24))
+    rotation = rotation_of_axes(config, 1000000.0, (16, 24, 24))
     used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 80)
     if used:  # transformers would take 4096
         config.needs("sliding_window")
     window = config.window("sliding_window", None)
     kind = layer(config, attention(config, bias=True))
     types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
-    rotation = {"name": "mrope", "theta": theta, "time": time, "height": height}
     return decoder(config, *config.by_type(kind, [rotation], window if used else None, types))
 
 
-FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys)
+FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

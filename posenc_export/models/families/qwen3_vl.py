@@ -11,10 +11,8 @@ def describe(config: Settings) -> StackConfig:
     """A config without head_dim is refused: transformers would take 128. What a vision tower adds behind the first layers (DeepStack) is none of the text model."""
     for key in ("num_key_value_heads", "head_dim"):
         config.needs(key)
-    bias = config.flag("attention_bias", False)
+    rotation, bias = rotation_of_axes(config, 500000.0, (24, 20, 20)), config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias)), "head")
-    theta, (_, height, width) = rotation_of_axes(config, kind.attention.head_size // 2, 500000.0, (24, 20, 20), interleaved=True)
-    rotation = {"name": "mrope_interleaved", "theta": theta, "height": height, "width": width}
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 

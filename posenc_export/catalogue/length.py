@@ -1,0 +1,76 @@
+"""docs/length.md: what bench/length_study.py measured, as a table and a figure."""
+
+from typing import Any, List, Mapping, Sequence, Tuple
+
+from posenc_export.catalogue.waves import COLOURS, MARKERS
+
+HOW = """One decoder of 0.33 million parameters per encoding, trained alike: {training[steps]} steps of {training[batch]} x {training[length]} bytes of Python source,
+rate {training[rate]:g}, seed {training[seed]}. It is read through its exported `ort` artefact by chunked prefill of {chunk} bytes. The figures are held-out
+bits per byte over the last {tail} bytes of {windows} contexts, which end at the same bytes for every length.
+
+Scalings of rope read rope's weights with the factor {factor:g}, which the last context asks for. Decoders called *tuned* were trained on from these
+weights with their scaling,
+{tuning[steps]} steps of {tuning[batch]} x {tuning[length]} bytes, rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}.
+*rope, unscaled, tuned* had the same further training without a scaling. Each row is one run.
+
+Rows of `learned` beyond 255 were never trained. An empty cell was not measured: the weights of `nope`, `learned` and `sinusoidal` are not in the
+package (`python -m bench.length_study train` makes them), and `rope, dynamic` turns all keys anew for every query, which takes many times as long.
+Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}.
+Written by `python -m bench.length_study` and `python -m posenc_export.catalogue.pages`.
+"""
+GAP = 0.17  # bits per byte between two labels at the end of their lines
+
+
+def page(study: Mapping[str, Any]) -> str:
+    """The page, Markdown; the figure stands beside it as length.svg."""
+    contexts = _contexts(study["rows"])
+    lines = ["# Length extrapolation", "", "![bits per byte against context](length.svg)", "", HOW.format(**study)]
+    lines += ["| encoding | " + " | ".join(str(context) for context in contexts) + " |", "|---|" + "---|" * len(contexts)]
+    lines += [f"| {row['encoding']} | " + " | ".join(_cell(row, context) for context in contexts) + " |" for row in study["rows"]]
+    return "\n".join([*lines, ""])
+
+
+def _contexts(rows: Sequence[Mapping[str, Any]]) -> List[int]:
+    return sorted({int(context) for row in rows for context in row["bits"]})
+
+
+def _cell(row: Mapping[str, Any], context: int) -> str:
+    value = row["bits"].get(str(context))
+    return "" if value is None else f"{value:.2f}"
+
+
+def figure(study: Mapping[str, Any]) -> Any:
+    """A matplotlib figure: encodings on the left, scalings of rope on the right, before and after the further training."""
+    from matplotlib.figure import Figure
+
+    rows = study["rows"]
+    made = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = made.subplots(1, 2, sharey=True)
+    _lines(left, [row for row in rows if not row["scaling"]], "encoding")
+    _lines(right, [row for row in rows if row["scaling"]], "scaling")
+    left.set_title(f"trained at {study['training']['length']} bytes", fontsize=9)
+    right.set_title(f"rope scaled by {study['factor']:g}: as trained (dashed), after {study['tuning']['steps']} further steps (solid)", fontsize=9)
+    left.set_ylabel("bits per byte")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        ticks = [context for context in _contexts(rows) if context not in (288, 320)]
+        axes.set_xticks(ticks, [str(context) for context in ticks], fontsize=8)
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(right=1.9 * max(ticks))  # room for labels
+        axes.set_xlabel("bytes of context")
+    return made
+
+
+def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:
+    """A line for each row with a label at its end, a colour and a marker for each value of the key `by`."""
+    place = {name: index for index, name in enumerate(dict.fromkeys(row[by] for row in rows))}
+    ends: List[Tuple[float, str, str]] = []
+    for row in rows:
+        color, marker = COLOURS[place[row[by]]], MARKERS[place[row[by]]]
+        contexts, values = zip(*sorted((int(context), value) for context, value in row["bits"].items()), strict=True)
+        axes.plot(contexts, values, "--" if row["scaling"] and not row["tuned"] else "-", marker=marker, markersize=4, linewidth=1.2, color=color)
+        ends.append((values[-1], row[by] + (", tuned" if row["tuned"] else ""), color))
+    at, last = float("-inf"), max(_contexts(rows))
+    for value, label, color in sorted(ends):
+        at = max(value, at + GAP)
+        axes.annotate(label, (last, value), xytext=(1.06 * last, at), fontsize=8, color=color, va="center")

@@ -1,0 +1,17 @@
+"""GLM-OCR, its text model (Z.ai 2026, GLM-OCR): that of GLM-4V without biases, heads of any size."""
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families import Family
+from posenc_export.models.families.gated import alike, decoder
+from posenc_export.models.families.glm4v import WEIGHTS, rotation, sandwich
+from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.vision import BASES, UNUSED, keys_tied_by_either
+
+
+def describe(config: Settings) -> StackConfig:
+    config.needs("num_key_value_heads")
+    turned = rotation(config)
+    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [turned]))
+
+
+FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)
