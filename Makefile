@@ -23,7 +23,7 @@ lint: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
-	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager --json build/bench.json --html build/bench.html
+	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager -o build/bench.json --html build/bench.html
 
 # Random calls on sessions and mutations of artefacts: MINUTES of them; SEED repeats a run.
 MINUTES ?= 30

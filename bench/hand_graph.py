@@ -22,7 +22,7 @@ from onnx import helper
 
 from posenc_export.benchmark.disturbance import disturbed, watched
 from posenc_export.benchmark.report import duration
-from posenc_export.benchmark.spread import Spread, quantile, spread
+from posenc_export.benchmark.spread import Spread, spread
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.tables import aligned
@@ -129,7 +129,7 @@ class Race:
     """Bursts of several calls in turn; a turn somebody disturbed is taken again."""
 
     def __init__(self, calls: Dict[str, Call], burst: int) -> None:
-        self.calls, self.burst, self.redone, self.left = calls, burst, 0, 0
+        self.calls, self.burst, self.redone, self.kept_disturbed = calls, burst, 0, 0
 
     def run(self, rounds: int) -> Dict[str, List[float]]:
         """Per call, the median seconds of each burst; bursts of one index belong together."""
@@ -143,7 +143,7 @@ class Race:
             if disturbed(reading, quickest, cores) and patience > 0:
                 patience, self.redone = patience - 1, self.redone + 1
                 continue
-            self.left += disturbed(reading, quickest, cores)
+            self.kept_disturbed += disturbed(reading, quickest, cores)
             for name, value in zip(times, turn, strict=True):
                 times[name].append(value)
         return times
@@ -162,7 +162,7 @@ def _burst(call: Call, count: int) -> float:
         start = time.perf_counter()
         own = call()
         times.append(time.perf_counter() - start if own is None else own)
-    return quantile(times, 0.5)
+    return float(np.median(times))
 
 
 def stepper(session: Session, context: int) -> Call:
@@ -197,7 +197,7 @@ def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], optio
         "ratio": asdict(ratios),
         "difference": asdict(gap),
         "redone": race.redone,
-        "left": race.left,
+        "disturbed": race.kept_disturbed,
     }
 
 
@@ -232,7 +232,7 @@ def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
     for each in found:
         ratio, seconds = Spread(**each["ratio"]), [duration(part["median"]) for part in each["seconds"]]
         gap = f"{1e6 * each['difference']['median']:.1f}"
-        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["left"])))
+        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["disturbed"])))
     return aligned(heads, cells)
 
 

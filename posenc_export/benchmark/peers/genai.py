@@ -1,0 +1,50 @@
+"""onnxruntime-genai on the folder of an artefact, by its genai_config.json."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime_genai
+
+from posenc_export.benchmark.opened import Opened
+from posenc_export.runtime.manifest import Manifest
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    if batch > 1:
+        raise ValueError(f"genai: expected a batch of 1 row, got {batch}, which a Generator takes tokens for only once; give --batch 1")
+    start = time.perf_counter()
+    config = onnxruntime_genai.Config(str(folder))
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
+    return Opened(session, any(state.update == "append" for state in manifest.states), time.perf_counter() - start, manifest.source)
+
+
+class GenaiSession:
+    """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token."""
+
+    def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:
+        self.model, self.most = model, most
+        self.reset()
+
+    def reset(self) -> None:
+        parameters = onnxruntime_genai.GeneratorParams(self.model)
+        parameters.set_search_options(max_length=self.most)
+        self.generator, self.length = onnxruntime_genai.Generator(self.model, parameters), 0
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        return self._append(inputs)
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._append(inputs[:, None])[:, -1]
+
+    def rewind(self, n: int) -> None:
+        self.length -= n
+        self.generator.rewind_to(self.length)
+
+    def _append(self, tokens: np.ndarray) -> np.ndarray:
+        self.generator.append_tokens(tokens.astype(np.int32))
+        self.length += tokens.shape[1]
+        logits: np.ndarray = self.generator.get_logits()
+        return logits
