@@ -11,6 +11,7 @@ from posenc_export.benchmark.disturbance import Reading, disturbed
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.report import Loaded, Report, Row
 from posenc_export.benchmark.spread import spread
+from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.benchmark.workers import Worker, crew
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
@@ -61,10 +62,10 @@ class Race:
     clock: Dict[str, float] = field(default_factory=dict)
 
     def prefill(self, tokens: int) -> List[Row]:
-        """Prompts in turns. A contestant whose prompt takes long has fewer turns, at least one."""
+        """Prompts in turns. A contestant whose prompt takes long has fewer turns, of more than PREFILL_LIMIT one."""
         first = [_first_prefill(worker, tokens) for worker in self.racers]
         budget = self.seconds * (1 - DECODE_SHARE) / 2
-        wanted = [1 if t > PREFILL_LIMIT else max(1, min(self.rounds, int(budget / t))) for t in first]
+        wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(LEAST, int(budget / t))) for t in first]
         taken = [self._samples(max(1, count // 2)) for count in wanted]
         for turn in range(max(wanted)):
             for worker, samples, count in zip(self.racers, taken, wanted, strict=True):

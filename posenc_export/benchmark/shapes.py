@@ -5,7 +5,7 @@ from typing import Any, Dict, Sequence
 NONE: Dict[str, Any] = {"head_norm": None, "scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"}
 ATTENTION = {"sees": {"name": "causal"}, "projection": {"name": "grouped", "bias": False, "output_bias": False}, **NONE}
 SIZES = ("heads", "kv_heads", "head_size")
-TOKENS = {"features": None, "scale": 1.0, "encodings": [], "segments": 0, "norm": None}
+TOKENS: Dict[str, Any] = {"features": None, "scale": 1.0, "encodings": [], "segments": 0, "norm": None}
 HEAD = {"bias": False, "scale": 1.0, "softcap": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
 ROTATED = ("rope", "nope")

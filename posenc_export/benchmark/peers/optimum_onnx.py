@@ -30,7 +30,8 @@ class OptimumSession:
         self.reset()
 
     def reset(self) -> None:
-        self.past, self.length = None, 0
+        self.past: Any = None
+        self.length = 0
 
     def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
         """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
