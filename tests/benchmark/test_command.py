@@ -50,9 +50,14 @@ def test_disturbed_samples_fail_where_asked_for(given, status, asked, capsys):
     assert cli.main(["bench", "a", *given]) == status
 
 
-@pytest.mark.parametrize(
-    ("given", "rule"), [(["--contexts", "16;64"], "expected contexts as whole numbers"), (["--prefill", "x"], "give --prefill 128"), (["-o", "."], "a file that can be written")]
-)
+REFUSED = [
+    (["--contexts", "16;64"], "expected contexts as whole numbers"),
+    (["--prefill", "x"], "give --prefill 128"),
+    (["-o", "."], "a file that can be written"),
+]
+
+
+@pytest.mark.parametrize(("given", "rule"), REFUSED)
 def test_options_are_refused_before_anything_is_measured(given, rule, asked, capsys):
     assert cli.main(["bench", "a", *given]) == 2
     assert rule in capsys.readouterr().err and asked == []

@@ -1,6 +1,5 @@
 """docs/speed.md from made-up samples."""
 
-import re
 from pathlib import Path
 
 import pytest

@@ -18,7 +18,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     config = onnxruntime_genai.Config(str(folder))
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session, any(state.update == "append" for state in manifest.states), time.perf_counter() - start, manifest.source)
+    return Opened(session, False, time.perf_counter() - start, manifest.source)
 
 
 class GenaiSession:
