@@ -58,17 +58,14 @@ def page(reports: Dict[str, Report]) -> str:
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
     """Time of ours over theirs, round by round; None where one is missing or stayed disturbed."""
-    found = [_row(report.rows, target, start) for start in (target.ours, target.theirs)]
-    ours, theirs = found
+    ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
     if ours is None or theirs is None or ours.samples_disturbed or theirs.samples_disturbed:
         return None
     return spread([a / b for a, b in zip(ours.samples_seconds, theirs.samples_seconds, strict=False)])
 
 
 def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
-    """The row of a contestant; behind the name of one that builds several models stand sizes of the model."""
-    here = [row for row in rows if (row.phase, row.tokens) == (target.phase, target.tokens)]
-    return next((row for row in here if row.contestant == name or row.contestant.startswith(f"{name} ")), None)
+    return next((row for row in rows if (row.phase, row.tokens, row.contestant) == (target.phase, target.tokens, name)), None)
 
 
 def _targets(reports: Dict[str, Report]) -> List[str]:

@@ -103,7 +103,7 @@ def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
         return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in taken]
     first = {each.model: each for each in reversed(taken)}
     several = len({each.model for each in own}) > 1
-    return [replace(each, label=f"{name} {model}" if several else name, runtime=name) for model, each in reversed(first.items())]
+    return [replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name) for model, each in reversed(first.items())]
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:

@@ -18,6 +18,7 @@ th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Told apart by colour-blind readers too (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
+LINES = ("-", "--", ":")  # for contestants beyond the colours
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 
 
@@ -81,7 +82,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         figure = Figure(figsize=(9, 4), layout="constrained")
         axes = figure.subplots()
         for index, name in enumerate(names):
-            mark(axes, [row for row in rows if row.contestant == name], {"color": COLOURS[index % len(COLOURS)]})
+            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
+            mark(axes, [row for row in rows if row.contestant == name], style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [str(number) for number in tokens])
         axes.minorticks_off()

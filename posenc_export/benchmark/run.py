@@ -136,7 +136,7 @@ def run(
     Args:
         folders: artefacts; each runs on the CPU, and on CUDA where the machine and the artefact can.
         runtimes: names of RUNTIMES, beside the artefacts.
-        contexts: cached tokens of a decode step; those beyond the range of a model are left out.
+        contexts: cached tokens of a decode step; those beyond the range of a model are left out, and all of them for models without a cache.
         prompts: tokens of a prompt at prefill, likewise; the contexts where None.
         batch: rows of every call.
         rounds: samples per contestant, number of tokens and phase; a long prefill gets fewer.
@@ -150,7 +150,8 @@ def run(
     if min(rounds, threads, batch) < 1 or seconds <= 0:
         raise ValueError(f"benchmark: expected rounds, threads, batch and seconds above 0, got {rounds}, {threads}, {batch} and {seconds}; give larger ones")
     contestants = gather(folders, runtimes, different_models)
-    cached, prefilled = usable(contexts, contestants), usable(contexts if prompts is None else prompts, contestants)
+    steps = all(contestant.manifest.states for contestant in contestants)
+    cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
     say = progress or (lambda line: None)

@@ -77,7 +77,8 @@ class Bench:
         start = time.perf_counter()
         length = min(16, self.manifest.max_positions - 1)
         self.session.prefill(self._prompt(length), chunk=max(1, length // 2))
-        self.session.step(self.token)
+        if self.manifest.states:
+            self.session.step(self.token)
         return {"load": opened.seconds, "warm_up": time.perf_counter() - start, "weights": dict(opened.weights)}
 
     def prefill(self, request: Request) -> Dict[str, Any]:

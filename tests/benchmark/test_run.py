@@ -25,13 +25,13 @@ def folder(tmp_path, monkeypatch):
     for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
         monkeypatch.setattr(machine, name, value)
 
-    def make(name, target="ort", width=32):
+    def make(name, target="ort", width=32, cached=True):
         (tmp_path / name).mkdir()
         update, slots = ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
         config = {"kind": "block", "width": width, "max_positions": 128, "encodings": [], "attention": {"encodings": []}}
         values = [Value(name, "float32", ("batch_size", "sequence_length", width)) for name in ("hidden_states", "output")]
         states = [State("past_key_values.0.key", "present.0.key", "float32", ("batch_size", 4, slots, 8), update, 2)]
-        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states, 128, 0, 1, True)
+        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states * cached, 128, 0, 1, True)
         (tmp_path / name / "model.onnx").write_bytes(b"")
         manifests.write(manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}), tmp_path / name)
         return tmp_path / name
@@ -74,6 +74,11 @@ def test_the_slower_contestant_is_found(folder):
 def test_prompts_are_measured_beside_the_contexts(folder):
     report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
     assert [(row.phase, row.tokens) for row in report.rows] == [("decode", 16), ("decode", 32), ("prefill", 64)]
+
+
+def test_a_model_without_a_cache_is_measured_at_prefill_alone(folder):
+    report = run([folder("a", cached=False)], contexts=(16, 32), rounds=1, seconds=0.05)
+    assert [(row.phase, row.tokens) for row in report.rows] == [("prefill", 16), ("prefill", 32)]
 
 
 def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
