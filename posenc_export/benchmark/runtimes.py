@@ -50,8 +50,7 @@ def _hand_written(folder: Path, manifest: Manifest) -> bool:
 
 
 def _genai(folder: Path, manifest: Manifest) -> bool:
-    """onnxruntime-genai 0.18 may crash where caches that grow are rewound, which each burst of steps needs."""
-    return (folder / "genai_config.json").is_file() and all(state.update != "append" for state in manifest.states)
+    return (folder / "genai_config.json").is_file()
 
 
 def _optimum(folder: Path, manifest: Manifest) -> bool:
@@ -73,7 +72,7 @@ RUNTIMES: Dict[str, Runtime] = {
     "hand-written": Runtime(
         f"{PEERS}.hand_written", (*TORCH, "onnx", "onnxruntime"), "posenc-export[export,cpu]", _hand_written, f"a float32 block, or {LLAMA}; rope or nope alone"
     ),
-    "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for target ort or onnx-static", builds=False),
+    "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
     "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
     "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),
 }

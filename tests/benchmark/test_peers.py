@@ -90,7 +90,7 @@ def test_a_runtime_that_is_not_installed_is_refused_with_what_to_install(folders
 
 
 REFUSED = [
-    ("genai", "decoder-rope", "a decoder exported with --signature mask for target ort or onnx-static"),
+    ("genai", "decoder-rope", "a decoder exported with --signature mask for an ONNX target"),
     pytest.param("transformers", "decoder-nope", "a float32 decoder of Llama's shape", marks=pytest.mark.exhaustive),
 ]
 

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime_genai
@@ -18,20 +19,25 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     config = onnxruntime_genai.Config(str(folder))
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session, False, time.perf_counter() - start, manifest.source)
+    return Opened(session, True, time.perf_counter() - start, manifest.source)
 
 
 class GenaiSession:
-    """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token."""
+    """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token.
+
+    In version 0.18, rewind_to and a second Generator beside the first one each end with a segmentation fault after some calls. So a rewind reads the tokens
+    that are left with a new Generator, and the old one is freed first.
+    """
 
     def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:
         self.model, self.most = model, most
         self.reset()
 
     def reset(self) -> None:
+        self.generator: Any = None
         parameters = onnxruntime_genai.GeneratorParams(self.model)
         parameters.set_search_options(max_length=self.most)
-        self.generator, self.length = onnxruntime_genai.Generator(self.model, parameters), 0
+        self.generator, self.tokens = onnxruntime_genai.Generator(self.model, parameters), np.zeros((1, 0), np.int32)
 
     def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
         return self._append(inputs)
@@ -40,11 +46,13 @@ class GenaiSession:
         return self._append(inputs[:, None])[:, -1]
 
     def rewind(self, n: int) -> None:
-        self.length -= n
-        self.generator.rewind_to(self.length)
+        kept = self.tokens[:, :-n]
+        self.reset()
+        self._append(kept)
 
     def _append(self, tokens: np.ndarray) -> np.ndarray:
-        self.generator.append_tokens(tokens.astype(np.int32))
-        self.length += tokens.shape[1]
+        new = tokens.astype(np.int32)
+        self.tokens = np.concatenate((self.tokens, new), axis=1)
+        self.generator.append_tokens(new)
         logits: np.ndarray = self.generator.get_logits()
         return logits
