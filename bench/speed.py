@@ -1,6 +1,6 @@
 """Speed of blocks and decoders against hand-written graphs and other runtimes: bench/results/speed.json and docs/speed.md.
 
-    python -m bench.speed [--only PART] [--json bench/results/speed.json] [--markdown docs/speed.md]
+    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--markdown docs/speed.md]
 
 A part is measured in one run, in which all its contestants take turns, and takes the place of that part in the JSON. Artefacts are exported once into
 --artefacts and serve again; remove that folder after a change to the export. What is installed of onnxruntime-genai, openvino and transformers runs too.
@@ -83,10 +83,10 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
     return paths
 
 
-def measured(name: str, folder: Path, threads: int, say: Progress) -> Report:
-    """One run over all contestants of a part."""
+def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:
+    """One run over all contestants of a part; `without` names runtimes that take no part."""
     part = PARTS[name]
-    runtimes = [runtime for runtime in part.runtimes if not RUNTIMES[runtime].missing()]
+    runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
     folders = exported(name, folder, runtimes, say)
     return run(folders, runtimes, part.contexts, part.prompts, threads=threads, seconds=part.seconds, different_models=True, progress=say)
 
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit status: 0, or 1 where samples stayed disturbed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="this part; may be given several times (default: all)")
+    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="leave out this runtime, where it does not run; may be given several times")
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/speed.md"))
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     say, disturbed = Progress(), 0
     for name in options.only or PARTS:
-        report = measured(name, options.artefacts, options.threads, say)
+        report = measured(name, options.artefacts, options.threads, options.without, say)
         say.close()
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}

@@ -1,6 +1,7 @@
 """onnxruntime-genai on the folder of an artefact, by its genai_config.json."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
         raise ValueError(f"genai: expected a batch of 1 row, got {batch}, which a Generator takes tokens for only once; give --batch 1")
     start = time.perf_counter()
     config = onnxruntime_genai.Config(str(folder))
-    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    if threads != os.cpu_count():  # as many are the default; after an overlay, version 0.18 was seen to end with a segmentation fault
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
     return Opened(session, True, time.perf_counter() - start, manifest.source)
 
@@ -25,8 +27,8 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 class GenaiSession:
     """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token.
 
-    In version 0.18, rewind_to and a second Generator beside the first one each end with a segmentation fault after some calls. So a rewind reads the tokens
-    that are left with a new Generator, and the old one is freed first.
+    Version 0.18 was seen to end with a segmentation fault after many calls of rewind_to, and with a second Generator beside the first one. So a rewind reads
+    the tokens that are left with a new Generator, and the old one is freed first.
     """
 
     def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:
