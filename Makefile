@@ -6,7 +6,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all fuzz soak lint bench clean
+.PHONY: demo test test-all fuzz soak lint bench bench-all clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
@@ -23,7 +23,12 @@ lint: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
-	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager --json build/bench.json --html build/bench.html
+	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager -o build/bench.json --html build/bench.html
+
+# All figures of docs/speed.md, on a machine that does nothing else; PART names one of them.
+PART ?=
+bench-all: $(VENV)/ready
+	$(BIN)/python -m bench.speed $(addprefix --only ,$(PART))
 
 # Random calls on sessions and mutations of artefacts: MINUTES of them; SEED repeats a run.
 MINUTES ?= 30

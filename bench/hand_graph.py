@@ -16,20 +16,17 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import helper
 
 from posenc_export.benchmark.disturbance import disturbed, watched
+from posenc_export.benchmark.peers.hand_graph import block
 from posenc_export.benchmark.report import duration
-from posenc_export.benchmark.spread import Spread, quantile, spread
+from posenc_export.benchmark.spread import Spread, spread
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.tables import aligned
 
 WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
-IR_VERSION, OPSET = 10, 23  # what torch.onnx writes
-BASE = 10000.0  # of the angles; its value costs nothing
 CONTEXTS = (128, 1024, 8192)
 CAPACITIES = (512, 32768)
 REST = 0.05  # seconds; the other session's threads spin for 10 to 30 ms after its last run (measured, ONNX Runtime 1.31.1)
@@ -39,38 +36,12 @@ Call = Callable[[], Any]
 
 
 def hand_graph(rows: int) -> bytes:
-    """Serialised model: x [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and the same caches."""
-    node = helper.make_node
-    sources = ["qkv", "", "", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos", "sin"]
-    attended = ["attended", "present_key", "present_value"]
-    nodes = [
-        node("MatMul", ["hidden_states", "qkv_weight"], ["qkv"]),
-        node("GroupQueryAttention", sources, attended, domain="com.microsoft", num_heads=HEADS, kv_num_heads=HEADS, do_rotary=1),
-        node("MatMul", ["attended", "output_weight"], ["output"]),
-    ]
-    hidden, cache = ["batch", "new", WIDTH], ["batch", HEADS, "capacity", HEAD_SIZE]
-    inputs = _values(onnx.TensorProto.FLOAT, hidden_states=hidden, past_key=cache, past_value=cache)
-    inputs += _values(onnx.TensorProto.INT32, seqlens_k=["batch"], total_sequence_length=[])
-    outputs = _values(onnx.TensorProto.FLOAT, output=hidden, present_key=cache, present_value=cache)
-    graph = helper.make_graph(nodes, "hand", inputs, outputs, _weights(rows))
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()  # type: ignore[no-any-return]
-
-
-def _weights(rows: int) -> List[Any]:
+    """Serialised model of random weights: hidden_states [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and the same caches."""
     rng = np.random.default_rng(0)
-    angles = np.arange(rows)[:, None] * BASE ** (-np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
-    tables = {
-        "qkv_weight": rng.standard_normal((WIDTH, 3 * WIDTH)) * 0.04,
-        "output_weight": rng.standard_normal((WIDTH, WIDTH)) * 0.04,
-        "cos": np.cos(angles),
-        "sin": np.sin(angles),
-    }
-    return [onnx.numpy_helper.from_array(table.astype(np.float32), name) for name, table in tables.items()]
-
-
-def _values(kind: int, **axes: Sequence[Any]) -> List[Any]:
-    return [helper.make_tensor_value_info(name, kind, shape) for name, shape in axes.items()]
+    sizes = {"attention.projection.qkv.weight": (3 * WIDTH, WIDTH), "attention.projection.output.weight": (WIDTH, WIDTH)}
+    weights = {name: rng.standard_normal(shape) * 0.04 for name, shape in sizes.items()}
+    attention = {"heads": HEADS, "kv_heads": HEADS, "head_size": HEAD_SIZE, "encodings": [{"name": "rope"}]}
+    return block({"width": WIDTH, "max_positions": rows, "attention": attention}, weights)
 
 
 class Bound:
@@ -129,7 +100,7 @@ class Race:
     """Bursts of several calls in turn; a turn somebody disturbed is taken again."""
 
     def __init__(self, calls: Dict[str, Call], burst: int) -> None:
-        self.calls, self.burst, self.redone, self.left = calls, burst, 0, 0
+        self.calls, self.burst, self.redone, self.kept_disturbed = calls, burst, 0, 0
 
     def run(self, rounds: int) -> Dict[str, List[float]]:
         """Per call, the median seconds of each burst; bursts of one index belong together."""
@@ -143,7 +114,7 @@ class Race:
             if disturbed(reading, quickest, cores) and patience > 0:
                 patience, self.redone = patience - 1, self.redone + 1
                 continue
-            self.left += disturbed(reading, quickest, cores)
+            self.kept_disturbed += disturbed(reading, quickest, cores)
             for name, value in zip(times, turn, strict=True):
                 times[name].append(value)
         return times
@@ -162,7 +133,7 @@ def _burst(call: Call, count: int) -> float:
         start = time.perf_counter()
         own = call()
         times.append(time.perf_counter() - start if own is None else own)
-    return quantile(times, 0.5)
+    return float(np.median(times))
 
 
 def stepper(session: Session, context: int) -> Call:
@@ -197,7 +168,7 @@ def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], optio
         "ratio": asdict(ratios),
         "difference": asdict(gap),
         "redone": race.redone,
-        "left": race.left,
+        "disturbed": race.kept_disturbed,
     }
 
 
@@ -232,15 +203,16 @@ def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
     for each in found:
         ratio, seconds = Spread(**each["ratio"]), [duration(part["median"]) for part in each["seconds"]]
         gap = f"{1e6 * each['difference']['median']:.1f}"
-        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["left"])))
+        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["disturbed"])))
     return aligned(heads, cells)
 
 
 def check(folder: Path) -> None:
     """Raises: ValueError: not a float32 ort block of the hand graph's sizes."""
     manifest = manifests.read(folder)
-    config = manifest.config
-    got = (manifest.kind, manifest.target, manifest.dtype, config.get("width"), config.get("heads"), config.get("kv_heads"), config.get("head_size"))
+    attention = manifest.config.get("attention", {})
+    sizes = (manifest.config.get("width"), *(attention.get(name) for name in ("heads", "kv_heads", "head_size")))
+    got = (manifest.kind, manifest.target, manifest.dtype, *sizes)
     wanted = ("block", "ort", "float32", WIDTH, HEADS, HEADS, HEAD_SIZE)
     if got != wanted:
         raise ValueError(f"hand_graph {folder}: kind, target, dtype, width, heads, kv_heads, head_size are {wanted}, got {got}; export such a block")

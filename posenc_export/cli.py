@@ -51,8 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, (module, said) in COMMANDS.items():
         command = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
         module.add_arguments(command)
-        if module is not bench:  # whose --json names a file
-            command.add_argument("--json", action="store_true", help="machine-readable output")
+        command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
 
 

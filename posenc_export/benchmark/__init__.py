@@ -1,6 +1,6 @@
-"""Times prefill and decode of artefact folders against each other and against the live module.
+"""Times prefill and decode of artefact folders against each other and against other runtimes of the same model.
 
-`run(folders, runtimes, contexts)` gives a `Report`: to_json(), table(), html(path). Nothing here imports torch or onnxruntime in the
+`run(folders, runtimes, contexts)` gives a `Report`: to_json(), table(), verdicts, html(path). Nothing here imports torch or onnxruntime in the
 caller: each contestant lives in a worker of its own.
 """
 

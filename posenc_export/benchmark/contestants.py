@@ -1,14 +1,14 @@
-"""The contestants: artefact folders with each provider they can run on, and runtimes that build the same model again."""
+"""The contestants: artefact folders with each provider they can run on, and other runtimes of the same models."""
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import List, Sequence, Tuple, Union
 
+from posenc_export.benchmark.labels import folder_labels, model_label, numbered
+from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
-
-RUNTIMES = ("eager", "torch.compile")
 
 
 @dataclass(frozen=True)
@@ -16,23 +16,31 @@ class Contestant:
     """One worker's task.
 
     Args:
-        runtime: "artefact", "eager" or "torch.compile".
+        label: its name in the report.
+        model: short name of what it runs.
+        runtime: "artefact" or a name of RUNTIMES.
         folder: the artefact, or the one whose config the runtime builds.
+        artefact: name of the folder in the report.
         provider: "cpu" or "cuda".
     """
 
     label: str
+    model: str
     runtime: str
     folder: Path
+    artefact: str
     manifest: Manifest
     provider: str = "cpu"
 
 
-def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List[Contestant]:
-    """Runtimes first, then the folders as given.
+def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False) -> List[Contestant]:
+    """Other runtimes first, then the folders as given.
+
+    Args:
+        different_models: folders may hold models of different descriptions.
 
     Raises:
-        ValueError: no folder, an unknown runtime, runtimes beside folders of several models, artefacts that do not load.
+        ValueError: no folder, folders of different models, an unknown runtime, one that is not installed or takes none of the folders, artefacts that do not load.
     """
     if not folders:
         raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
@@ -40,26 +48,35 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str]) -> List
     if unknown:
         raise ValueError(f"benchmark: expected runtimes among {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose among these")
     paths = [Path(folder).resolve() for folder in folders]
-    read = [(path, manifests.read(path)) for path in paths]
-    first_path, first = read[0]
-    if runtimes and any(manifest.config != first.config for _, manifest in read):
-        raise ValueError("benchmark: expected folders of one model beside runtimes, got folders of several; give runtimes=() or folders of one model")
-    live = [Contestant(name, name, first_path, first) for name in dict.fromkeys(runtimes)]
-    return _distinct(live + [Contestant(_name(p, provider), "artefact", p, m, provider) for p, m in read for provider in _providers(m)])
+    read = [manifests.read(path) for path in paths]
+    models: List[Manifest] = []  # the first folder of each model
+    for manifest in read:
+        if all(manifest.config != other.config for other in models):
+            models.append(manifest)
+    names = numbered([model_label(manifest) for manifest in models])
+    if len(models) > 1 and not different_models:
+        raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one, or allow --different-models")
+    own = []
+    for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
+        name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
+        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in _providers(manifest)]
+    others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
+    labels = numbered([contestant.label for contestant in others + own])
+    return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
 
 
-def usable(contexts: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """The contexts inside every contestant's range, ascending.
+def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
+    """Those numbers of tokens that are inside every contestant's range, ascending.
 
     Raises:
-        ValueError: a context below 2, none inside the range.
+        ValueError: a number below 2, none inside the range.
     """
-    if any(context < 2 for context in contexts):
-        raise ValueError(f"benchmark: expected contexts of at least 2 tokens, got {min(contexts)}; give larger ones")
+    if any(number < 2 for number in numbers):
+        raise ValueError(f"benchmark: expected contexts and prompts of at least 2 tokens, got {min(numbers)}; give larger ones")
     limit = min(contestant.manifest.max_positions for contestant in contestants)
-    inside = sorted({context for context in contexts if context <= limit})
-    if not inside:
-        raise ValueError(f"benchmark: expected a context of at most max_positions, {limit}, got {', '.join(map(str, contexts)) or 'none'}; give smaller contexts")
+    inside = sorted({number for number in numbers if number <= limit})
+    if numbers and not inside:
+        raise ValueError(f"benchmark: expected one of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones")
     return inside
 
 
@@ -72,6 +89,23 @@ def cuda_present() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
+def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
+    """What a runtime makes of the folders: each that it can load, or the first of each model that it can build."""
+    runtime = RUNTIMES[name]
+    missing = runtime.missing()
+    if missing:
+        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}', or leave it out")
+    taken = [each for each in own if each.provider == "cpu" and runtime.takes(each.folder, each.manifest)]
+    if not taken:
+        got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in own))
+        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder, or leave it out")
+    if not runtime.builds:
+        return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in taken]
+    first = {each.model: each for each in reversed(taken)}
+    several = len({each.model for each in own}) > 1
+    return [replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name) for model, each in reversed(first.items())]
+
+
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
     """GroupQueryAttention has no float32 kernel on CUDA; a target made for CUDA runs nowhere else."""
     if manifest.target.endswith("-cuda"):
@@ -80,15 +114,5 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
     return ("cpu", "cuda") if capable and cuda_present() else ("cpu",)
 
 
-def _name(path: Path, provider: str) -> str:
-    return path.name if provider == "cpu" else f"{path.name} ({provider})"
-
-
-def _distinct(contestants: List[Contestant]) -> List[Contestant]:
-    seen: List[str] = []
-    result = []
-    for each in contestants:
-        seen.append(each.label)
-        again = seen.count(each.label)
-        result.append(each if again == 1 else Contestant(f"{each.label} #{again}", each.runtime, each.folder, each.manifest, each.provider))
-    return result
+def _on(label: str, provider: str) -> str:
+    return label if provider == "cpu" else f"{label} ({provider})"

@@ -11,23 +11,23 @@ def cache_values(manifest: Manifest, context: int) -> int:
     return context * sum(int(state.axes[1]) * int(state.axes[3]) for state in grown)
 
 
-def step_bytes(manifest: Manifest, context: int) -> int:
-    """Bytes a decode step at `context` must read: weights and valid cache.
+def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
+    """Bytes a decode step of `batch` rows at `context` must read: weights once, and the valid cache of each row.
 
     Raises:
         ValueError: a dtype whose size is not known.
     """
     if manifest.dtype not in ITEM_BYTES:
         raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
-    return ITEM_BYTES[manifest.dtype] * (manifest.step_weights + cache_values(manifest, context))
+    return ITEM_BYTES[manifest.dtype] * (manifest.step_weights + batch * cache_values(manifest, context))
 
 
-def share_of_limit(moved: int, seconds: float, bandwidth: float) -> float:
-    """moved bytes in seconds, as a share of bandwidth in bytes per second; 1 is the limit of a read-only pass.
+def share_of_limit(read: int, seconds: float, bandwidth: float) -> float:
+    """read bytes in seconds, as a share of bandwidth in bytes per second; 1 is the limit of a read-only pass.
 
     Raises:
         ValueError: a time or bandwidth that is not positive.
     """
     if seconds <= 0.0 or bandwidth <= 0.0:
         raise ValueError(f"benchmark: expected a time and a bandwidth above 0, got {seconds} s and {bandwidth} B/s; measure again")
-    return moved / seconds / bandwidth
+    return read / seconds / bandwidth

@@ -15,9 +15,10 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td {
 th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
 """
-TEXT_HEADS = ("phase", "contestant", "target", "provider")
+TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Told apart by colour-blind readers too (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
+LINES = ("-", "--", ":")  # for contestants beyond the colours
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 
 
@@ -29,7 +30,7 @@ def render(report: Report) -> str:
     """
     plots = [
         _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6)),
-        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share is not None], "percent of limit", _shares),
+        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent of limit", _shares),
         _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3)),
     ]
     parts = [
@@ -37,7 +38,8 @@ def render(report: Report) -> str:
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
         "<h1>posenc benchmark</h1>",
-        f"<p>{html.escape(report.remark())} Lines are medians, bands the 10th to 90th percentile.</p>",
+        f"<p>{html.escape(' '.join(report.remarks()))} Lines are medians, bands the 10th to 90th percentile.</p>",
+        _list([verdict.text for verdict in report.verdicts]),
         *plots,
         "<h2>All rows</h2>",
         _table(ROW_HEADS, report.row_cells()),
@@ -50,9 +52,9 @@ def render(report: Report) -> str:
 
 def _times(factor: float) -> Mark:
     def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-        contexts = [row.context for row in rows]
-        axes.plot(contexts, [factor * row.seconds.median for row in rows], marker="o", label=rows[0].contestant, **style)
-        axes.fill_between(contexts, [factor * row.seconds.low for row in rows], [factor * row.seconds.high for row in rows], alpha=0.2, linewidth=0, **style)
+        tokens = [row.tokens for row in rows]
+        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", label=rows[0].contestant, **style)
+        axes.fill_between(tokens, [factor * row.p10_seconds for row in rows], [factor * row.p90_seconds for row in rows], alpha=0.2, linewidth=0, **style)
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
@@ -61,12 +63,12 @@ def _times(factor: float) -> Mark:
 
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    axes.plot([row.context for row in rows], [100 * (row.share or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
+    axes.plot([row.tokens for row in rows], [100 * (row.share_of_limit or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
     axes.set_ylim(bottom=0, auto=True)  # the next contestant may lie higher
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
-    """A heading and a plot over the context, one line per contestant; nothing where there are no rows."""
+    """A heading and a plot over the tokens, one line per contestant; nothing where there are no rows."""
     if not rows:
         return ""
     try:
@@ -75,16 +77,17 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
     except ImportError:
         raise ValueError("benchmark: expected matplotlib for a page, got none; install posenc-export[report]") from None
     names = list(dict.fromkeys(row.contestant for row in rows))
-    contexts = sorted({row.context for row in rows})
+    tokens = sorted({row.tokens for row in rows})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
         figure = Figure(figsize=(9, 4), layout="constrained")
         axes = figure.subplots()
         for index, name in enumerate(names):
-            mark(axes, [row for row in rows if row.contestant == name], {"color": COLOURS[index % len(COLOURS)]})
+            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
+            mark(axes, [row for row in rows if row.contestant == name], style)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(contexts, [str(context) for context in contexts])
+        axes.set_xticks(tokens, [str(number) for number in tokens])
         axes.minorticks_off()
-        axes.set_xlabel("context, tokens")
+        axes.set_xlabel("tokens")
         axes.set_ylabel(unit)
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
@@ -101,6 +104,10 @@ def _inline(svg: str, title: str) -> str:
     element = re.sub(r'\bid="', f'id="{prefix}-', element)
     element = element.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
     return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(title, quote=True)}"', 1)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
 def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:

@@ -1,17 +1,21 @@
-"""The measurement: contestants in turn, disturbed samples redone, until every context has its rounds."""
+"""The measurement: contestants in turn, disturbed samples redone, until every number of tokens has its rounds."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
+from posenc_export.benchmark import machine
 from posenc_export.benchmark.contestants import Contestant, gather, usable
 from posenc_export.benchmark.disturbance import Reading, disturbed
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.report import Loaded, Report, Row
 from posenc_export.benchmark.spread import spread
+from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.benchmark.workers import Worker, crew
 
-PREFILL_LIMIT = 3.0  # seconds; a longer prompt is prefilled for decoding, not timed
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+PREFILL_LIMIT = 3.0  # seconds; a longer prompt is timed once
 DECODE_SHARE = 0.4  # of the budget; the rest is for prefill and redone samples
 Progress = Callable[[str], None]
 
@@ -21,7 +25,7 @@ class Samples:
 
     def __init__(self, patience: int, cores: int) -> None:
         self.seconds: List[float] = []
-        self.redone = self.left = 0
+        self.redone = self.kept_disturbed = 0
         self.patience, self.cores = patience, cores
 
     def take(self, ask: Callable[[], Dict[str, Any]], clock: Dict[str, float]) -> None:
@@ -34,98 +38,162 @@ class Samples:
             if not bad or self.redone >= self.patience:
                 break
             self.redone += 1
-        self.left += bad
+        self.kept_disturbed += bad
         self.seconds += reply["seconds"]
+
+
+@dataclass
+class Race:
+    """The contestants with their workers, and how long they run.
+
+    Args:
+        meter: worker that measures the limits of the machine.
+        rounds: samples of each contestant.
+        seconds: time of each contestant at one number of tokens.
+        clock: quickest reference loop so far.
+    """
+
+    contestants: List[Contestant]
+    racers: List[Worker]
+    meter: Worker
+    batch: int
+    rounds: int
+    seconds: float
+    clock: Dict[str, float] = field(default_factory=dict)
+
+    def prefill(self, tokens: int) -> List[Row]:
+        """Prompts in turns. A contestant whose prompt takes long has fewer turns, of more than PREFILL_LIMIT one."""
+        first = [_first_prefill(worker, tokens) for worker in self.racers]
+        budget = self.seconds * (1 - DECODE_SHARE) / 2
+        wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(LEAST, int(budget / t))) for t in first]
+        taken = [self._samples(max(1, count // 2)) for count in wanted]
+        for turn in range(max(wanted)):
+            for worker, samples, count in zip(self.racers, taken, wanted, strict=True):
+                if turn < count:
+                    samples.take(lambda w=worker: w.ask("prefill", context=tokens), self.clock)  # type: ignore[misc]
+        return self._rows("prefill", tokens, taken, {})
+
+    def decode(self, tokens: int) -> List[Row]:
+        """Steps in turns, and beside them reads of as many bytes as a step must read."""
+        duration = self.seconds * DECODE_SHARE / self.rounds
+        taken = [self._samples(self.rounds) for _ in self.racers]
+        reads = {step_bytes(c.manifest, tokens, self.batch): self._samples(self.rounds) for c in self.contestants}
+        for turn in range(self.rounds):
+            for worker, samples in zip(self.racers, taken, strict=True):
+                fresh = iter([turn == 0])
+                samples.take(lambda w=worker, f=fresh: w.ask("decode", context=tokens, duration=duration, fresh=next(f, False)), self.clock)  # type: ignore[misc]
+            for size, samples in reads.items():
+                samples.take(lambda s=size: self.meter.ask("bandwidth", bytes=s, duration=duration), self.clock)  # type: ignore[misc]
+        return self._rows("decode", tokens, taken, {size: size / spread(samples.seconds).median for size, samples in reads.items()})
+
+    def _samples(self, patience: int) -> Samples:
+        return Samples(patience, os.cpu_count() or 1)
+
+    def _rows(self, phase: str, tokens: int, taken: List[Samples], bandwidths: Dict[int, float]) -> List[Row]:
+        """The fastest first. bandwidths: bytes per second, by the size of what is read; empty where no limit applies."""
+        pairs = sorted(zip(self.contestants, taken, strict=True), key=lambda pair: spread(pair[1].seconds).median)
+        fastest = pairs[0][1]
+        return [self._row(phase, tokens, contestant, samples, fastest, bandwidths) for contestant, samples in pairs]
+
+    def _row(self, phase: str, tokens: int, contestant: Contestant, samples: Samples, fastest: Samples, bandwidths: Dict[int, float]) -> Row:
+        times = spread(samples.seconds)
+        size = step_bytes(contestant.manifest, tokens, self.batch)
+        bandwidth = bandwidths.get(size) if contestant.provider == "cpu" else None
+        comparable = not samples.kept_disturbed and not fastest.kept_disturbed
+        return Row(
+            phase=phase,
+            tokens=tokens,
+            contestant=contestant.label,
+            model=contestant.model,
+            median_seconds=times.median,
+            p10_seconds=times.low,
+            p90_seconds=times.high,
+            samples_seconds=samples.seconds,
+            tokens_per_second=self.batch * (tokens if phase == "prefill" else 1) / times.median,
+            ratio_to_fastest=times.median / spread(fastest.seconds).median if comparable else None,
+            least_bytes=None if bandwidth is None else size,
+            read_bytes_per_second=bandwidth,
+            share_of_limit=None if bandwidth is None else share_of_limit(size, times.median, bandwidth),
+            samples_redone=samples.redone,
+            samples_disturbed=samples.kept_disturbed,
+        )
 
 
 def run(
     folders: Sequence[Union[str, Path]],
-    runtimes: Sequence[str] = ("eager",),
-    contexts: Sequence[int] = (128, 1024, 8192),
+    runtimes: Sequence[str] = (),
+    contexts: Sequence[int] = CONTEXTS,
+    prompts: Optional[Sequence[int]] = None,
+    batch: int = 1,
     rounds: int = 10,
     threads: int = 2,
     seconds: float = 1.5,
+    different_models: bool = False,
     progress: Optional[Progress] = None,
 ) -> Report:
-    """Time prefill and decode of one row.
+    """Time prefill and decode.
 
     Args:
         folders: artefacts; each runs on the CPU, and on CUDA where the machine and the artefact can.
-        runtimes: "eager", "torch.compile": the same config built anew with random weights.
-        contexts: tokens; those beyond the model's range are left out.
-        rounds: samples per contestant, context and phase; a long prefill gets fewer.
-        seconds: time per contestant and context, prefill of the context not counted.
+        runtimes: names of RUNTIMES, beside the artefacts.
+        contexts: cached tokens of a decode step; those beyond the range of a model are left out, and all of them for models without a cache.
+        prompts: tokens of a prompt at prefill, likewise; the contexts where None.
+        batch: rows of every call.
+        rounds: samples per contestant, number of tokens and phase; a long prefill gets fewer.
+        seconds: time per contestant and number of tokens, prefill of the context not counted.
+        different_models: compare models of different descriptions.
         progress: called with one line at each stage.
 
     Raises:
-        ValueError: no or unequal folders, no usable context, a contestant that fails.
+        ValueError: no or unequal folders, no usable number of tokens, a runtime that is missing or takes none of the folders, a contestant that fails.
     """
-    if rounds < 1 or threads < 1 or seconds <= 0:
-        raise ValueError(f"benchmark: expected rounds, threads and seconds above 0, got {rounds}, {threads} and {seconds}; give larger ones")
-    contestants = gather(folders, runtimes)
-    lengths = usable(contexts, contestants)
+    if min(rounds, threads, batch) < 1 or seconds <= 0:
+        raise ValueError(f"benchmark: expected rounds, threads, batch and seconds above 0, got {rounds}, {threads}, {batch} and {seconds}; give larger ones")
+    contestants = gather(folders, runtimes, different_models)
+    steps = all(contestant.manifest.states for contestant in contestants)
+    cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)
+    if not cached and not prefilled:
+        raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
     say = progress or (lambda line: None)
-    with crew([c.label for c in contestants] + ["bandwidth"], threads) as workers:
+    with crew([c.label for c in contestants] + ["limits"], threads) as workers:
         *racers, meter = workers
-        loads = [_load(c, w, threads, say) for c, w in zip(contestants, racers, strict=True)]
-        clock: Dict[str, float] = {}
+        loads = [_load(c, w, threads, batch, say) for c, w in zip(contestants, racers, strict=True)]
+        race = Race(contestants, racers, meter, batch, rounds, seconds)
+        say("limits of the machine")
+        limits = machine.limits(meter, threads)
         rows: List[Row] = []
-        for context in lengths:
-            say(f"context {context}: {len(contestants)} contestants, {rounds} rounds")
-            rows += _at_context(contestants, racers, meter, context, rounds, seconds, clock)
+        for phase, numbers, measure in (("decode", cached, race.decode), ("prefill", prefilled, race.prefill)):
+            for tokens in numbers:
+                say(f"{phase} at {tokens} tokens: {len(contestants)} contestants, {rounds} rounds")
+                rows += measure(tokens)
         loaded = [_loaded(c, reply, w.ask("memory")["peak"]) for c, w, reply in zip(contestants, racers, loads, strict=True)]
-    return Report(loaded, rows, threads, os.cpu_count() or 1)
+    return Report(machine.described(threads), limits, loaded, rows, batch)
 
 
-def _load(contestant: Contestant, worker: Worker, threads: int, say: Progress) -> Dict[str, Any]:
+def _load(contestant: Contestant, worker: Worker, threads: int, batch: int, say: Progress) -> Dict[str, Any]:
     say(f"load {contestant.label}")
-    return worker.ask("load", runtime=contestant.runtime, folder=str(contestant.folder), provider=contestant.provider, threads=threads)
+    return worker.ask("load", runtime=contestant.runtime, folder=str(contestant.folder), provider=contestant.provider, threads=threads, batch=batch)
 
 
 def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
-    return Loaded(contestant.label, contestant.runtime, contestant.manifest.target, contestant.provider, reply["load"], reply["warm_up"], peak)
+    manifest = contestant.manifest
+    return Loaded(
+        contestant=contestant.label,
+        model=contestant.model,
+        runtime=contestant.runtime,
+        target=manifest.target,
+        provider=contestant.provider,
+        dtype=manifest.dtype,
+        artefact=contestant.artefact,
+        artefact_digest=manifest.digest,
+        weights=reply["weights"],
+        load_seconds=reply["load"],
+        first_calls_seconds=reply["warm_up"],
+        peak_memory_bytes=peak,
+    )
 
 
-def _at_context(contestants: List[Contestant], racers: List[Worker], meter: Worker, context: int, rounds: int, seconds: float, clock: Dict[str, float]) -> List[Row]:
-    """Prefill in turns, then decode in turns, then rows."""
-    cores = os.cpu_count() or 1
-    first = [_first_prefill(worker, context) for worker in racers]
-    budget = seconds * (1 - DECODE_SHARE) / 2
-    wanted = [0 if t > PREFILL_LIMIT else max(1, min(rounds, int(budget / t))) for t in first]
-    prefills = [Samples(max(1, count // 2), cores) for count in wanted]
-    for turn in range(max(wanted)):
-        for worker, samples, count in zip(racers, prefills, wanted, strict=True):
-            if turn < count:
-                samples.take(lambda w=worker: w.ask("prefill", context=context), clock)  # type: ignore[misc]
-    duration = seconds * DECODE_SHARE / rounds
-    decodes = [Samples(rounds, cores) for _ in racers]
-    sizes = [step_bytes(c.manifest, context) for c in contestants]
-    reads = {size: Samples(rounds, cores) for size in sizes}
-    for turn in range(rounds):
-        for worker, samples in zip(racers, decodes, strict=True):
-            fresh = iter([turn == 0])
-            samples.take(lambda w=worker, f=fresh: w.ask("decode", context=context, duration=duration, fresh=next(f, False)), clock)  # type: ignore[misc]
-        for size, samples in reads.items():
-            samples.take(lambda s=size: meter.ask("bandwidth", bytes=s, duration=duration), clock)  # type: ignore[misc]
-    return _rows(contestants, context, prefills, decodes, {size: size / spread(samples.seconds).median for size, samples in reads.items()}, sizes)
-
-
-def _first_prefill(worker: Worker, context: int) -> float:
+def _first_prefill(worker: Worker, tokens: int) -> float:
     """Seconds; asked again where it is over the limit, since torch.compile may have compiled for a new length."""
-    seconds: float = worker.ask("prefill", context=context)["seconds"][0]
-    return seconds if seconds <= PREFILL_LIMIT else min(seconds, worker.ask("prefill", context=context)["seconds"][0])
-
-
-def _rows(contestants: List[Contestant], context: int, prefills: List[Samples], decodes: List[Samples], bandwidths: Dict[int, float], sizes: List[int]) -> List[Row]:
-    """bandwidths: bytes per second, by the size of what is read."""
-    rows = []
-    for phase, taken in (("decode", decodes), ("prefill", prefills)):
-        medians = [spread(s.seconds).median for s in taken if s.seconds]
-        for contestant, samples, size in zip(contestants, taken, sizes, strict=True):
-            if not samples.seconds:
-                continue
-            found = spread(samples.seconds)
-            share = share_of_limit(size, found.median, bandwidths[size]) if phase == "decode" and contestant.provider == "cpu" else None
-            moved, bandwidth = (size, bandwidths[size]) if share is not None else (None, None)
-            rows.append(Row(phase, context, contestant.label, found, found.median / min(medians), moved, bandwidth, share, samples.redone, samples.left))
-    return rows
+    seconds: float = worker.ask("prefill", context=tokens)["seconds"][0]
+    return seconds if seconds <= PREFILL_LIMIT else min(seconds, worker.ask("prefill", context=tokens)["seconds"][0])

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Sequence
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -14,22 +16,13 @@ class Spread:
     samples: int
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, linear between neighbours.
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of at least one value.
 
     Raises:
-        ValueError: no values, a share outside [0, 1].
+        ValueError: no values.
     """
     if not values:
-        raise ValueError("quantile: expected at least one value, got none; take more rounds")
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"quantile: expected a share between 0 and 1, got {share}; give 0.5 for the median")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(quantile(values, 0.5), quantile(values, 0.1), quantile(values, 0.9), len(values))
+        raise ValueError("spread: expected at least one value, got none; take more rounds")
+    low, median, high = np.quantile(values, (0.1, 0.5, 0.9))
+    return Spread(float(median), float(low), float(high), len(values))

@@ -4,6 +4,7 @@ Started by workers.Worker as `python -m posenc_export.benchmark.worker`; imports
 """
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ from typing import Any, Callable, Dict, List, TextIO, Tuple
 import numpy as np
 
 from posenc_export.benchmark.disturbance import watched
+from posenc_export.benchmark.opened import Opened
+from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest
 
 BURST = 16  # steps on an append cache before they are taken back together
 CHUNK = 1024  # most tokens of a call, which bounds the memory of scores
@@ -22,79 +27,62 @@ READ_WIDTH = 512  # numbers in a row of the buffer that the bandwidth is measure
 WARM = 5  # untimed steps after a pause, in which other contestants used the processor's caches
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 Request = Dict[str, Any]
-Opened = Tuple[Any, Any, float]  # session, manifest, seconds to load
 
 
-def open_session(request: Request) -> Opened:
-    """Imports first, then the timed load."""
-    folder, threads = Path(request["folder"]), request["threads"]
-    if request["runtime"] == "artefact":
-        return _open_artefact(folder, request["provider"], threads)
-    import torch
-
-    from posenc_export.encodings import check_installed
-    from posenc_export.export.describe import eager
-    from posenc_export.models.config_json import from_json
-    from posenc_export.models.presets import seeded
-    from posenc_export.runtime import Model
-    from posenc_export.runtime import manifest as manifests
-    from posenc_export.runtime.torch_graph import TorchGraph
-
-    torch.set_num_threads(threads)
-    described = manifests.read(folder)
-    check_installed(described.packages)
-    start = time.perf_counter()
-    module: Any
-    module, manifest = eager(seeded(from_json(described.config)).to(getattr(torch, described.dtype)))
-    if request["runtime"] == "torch.compile":
-        module = torch.compile(module, dynamic=True)
-    session = Model(TorchGraph(module, manifest)).session()
-    return session, manifest, time.perf_counter() - start
-
-
-def _open_artefact(folder: Path, provider: str, threads: int) -> Opened:
-    from posenc_export.runtime import load
-    from posenc_export.runtime import manifest as manifests
-
+def open_session(request: Request) -> Tuple[Opened, Manifest]:
+    """The session of a request, and the manifest of its folder."""
+    folder = Path(request["folder"])
     manifest = manifests.read(folder)
+    if request["runtime"] == ARTEFACT:
+        return _open_artefact(folder, manifest, request), manifest
+    peer = importlib.import_module(RUNTIMES[request["runtime"]].peer)
+    opened: Opened = peer.open_session(folder, manifest, request["threads"], request["batch"])
+    return opened, manifest
+
+
+def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened:
+    """Imports first, then the timed load."""
+    from posenc_export.runtime import load
+
     if manifest.target in ("torchscript", "pt2"):
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(request["threads"])
     else:
         import onnxruntime  # noqa: F401  loaded here, so that it does not count as load time
+    if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools would slow each other down
+        raise RuntimeError("bench: an artefact's process holds torch or onnxruntime, got both")
     start = time.perf_counter()
-    session = load(folder, provider=provider, threads=threads).session()
-    return session, manifest, time.perf_counter() - start
+    session = load(folder, provider=request["provider"], threads=request["threads"]).session(request["batch"])
+    return Opened(session, any(state.update == "append" for state in manifest.states), time.perf_counter() - start, manifest.source)
 
 
 class Bench:
     """The timed calls on one session.
 
     Args:
-        open_session: gives session, manifest and load seconds for a request.
+        open_session: gives an opened session and its manifest for a request.
     """
 
-    def __init__(self, open_session: Callable[[Request], Opened]) -> None:
+    def __init__(self, open_session: Callable[[Request], Tuple[Opened, Manifest]]) -> None:
         self.open_session = open_session
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
         """Load, then a short prompt and a few steps, so that nothing later compiles or allocates for the first time."""
-        self.session, self.manifest, seconds = self.open_session(request)
-        if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools would slow each other down
-            raise RuntimeError("bench: a contestant's process holds torch or onnxruntime, got both")
-        self.grows = any(state.update == "append" for state in self.manifest.states)
+        opened, self.manifest = self.open_session(request)
+        self.session, self.grows, self.batch = opened.session, opened.grows, request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
         self.token = self._prompt(1)[:, 0]
         start = time.perf_counter()
         length = min(16, self.manifest.max_positions - 1)
         self.session.prefill(self._prompt(length), chunk=max(1, length // 2))
-        self.session.step(self.token)
-        return {"load": seconds, "warm_up": time.perf_counter() - start, "peak": peak_bytes()}
+        if self.manifest.states:
+            self.session.step(self.token)
+        return {"load": opened.seconds, "warm_up": time.perf_counter() - start, "weights": dict(opened.weights)}
 
     def prefill(self, request: Request) -> Dict[str, Any]:
-        """One prompt of `context` tokens from an empty cache."""
+        """One prompt of `context` tokens a row from an empty cache."""
         values, reading = watched(lambda: [self._prefill(request["context"])])
         return {"seconds": values, "reading": reading.to_json()}
 
@@ -122,12 +110,25 @@ class Bench:
         values, reading = watched(lambda: [min(_median(read, request["duration"] / len(reads)) for read in reads)])
         return {"seconds": values, "reading": reading.to_json()}
 
+    def gemm(self, request: Request) -> Dict[str, Any]:
+        """Seconds of a float32 product of square matrices, `width` rows and columns, by numpy."""
+        matrix = np.ones((request["width"], request["width"]), np.float32)
+        return {"seconds": [_median(lambda: matrix @ matrix, request["duration"])]}
+
+    def empty_run(self, request: Request) -> Dict[str, Any]:
+        """Seconds of a run of one Identity node with everything bound; no number without the packages that it needs."""
+        try:
+            from posenc_export.benchmark.empty_graph import bound
+        except ModuleNotFoundError:
+            return {"seconds": []}
+        return {"seconds": [_median(bound(request["threads"]), request["duration"])]}
+
     def _prompt(self, tokens: int) -> Any:
-        """[1,S] int64 token ids or [1,S,E] hidden states, all equal: the cost of a call does not depend on values."""
+        """[B,S] int64 token ids or [B,S,E] hidden states, all equal: the cost of a call does not depend on values."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
-            return np.zeros((1, tokens), np.int64)
-        return np.full((1, tokens, source.axes[-1]), 0.5, source.dtype)
+            return np.zeros((self.batch, tokens), np.int64)
+        return np.full((self.batch, tokens, source.axes[-1]), 0.5, source.dtype)
 
     def _prefill(self, tokens: int) -> float:
         self.session.reset()
@@ -159,10 +160,11 @@ def peak_bytes() -> int:
     return 0
 
 
-def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: TextIO) -> None:
+def serve(open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO) -> None:
     """Answer until the input ends; an error becomes a reply, so that the caller can name the contestant."""
     bench = Bench(open_session)
-    actions = {"load": bench.load, "prefill": bench.prefill, "decode": bench.decode, "memory": bench.memory, "bandwidth": bench.bandwidth}
+    named = (bench.load, bench.prefill, bench.decode, bench.memory, bench.bandwidth, bench.gemm, bench.empty_run)
+    actions = {action.__name__: action for action in named}
     for line in requests:
         request = json.loads(line)
         try:
@@ -174,7 +176,7 @@ def serve(open_session: Callable[[Request], Opened], requests: TextIO, replies: 
         replies.flush()
 
 
-def main(opener: Callable[[Request], Opened] = open_session) -> None:
+def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
     """Replies keep the real stdout; what libraries print goes to stderr."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # otherwise a stopped worker outlives a caller that is killed

@@ -1,45 +1,76 @@
-"""`posenc bench`: prefill and decode of artefacts and runtimes, timed in turn."""
+"""`posenc bench`: prefill and decode of artefacts and other runtimes, timed in turn."""
 
 import argparse
 import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Tuple
+
+from posenc_export.terminal import FAILED_CHECK
 
 
 def add_arguments(timing: argparse.ArgumentParser) -> None:
     """What `posenc bench` takes."""
-    timing.add_argument("folders", type=Path, nargs="+", help="of artefacts")
-    timing.add_argument("--runtime", action="append", default=[], help="eager or torch.compile, beside the artefacts; may be given twice")
-    timing.add_argument("--contexts", default="128,1024,8192", help="numbers of cached tokens; those beyond the model's range are left out (default: %(default)s)")
-    timing.add_argument("--seconds", type=float, default=1.5, help="of measuring for each contestant and context (default: %(default)s)")
-    timing.add_argument("--json", type=Path, help="write the report to this file")
+    from posenc_export.benchmark.run import CONTEXTS
+    from posenc_export.benchmark.runtimes import RUNTIMES
+
+    timing.add_argument("folders", type=Path, nargs="+", help="of artefacts, all of one model unless --different-models is given")
+    beside = f"another runtime of the same model, beside the artefacts: {', '.join(RUNTIMES)}; may be given several times"
+    timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=beside)
+    timing.add_argument("--different-models", action="store_true", help="compare artefacts of different models in one table")
+    contexts = "numbers of cached tokens at which a decode step is timed; those beyond the range of a model are left out (default: %(default)s)"
+    timing.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), metavar="N,N,...", help=contexts)
+    timing.add_argument("--prefill", metavar="N,N,...", help="numbers of tokens of the prompts that are timed, or none (default: the contexts)")
+    timing.add_argument("--batch", type=int, default=1, metavar="ROWS", help="rows of every call (default: %(default)s)")
+    timing.add_argument("--threads", type=int, default=2, help="of each contestant; one contestant runs at a time (default: %(default)s)")
+    timing.add_argument("--rounds", type=int, default=10, help="samples of each contestant and number of tokens, taken in turns (default: %(default)s)")
+    timing.add_argument("--seconds", type=float, default=1.5, help="of measuring for each contestant and number of tokens (default: %(default)s)")
+    timing.add_argument("--fail-on-disturbed", action="store_true", help="exit with 1 where samples stayed disturbed by other processes")
+    timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
     timing.add_argument("--html", type=Path, help="write one page with plots to this file")
     timing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """The exit status: 0, or 1 where samples stayed disturbed and --fail-on-disturbed is given."""
     from posenc_export.benchmark import run as measure
 
-    try:
-        contexts = tuple(int(context) for context in options.contexts.split(","))
-    except ValueError:
-        raise ValueError(f"bench: expected contexts as whole numbers with commas between, got {options.contexts!r}; give --contexts 128,1024") from None
+    contexts = _numbers("contexts", options.contexts)
+    prompts = None if options.prefill is None else () if options.prefill == "none" else _numbers("prefill", options.prefill)
     if options.html and find_spec("matplotlib") is None:  # before minutes of measuring, not after them
         raise ModuleNotFoundError(name="matplotlib")
-    for path in filter(None, (options.json, options.html)):
+    for path in filter(None, (options.output, options.html)):
         _check_writable(path)
-    report = measure(options.folders, runtimes=tuple(options.runtime), contexts=contexts, seconds=options.seconds, progress=options.say)
+    report = measure(
+        options.folders,
+        runtimes=tuple(options.runtime),
+        contexts=contexts,
+        prompts=prompts,
+        batch=options.batch,
+        rounds=options.rounds,
+        threads=options.threads,
+        seconds=options.seconds,
+        different_models=options.different_models,
+        progress=options.say,
+    )
     options.say.close()
-    print(report.table())
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(report.to_json(), indent=1)
+    print(text if options.json else report.table())
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text + "\n", encoding="utf-8")
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         report.html(options.html)
-    return 0
+    return FAILED_CHECK if options.fail_on_disturbed and report.disturbed else 0
+
+
+def _numbers(option: str, text: str) -> Tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(f"bench: expected {option} as whole numbers with commas between, got {text!r}; give --{option} 128,1024") from None
 
 
 def _check_writable(path: Path) -> None:

@@ -165,7 +165,7 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 def where(session: Session) -> str:
     """The processor or GPU, and the library that runs the graph."""
     library = "torch" if session.manifest.target in ("torchscript", "pt2", "eager") else "onnxruntime"
-    found = f"{_gpu() if session.provider == 'cuda' else _processor()}, {library}"
+    found = f"{_gpu() if session.provider == 'cuda' else processor()}, {library}"
     for name in (library, f"{library}-gpu"):
         try:
             return f"{found} {metadata.version(name).partition('+')[0]}"
@@ -174,7 +174,8 @@ def where(session: Session) -> str:
     return found
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # a system without it

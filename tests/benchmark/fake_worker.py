@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from posenc_export.benchmark import worker
+from posenc_export.benchmark.opened import Opened
 from posenc_export.runtime import manifest as manifests
 
 
@@ -18,6 +19,7 @@ class FakeSession:
         self.length = 0
 
     def prefill(self, inputs, chunk) -> None:
+        assert len(inputs) == int(os.environ.get("FAKE_WORKER_BATCH", "1"))
         self.length += inputs.shape[1]
 
     def step(self, inputs) -> None:
@@ -42,7 +44,8 @@ def open_fake(request):
             stream.write(f"{os.getpid()}\n{child.pid}\n")
     print("libraries print to stdout")
     seconds = 0.002 if request["runtime"] == "artefact" and "slow" in folder.name else 0.0005
-    return FakeSession(folder, seconds), manifests.read(folder), 0.25
+    manifest = manifests.read(folder)
+    return Opened(FakeSession(folder, seconds), any(state.update == "append" for state in manifest.states), 0.25, {"seed": 3}), manifest
 
 
 if __name__ == "__main__":

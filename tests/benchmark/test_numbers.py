@@ -5,7 +5,7 @@ import torch
 
 from posenc_export.benchmark.disturbance import TICK, Reading, disturbed, watched
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
-from posenc_export.benchmark.spread import quantile, spread
+from posenc_export.benchmark.spread import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config
@@ -19,9 +19,9 @@ MODELS = {
 QUIET = Reading(wall=0.1, cpu=0.2, others=0.0, waited=0.0, spin=1e-3)
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.1, 1.4), (0.5, 3.0), (0.9, 4.6), (1.0, 5.0)])
-def test_a_quantile_is_linear_between_neighbours(share, value):
-    assert quantile([5.0, 1.0, 4.0, 2.0, 3.0], share) == pytest.approx(value)
+def test_a_spread_is_the_median_and_the_outer_tenths_linear_between_neighbours():
+    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (found.median, found.low, found.high, found.samples) == (3.0, pytest.approx(1.4), pytest.approx(4.6), 5)
 
 
 def test_one_slow_sample_does_not_move_the_median():
@@ -29,9 +29,9 @@ def test_one_slow_sample_does_not_move_the_median():
     assert (found.median, found.low, found.samples) == (1.0, 1.0, 11)
 
 
-def test_a_quantile_of_nothing_is_refused():
+def test_a_spread_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one value, got none"):
-        quantile([], 0.5)
+        spread([])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -53,6 +53,11 @@ def test_cache_bytes_follow_context_and_dtype():
     for size, dtype in ((4, torch.float32), (2, torch.float16)):
         manifest = eager(model.to(dtype))[1]
         assert step_bytes(manifest, 11) - step_bytes(manifest, 10) == size * token
+
+
+def test_weights_are_read_once_for_all_rows_of_a_batch():
+    manifest = eager(seeded(MODELS["swiglu"]))[1]
+    assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
 
 
 def test_the_share_of_the_limit_is_bytes_over_time_over_bandwidth():

@@ -4,35 +4,70 @@ import json
 import re
 import sys
 
+import msgspec
 import pytest
 
-from posenc_export.benchmark.report import Loaded, Report, Row, duration
-from posenc_export.benchmark.spread import Spread
+from posenc_export.benchmark import report as reports
+from posenc_export.benchmark.report import Report, duration
+from tests.benchmark import rows
+
+FORBIDDEN = ("left", "moved")  # names that say nothing without their source
+LIMIT = {"least_bytes": 4_000_000, "read_bytes_per_second": 1e10, "share_of_limit": 0.4}
 
 
 @pytest.fixture
 def report():
-    rows = [
-        Row(phase, context, name, Spread(1e-4 * step, 0.9e-4 * step, 1.2e-4 * step, 10), float(step), moved, 1e10 if moved else None, 0.4 if moved else None, 2, 0)
-        for phase, moved in (("decode", 4_000_000), ("prefill", None))
-        for context in (128, 1024)
+    """Two contestants at two numbers of tokens, the second one twice as slow."""
+    made = [
+        rows.row(name, [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.2)], phase, tokens, ratio_to_fastest=float(step), samples_redone=2, **limit)
+        for phase, limit in (("decode", LIMIT), ("prefill", {}))
+        for tokens in (128, 1024)
         for step, name in enumerate(("fast", "slow <&>"), 1)
     ]
-    loads = [Loaded("fast", "artefact", "ort", "cpu", 0.02, 0.01, 90_000_000), Loaded("slow <&>", "eager", "ort", "cpu", 0.3, 12.0, 400_000_000)]
-    return Report(loads, rows, 2, 2)
+    return rows.report(made)
 
 
-def test_json_holds_every_row_and_reads_back(report):
-    content = json.loads(json.dumps(report.to_json()))
-    assert [(r["phase"], r["context"], r["contestant"]) for r in content["rows"]] == [(r.phase, r.context, r.contestant) for r in report.rows]
-    assert content["rows"][0]["seconds"] == {"median": 1e-4, "low": 0.9e-4, "high": 1.2e-4, "samples": 10}
+def test_json_reads_back_as_the_same_report(report):
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_json_follows_the_schema_that_msgspec_derives(report):
+    properties = msgspec.json.schema(Report)["$defs"]["Row"]["properties"]
+    assert set(report.to_json()["rows"][0]) == set(properties)
+    assert all(name.endswith(("_seconds", "_per_second")) for name in properties if "second" in name)
+    assert not set(FORBIDDEN) & set(properties)
+
+
+def test_json_names_machine_versions_digests_and_seeds(report):
+    content = report.to_json()
+    assert content["schema"] == reports.SCHEMA
+    assert set(content["machine"]) == {"processor", "cores", "threads", "versions"}
+    assert all(len(each["artefact_digest"]) == 64 and each["weights"] == {"seed": 0} for each in content["contestants"])
+
+
+def test_json_holds_the_verdicts(report):
+    assert report.to_json()["verdicts"][0].startswith("decode at 128 cached tokens: fast is 2.00 times as fast as slow <&>")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"), [({"schema": 1}, "expected schema 2, got 1"), ({"rows": [{"moved": 1}]}, "expected the fields of schema 2"), ({"threads": 2}, "unknown field")]
+)
+def test_another_report_is_refused(change, rule, report):
+    with pytest.raises(ValueError, match=rule):
+        Report.from_json({**report.to_json(), **change})
 
 
 def test_the_table_is_plain_text_and_counts_redone_samples(report):
     text = report.table()
     assert text.isascii()
-    assert "16 disturbed samples redone" in text
-    assert re.search(r"^decode +1024 +slow <&> +200 us +180 us +240 us +2.00 +4.00 MB +40% +10 +2 +0$", text, re.MULTILINE)
+    assert "16 disturbed samples redone" in text and "No disturbed sample was kept" in text
+    assert re.search(r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +186 us +228 us +5000 +2.00 +40% +4 +2 +0$", text, re.MULTILINE)
+
+
+def test_the_ratio_is_blank_where_samples_stayed_disturbed():
+    text = rows.report([rows.row("ort", [1e-3] * 4, samples_disturbed=1)]).table()
+    assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +- +4 +0 +1$", text, re.MULTILINE)
+    assert "1 disturbed samples could not be redone" in text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.234, "1.23 s"), (0.0123, "12.3 ms"), (8.2e-05, "82.0 us"), (4e-7, "0.40 us"), (123e-6, "123 us")])
@@ -80,6 +115,6 @@ def test_the_plot_of_shares_holds_every_contestant_from_zero_on():
 
     axes = figure.Figure().subplots()
     for name, share in (("slow", 0.001), ("quick", 0.4)):
-        _shares(axes, [Row("decode", 128, name, Spread(1e-4, 1e-4, 1e-4, 10), 1.0, 1, 1e10, share, 0, 0)], {})
+        _shares(axes, [rows.row(name, [1e-4], share_of_limit=share)], {})
     low, high = axes.get_ylim()
     assert low == 0 and high >= 40

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_export.benchmark import run, workers
+from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.workers import Worker, crew
 from posenc_export.runtime import files
@@ -22,14 +22,16 @@ READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
 def folder(tmp_path, monkeypatch):
     """Makes an artefact folder that holds a manifest and a graph nobody opens."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
+    for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
+        monkeypatch.setattr(machine, name, value)
 
-    def make(name, target="ort", width=32):
+    def make(name, target="ort", width=32, cached=True):
         (tmp_path / name).mkdir()
         update, slots = ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
-        config = {"kind": "block", "width": width, "heads": 4, "kv_heads": 4, "head_size": 8, "qkv_bias": False, "output_bias": False, "max_positions": 128}
+        config = {"kind": "block", "width": width, "max_positions": 128, "encodings": [], "attention": {"encodings": []}}
         values = [Value(name, "float32", ("batch_size", "sequence_length", width)) for name in ("hidden_states", "output")]
         states = [State("past_key_values.0.key", "present.0.key", "float32", ("batch_size", 4, slots, 8), update, 2)]
-        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states, 128, 0, 1, True)
+        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states * cached, 128, 0, 1, True)
         (tmp_path / name / "model.onnx").write_bytes(b"")
         manifests.write(manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}), tmp_path / name)
         return tmp_path / name
@@ -56,30 +58,59 @@ def pids(tmp_path, monkeypatch):
 
 def test_every_contestant_has_a_row_per_context_and_phase(folder):
     lines = []
-    report = run([folder("a"), folder("slow", "onnx")], contexts=(16, 64, 4096), rounds=2, seconds=0.2, progress=lines.append)
+    report = run([folder("a"), folder("slow", "onnx")], ("eager",), contexts=(16, 64, 4096), rounds=2, seconds=0.2, progress=lines.append)
     expected = {(p, c, n) for p in ("decode", "prefill") for c in (16, 64) for n in ("eager", "a", "slow")}
-    assert {(row.phase, row.context, row.contestant) for row in report.rows} == expected
+    assert {(row.phase, row.tokens, row.contestant) for row in report.rows} == expected
     assert any("load slow" in line for line in lines)
 
 
 def test_the_slower_contestant_is_found(folder):
-    report = run([folder("a"), folder("slow")], runtimes=(), contexts=(16,), rounds=3, seconds=0.3)
-    ratio = {row.contestant: row.ratio for row in report.rows if row.phase == "decode"}
-    assert ratio["a"] == 1.0
-    assert ratio["slow"] > 2.0
+    report = run([folder("slow"), folder("a")], contexts=(16,), rounds=3, seconds=0.3)
+    medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
+    assert [name for name, _ in medians] == ["a", "slow"]  # the fastest first
+    assert medians[1][1] > 2.0 * medians[0][1]
+
+
+def test_prompts_are_measured_beside_the_contexts(folder):
+    report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
+    assert [(row.phase, row.tokens) for row in report.rows] == [("decode", 16), ("decode", 32), ("prefill", 64)]
+
+
+def test_a_model_without_a_cache_is_measured_at_prefill_alone(folder):
+    report = run([folder("a", cached=False)], contexts=(16, 32), rounds=1, seconds=0.05)
+    assert [(row.phase, row.tokens) for row in report.rows] == [("prefill", 16), ("prefill", 32)]
+
+
+def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
+    monkeypatch.setenv("FAKE_WORKER_BATCH", "3")
+    report = run([folder("a")], contexts=(16,), batch=3, rounds=1, seconds=0.05)
+    assert [row.tokens_per_second * row.median_seconds for row in report.rows] == pytest.approx([3, 48])
+
+
+def test_a_report_names_model_artefact_digest_and_weights(folder):
+    report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05)
+    (each,) = report.contestants
+    assert (each.contestant, each.artefact, each.model, each.weights) == ("a", "a", "nope block 32 0.00M", {"seed": 3})
+    assert each.artefact_digest == manifests.read(folder("again")).digest  # of a folder with the same content
+
+
+def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
+    limits = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05).limits
+    assert [each.bytes for each in limits.read] == list(machine.WORKING_SETS)
+    assert limits.read[0].read_bytes_per_second > 0 and limits.gemm_flops_per_second > 0
 
 
 def test_workers_are_stopped_between_their_turns(folder):
     path = folder("a")
     with crew(["a", "b"], 1) as pair:
         for worker in pair:
-            worker.ask("load", runtime="artefact", folder=str(path), provider="cpu", threads=1)
+            worker.ask("load", runtime="artefact", folder=str(path), provider="cpu", threads=1, batch=1)
         time.sleep(0.05)
         assert [state(worker) for worker in pair] == ["T", "T"]
 
 
 def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
-    run([folder("a")], contexts=(16,), rounds=1, seconds=0.05)
+    run([folder("a")], ("eager",), contexts=(16,), rounds=1, seconds=0.05)
     time.sleep(0.05)
     assert len(pids()) == 4
     assert not any(map(alive, pids()))
@@ -87,7 +118,7 @@ def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
 
 def test_workers_are_gone_after_an_error(folder, pids):
     with pytest.raises(ValueError, match="benchmark fails: expected load to end without an error, got 'the fake fails as told'"):
-        run([folder("a"), folder("fails")], runtimes=(), contexts=(16,))
+        run([folder("a"), folder("fails")], contexts=(16,))
     time.sleep(0.05)
     assert len(pids()) == 4
     assert not any(map(alive, pids()))
@@ -95,7 +126,7 @@ def test_workers_are_gone_after_an_error(folder, pids):
 
 def test_workers_are_gone_after_an_interrupt(folder, pids):
     def interrupt(line):
-        if line.startswith("context"):
+        if line.startswith("decode"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -106,7 +137,7 @@ def test_workers_are_gone_after_an_interrupt(folder, pids):
 
 def test_a_worker_that_dies_is_told_with_its_last_words(folder):
     with pytest.raises(ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"):
-        run([folder("dies")], runtimes=(), contexts=(16,))
+        run([folder("dies")], contexts=(16,))
 
 
 def test_a_worker_that_does_not_answer_is_given_up(folder, monkeypatch):
@@ -124,23 +155,25 @@ def test_a_disturbed_sample_is_redone():
     replies = iter([{"seconds": [9.0], "reading": {**READING, "others": 0.1}}, {"seconds": [1.0], "reading": READING}])
     samples = Samples(patience=3, cores=2)
     samples.take(lambda: next(replies), {})
-    assert (samples.seconds, samples.redone, samples.left) == ([1.0], 1, 0)
+    assert (samples.seconds, samples.redone, samples.kept_disturbed) == ([1.0], 1, 0)
 
 
 def test_a_sample_disturbed_to_the_end_is_kept_and_counted():
     samples = Samples(patience=3, cores=2)
     for _ in range(2):
         samples.take(lambda: {"seconds": [9.0], "reading": {**READING, "waited": 0.1}}, {})
-    assert (samples.seconds, samples.redone, samples.left) == ([9.0, 9.0], 3, 2)
+    assert (samples.seconds, samples.redone, samples.kept_disturbed) == ([9.0, 9.0], 3, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"runtimes": ("jax",)}, "runtimes among eager, torch.compile, got jax"),
-        ({"contexts": (4096,)}, "at most max_positions, 128, got 4096"),
+        ({"runtimes": ("jax",)}, "runtimes among eager, torch.compile, .*, got jax"),
+        ({"contexts": (4096,)}, "at most max_positions, 128 tokens, got 4096"),
         ({"contexts": (1,)}, "at least 2 tokens, got 1"),
-        ({"rounds": 0}, "rounds, threads and seconds above 0"),
+        ({"rounds": 0}, "rounds, threads, batch and seconds above 0"),
+        ({"batch": 0}, "rounds, threads, batch and seconds above 0"),
+        ({"contexts": (), "prompts": ()}, "a context or a prompt to measure, got none"),
     ],
 )
 def test_options_are_refused(folder, options, rule):
@@ -153,9 +186,12 @@ def test_no_folder_is_refused():
         run([])
 
 
-def test_runtimes_beside_folders_of_two_models_are_refused(folder):
-    with pytest.raises(ValueError, match="folders of one model beside runtimes"):
-        run([folder("a"), folder("b", width=64)])
+def test_folders_of_two_models_are_refused_unless_asked_for(folder):
+    pair = [folder("a"), folder("b", width=64)]
+    with pytest.raises(ValueError, match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; .*--different-models"):
+        run(pair, contexts=(16,))
+    report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05, different_models=True)
+    assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.00M"}
 
 
 @pytest.mark.parametrize("module", ["torch", "onnxruntime", "matplotlib"])

@@ -1,0 +1,123 @@
+"""Speed of blocks and decoders against hand-written graphs and other runtimes: bench/results/speed.json and docs/speed.md.
+
+    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--markdown docs/speed.md]
+
+A part is measured in one run, in which all its contestants take turns, and takes the place of that part in the JSON. Artefacts are exported once into
+--artefacts and serve again; remove that folder after a change to the export. What is installed of onnxruntime-genai, openvino and transformers runs too.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+from bench import speed_page
+from posenc_export.benchmark import Report, run
+from posenc_export.benchmark.runtimes import RUNTIMES
+from posenc_export.models.config import AnyConfig
+from posenc_export.models.short import block_config, decoder_config
+from posenc_export.terminal import Progress
+
+ENCODINGS = ("rope", "alibi", "t5", "nope")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Models of one shape, one for each of ENCODINGS.
+
+    Args:
+        targets: of the model with rope; the others are exported for `ort`.
+        contexts, prompts: numbers of tokens at decode and at prefill.
+        runtimes: that take part where they are installed.
+        seconds: of measuring for each contestant and number of tokens.
+    """
+
+    targets: Tuple[str, ...]
+    contexts: Tuple[int, ...]
+    prompts: Tuple[int, ...]
+    runtimes: Tuple[str, ...]
+    seconds: float
+
+
+LOADERS = ("genai", "openvino")  # which load a folder with signature mask
+PARTS: Dict[str, Part] = {
+    "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written",), 1.5),
+    "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5),
+    "model": Part(("ort",), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
+}
+
+
+def described(part: str, encoding: str) -> AnyConfig:
+    """Block 512 wide with 8 heads; 4 layers of 256; 134 million parameters of Llama's shape."""
+    spec = {"name": encoding}
+    if part == "block":
+        return block_config(512, 8, 16384, encoding=spec)
+    if part == "layers":
+        return decoder_config(4096, 4, 704, block_config(256, 4, 2048, encoding=spec))
+    return decoder_config(49152, 30, 1536, block_config(576, 9, 2048, kv_heads=3, encoding=spec))
+
+
+def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) -> List[Path]:
+    """The artefacts of a part, named by encoding and target; those that are there already are taken as they are."""
+    from posenc_export.export import Sources, export
+    from posenc_export.models.presets import seeded
+
+    wanted = [("rope", target, "positions") for target in PARTS[part].targets] + [(name, "ort", "positions") for name in ENCODINGS if name != "rope"]
+    wanted += [("rope", target, "mask") for name, target in (("genai", "ort"), ("openvino", "onnx")) if name in runtimes]
+    made: Dict[str, Sources] = {}
+    paths = []
+    for encoding, target, signature in wanted:
+        path = folder / part / "-".join((encoding, target, *(["mask"] if signature == "mask" else [])))
+        paths.append(path)
+        if path.is_dir():
+            continue
+        say(f"export {part} {path.name}")
+        if encoding not in made:
+            made = {encoding: Sources(seeded(described(part, encoding)))}  # one at a time: a model has up to 540 MB
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries that export
+            export(made[encoding], target, path, signature=signature, verify=False)
+    return paths
+
+
+def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:
+    """One run over all contestants of a part; `without` names runtimes that take no part."""
+    part = PARTS[name]
+    runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
+    folders = exported(name, folder, runtimes, say)
+    return run(folders, runtimes, part.contexts, part.prompts, threads=threads, seconds=part.seconds, different_models=True, progress=say)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status: 0, or 1 where samples stayed disturbed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part; may be given several times (default: all)")
+    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="leave out this runtime, where it does not run; may be given several times")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
+    parser.add_argument("--markdown", type=Path, default=Path("docs/speed.md"))
+    parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(arguments)
+    say, disturbed = Progress(), 0
+    for name in options.only or PARTS:
+        report = measured(name, options.artefacts, options.threads, options.without, say)
+        say.close()
+        print(f"{name}\n{report.table()}", flush=True)
+        reports = {**committed(options.json), name: report}
+        options.json.write_text(json.dumps({part: each.to_json() for part, each in reports.items()}, indent=1) + "\n", encoding="utf-8")
+        options.markdown.write_text(speed_page.page(reports), encoding="utf-8")
+        disturbed += report.disturbed
+    return 1 if disturbed else 0
+
+
+def committed(path: Path) -> Dict[str, Report]:
+    """The reports in a file, by part; none where there is no file."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {name: Report.from_json(report) for name, report in content.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

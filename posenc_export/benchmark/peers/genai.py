@@ -1,0 +1,60 @@
+"""onnxruntime-genai on the folder of an artefact, by its genai_config.json."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai
+
+from posenc_export.benchmark.opened import Opened
+from posenc_export.runtime.manifest import Manifest
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    if batch > 1:
+        raise ValueError(f"genai: expected a batch of 1 row, got {batch}, which a Generator takes tokens for only once; give --batch 1")
+    start = time.perf_counter()
+    config = onnxruntime_genai.Config(str(folder))
+    if threads != os.cpu_count():  # as many are the default; after an overlay, version 0.18 was seen to end with a segmentation fault
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
+    return Opened(session, True, time.perf_counter() - start, manifest.source)
+
+
+class GenaiSession:
+    """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token.
+
+    Version 0.18 was seen to end with a segmentation fault after many calls of rewind_to, and with a second Generator beside the first one. So a rewind reads
+    the tokens that are left with a new Generator, and the old one is freed first.
+    """
+
+    def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:
+        self.model, self.most = model, most
+        self.reset()
+
+    def reset(self) -> None:
+        self.generator: Any = None
+        parameters = onnxruntime_genai.GeneratorParams(self.model)
+        parameters.set_search_options(max_length=self.most)
+        self.generator, self.tokens = onnxruntime_genai.Generator(self.model, parameters), np.zeros((1, 0), np.int32)
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        return self._append(inputs)
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._append(inputs[:, None])[:, -1]
+
+    def rewind(self, n: int) -> None:
+        kept = self.tokens[:, :-n]
+        self.reset()
+        self._append(kept)
+
+    def _append(self, tokens: np.ndarray) -> np.ndarray:
+        new = tokens.astype(np.int32)
+        self.tokens = np.concatenate((self.tokens, new), axis=1)
+        self.generator.append_tokens(new)
+        logits: np.ndarray = self.generator.get_logits()
+        return logits

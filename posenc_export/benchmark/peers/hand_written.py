@@ -1,0 +1,91 @@
+"""A graph written by hand, run with everything bound and caches written in place."""
+
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import onnxruntime
+import torch
+
+from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.peers import hand_graph
+from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.runtime.manifest import Manifest
+
+WRITE = {"block": hand_graph.block, "decoder": hand_graph.decoder}
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    torch.set_num_threads(1)  # a second thread pool would slow that of ONNX Runtime down
+    start = time.perf_counter()
+    model, source = rebuilt(manifest)
+    weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    graph = WRITE[manifest.kind](manifest.config, weights)
+    return Opened(HandSession(graph, threads, batch, manifest.max_positions), False, time.perf_counter() - start, source)
+
+
+class HandSession:
+    """Calls of a graph of hand_graph.
+
+    Args:
+        graph: serialised model.
+        threads: of one operator.
+        batch: rows B of every call.
+        capacity: slots M of the caches.
+    """
+
+    def __init__(self, graph: bytes, threads: int, batch: int, capacity: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")  # as the runtime does
+        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.caches: Dict[str, np.ndarray] = {}
+        for value in self.session.get_inputs():
+            if value.name.startswith("past."):
+                self.caches[value.name] = np.zeros((batch, value.shape[1], capacity, value.shape[3]), np.float32)
+        self.seqlens, self.total = np.zeros(batch, np.int32), np.zeros((), np.int32)
+        self.length = 0
+        source = self.session.get_inputs()[0]
+        self.step_input = np.zeros((batch, 1, *source.shape[2:]), np.int64 if source.type == "tensor(int64)" else np.float32)
+        self.step_run, self.step_output = self._bound(self.step_input)
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
+        return in_chunks(self._call, inputs, chunk if len(inputs) == 1 else inputs.shape[1])
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        self._advance(1)
+        self.step_input[:, 0] = inputs
+        self.session.run_with_iobinding(self.step_run)
+        output: np.ndarray = self.step_output[:, 0].copy()
+        return output
+
+    def rewind(self, n: int) -> None:
+        self.length -= n
+
+    def _call(self, inputs: np.ndarray) -> np.ndarray:
+        binding, output = self._bound(np.ascontiguousarray(inputs))
+        self._advance(inputs.shape[1])
+        self.session.run_with_iobinding(binding)
+        return output
+
+    def _advance(self, tokens: int) -> None:
+        self.length += tokens
+        self.seqlens[:], self.total[...] = self.length - 1, self.length
+
+    def _bound(self, inputs: np.ndarray) -> Any:
+        """A binding of inputs and caches, and the array that the output goes to; OrtValues only borrow arrays, which the session keeps."""
+        source, result = self.session.get_inputs()[0], self.session.get_outputs()[0]
+        output = np.zeros((*inputs.shape[:2], result.shape[-1]), np.float32)
+        binding = self.session.io_binding()
+        fed = {source.name: inputs, "seqlens_k": self.seqlens, "total_sequence_length": self.total, **self.caches}
+        for name, array in fed.items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+        written = {result.name: output, **{name.replace("past.", "present."): array for name, array in self.caches.items()}}
+        for name, array in written.items():
+            binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+        return binding, output

@@ -1,0 +1,83 @@
+"""LlamaForCausalLM of transformers with the same weights, eager, with its growing cache."""
+
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.runtime.manifest import Manifest
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    model, weights = rebuilt(manifest)
+    peer = LlamaForCausalLM(described(manifest.config)).eval()
+    peer.load_state_dict(renamed(model, manifest.config))
+    return Opened(LlamaSession(peer), True, time.perf_counter() - start, weights)
+
+
+def described(config: Dict[str, Any]) -> LlamaConfig:
+    """The configuration of a model that `shapes.is_llama` takes, with rope."""
+    layer = config["layers"][config["order"][0]]
+    attention = layer["attention"]
+    return LlamaConfig(
+        vocab_size=config["tokens"]["vocabulary"],
+        hidden_size=config["width"],
+        intermediate_size=layer["mlp"]["hidden"],
+        num_hidden_layers=len(config["order"]),
+        num_attention_heads=attention["heads"],
+        num_key_value_heads=attention["kv_heads"],
+        head_dim=attention["head_size"],
+        max_position_embeddings=config["max_positions"],
+        rms_norm_eps=config["norm"]["epsilon"],
+        tie_word_embeddings=config["head"]["tied"],
+    )
+
+
+def renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+    """Our weights under the names of LlamaForCausalLM."""
+    attention = config["layers"][config["order"][0]]["attention"]
+    sizes = [heads * attention["head_size"] for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])]
+    own = dict(model.named_parameters())
+    table = own["tokens.embedding.weight"]
+    state = {"model.embed_tokens.weight": table, "model.norm.weight": own["norm.weight"], "lm_head.weight": own.get("head.linear.weight", table)}
+    for index in range(len(config["order"])):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        projected = own[f"{ours}attention.projection.qkv.weight"].split(sizes)
+        state |= {f"{theirs}self_attn.{name}_proj.weight": weight for name, weight in zip("qkv", projected, strict=True)}
+        state[f"{theirs}self_attn.o_proj.weight"] = own[f"{ours}attention.projection.output.weight"]
+        state |= {f"{theirs}mlp.{name}_proj.weight": own[f"{ours}mlp.{name}.weight"] for name in ("gate", "up", "down")}
+        state[f"{theirs}input_layernorm.weight"] = own[f"{ours}residual.attention_norm.weight"]
+        state[f"{theirs}post_attention_layernorm.weight"] = own[f"{ours}residual.mlp_norm.weight"]
+    return state
+
+
+class LlamaSession:
+    """Calls of the model with a DynamicCache."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.reset()
+
+    def reset(self) -> None:
+        self.cache = DynamicCache(config=self.model.config)
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        return in_chunks(self._call, inputs, chunk)
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._call(inputs[:, None])[:, 0]
+
+    def rewind(self, n: int) -> None:
+        self.cache.crop(-n)
+
+    def _call(self, tokens: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            logits: np.ndarray = self.model(input_ids=torch.from_numpy(tokens), past_key_values=self.cache, use_cache=True).logits.numpy()
+        return logits

@@ -1,0 +1,56 @@
+"""OpenVINO on the graph of target `onnx`, with the caches kept inside as its variables, in float32."""
+
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import openvino
+from openvino._offline_transformations import apply_make_stateful_transformation
+
+from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.runtime.manifest import Manifest
+
+BATCH = "batch_size"
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    start = time.perf_counter()
+    core = openvino.Core()
+    model = core.read_model(folder / "model.onnx")
+    caches = {state.past: openvino.PartialShape([batch, state.axes[1], -1, state.axes[3]]) for state in manifest.states}
+    model.reshape({**caches, "input_ids": openvino.PartialShape([batch, -1]), "attention_mask": openvino.PartialShape([batch, -1])})
+    apply_make_stateful_transformation(model, {state.past: state.present for state in manifest.states})
+    settings: Dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    return Opened(OpenVinoSession(request), True, time.perf_counter() - start, manifest.source)
+
+
+class OpenVinoSession:
+    """Calls of one request; its variables hold keys and values."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.reset()
+
+    def reset(self) -> None:
+        self.request.reset_state()
+        self.length = 0
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        return in_chunks(self._call, inputs, chunk)
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._call(inputs[:, None])[:, 0]
+
+    def rewind(self, n: int) -> None:
+        self.length -= n
+        for state in self.request.query_state():
+            state.state = openvino.Tensor(np.ascontiguousarray(state.state.data[:, :, : self.length]))
+
+    def _call(self, tokens: np.ndarray) -> np.ndarray:
+        self.length += tokens.shape[1]
+        mask = np.ones((len(tokens), self.length), np.int64)
+        outputs = self.request.infer({"input_ids": tokens, "attention_mask": mask}, share_inputs=True)
+        logits: np.ndarray = outputs["logits"].copy()
+        return logits

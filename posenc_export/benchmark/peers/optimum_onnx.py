@@ -1,0 +1,54 @@
+"""optimum-onnx on the folder of an artefact, by its config.json."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from optimum.onnxruntime import ORTModelForCausalLM
+
+from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.runtime.manifest import Manifest
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    torch.set_num_threads(1)  # a second thread pool would slow that of ONNX Runtime down
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    start = time.perf_counter()
+    model = ORTModelForCausalLM.from_pretrained(folder, session_options=options)
+    return Opened(OptimumSession(model), True, time.perf_counter() - start, manifest.source)
+
+
+class OptimumSession:
+    """Calls of the model with growing tensors of keys and values."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.reset()
+
+    def reset(self) -> None:
+        self.past: Any = None
+        self.length = 0
+
+    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+        """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
+        return in_chunks(self._call, inputs, chunk if len(inputs) == 1 else inputs.shape[1])
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._call(inputs[:, None])[:, 0]
+
+    def rewind(self, n: int) -> None:
+        self.length -= n
+        self.past = tuple(tuple(part[:, :, : self.length].contiguous() for part in layer) for layer in self.past or ())
+
+    def _call(self, tokens: np.ndarray) -> np.ndarray:
+        self.length += tokens.shape[1]
+        mask = torch.ones((len(tokens), self.length), dtype=torch.int64)
+        with torch.inference_mode():
+            output = self.model(input_ids=torch.from_numpy(tokens), attention_mask=mask, past_key_values=self.past, use_cache=True)
+        self.past = output.past_key_values
+        logits: np.ndarray = output.logits.numpy()
+        return logits

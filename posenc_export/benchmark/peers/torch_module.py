@@ -1,0 +1,28 @@
+"""The live module, driven by the session of this package."""
+
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+from posenc_export.benchmark.opened import Opened
+from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.export.describe import eager
+from posenc_export.runtime import Model
+from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.torch_graph import TorchGraph
+
+
+def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
+    return opened(manifest, threads, batch, lambda module: module)
+
+
+def opened(manifest: Manifest, threads: int, batch: int, finish: Callable[[Any], Any]) -> Opened:
+    """finish: from the module to what is called in its place."""
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    model, weights = rebuilt(manifest)
+    module, described = eager(model)
+    session = Model(TorchGraph(finish(module), described)).session(batch)
+    return Opened(session, True, time.perf_counter() - start, weights)

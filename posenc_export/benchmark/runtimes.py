@@ -1,0 +1,85 @@
+"""What a model can run on beside the artefact itself: libraries that build it again, and programs that load its folder."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+from posenc_export.benchmark import shapes
+from posenc_export.runtime.manifest import Manifest
+
+ARTEFACT = "artefact"  # the runtime of this package
+PEERS = "posenc_export.benchmark.peers"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One way to run a model.
+
+    Args:
+        peer: module whose `open_session(folder, manifest, threads, batch)` gives the session that is timed.
+        needs: modules that must be installed.
+        install: what pip installs for them.
+        takes: whether it can run the model of an artefact, or load its folder.
+        rule: what it takes, for a message.
+        builds: it builds the model anew from the description, once for each model; otherwise it loads each folder that it takes.
+    """
+
+    peer: str
+    needs: Tuple[str, ...]
+    install: str
+    takes: Callable[[Path, Manifest], bool]
+    rule: str
+    builds: bool = True
+
+    def missing(self) -> Tuple[str, ...]:
+        """Modules that are not installed."""
+        return tuple(module for module in self.needs if not _installed(module))
+
+
+def _any_described(folder: Path, manifest: Manifest) -> bool:
+    return manifest.kind != "module"
+
+
+def _llama(folder: Path, manifest: Manifest) -> bool:
+    return manifest.kind == "decoder" and manifest.dtype == "float32" and shapes.is_llama(manifest.config, ("rope",))
+
+
+def _hand_written(folder: Path, manifest: Manifest) -> bool:
+    return manifest.dtype == "float32" and (shapes.is_plain_block(manifest.config) or shapes.is_llama(manifest.config))
+
+
+def _genai(folder: Path, manifest: Manifest) -> bool:
+    return (folder / "genai_config.json").is_file()
+
+
+def _optimum(folder: Path, manifest: Manifest) -> bool:
+    return manifest.kind == "decoder" and (folder / "config.json").is_file()
+
+
+def _openvino(folder: Path, manifest: Manifest) -> bool:
+    grown = [state.update == "append" and len(state.axes) == 4 for state in manifest.states]
+    return manifest.target == "onnx" and manifest.signature == "mask" and manifest.kind == "decoder" and all(grown)
+
+
+TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
+DESCRIBED = "a model that a description builds, not a module of your own"
+LLAMA = "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, no biases"
+RUNTIMES: Dict[str, Runtime] = {
+    "eager": Runtime(f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED),
+    "torch.compile": Runtime(f"{PEERS}.torch_compiled", TORCH, "posenc-export[export]", _any_described, DESCRIBED),
+    "transformers": Runtime(f"{PEERS}.llama", (*TORCH, "transformers"), "posenc-export[export] transformers", _llama, LLAMA),
+    "hand-written": Runtime(
+        f"{PEERS}.hand_written", (*TORCH, "onnx", "onnxruntime"), "posenc-export[export,cpu]", _hand_written, f"a float32 block, or {LLAMA}; rope or nope alone"
+    ),
+    "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
+    "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
+    "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),
+}
+
+
+def _installed(module: Any) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

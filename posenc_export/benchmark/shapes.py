@@ -1,0 +1,36 @@
+"""Which descriptions other libraries and hand-written graphs can build: compared part by part, so that nothing of a model is left out unseen."""
+
+from typing import Any, Dict, Sequence
+
+NONE: Dict[str, Any] = {"head_norm": None, "scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"}
+ATTENTION = {"sees": {"name": "causal"}, "projection": {"name": "grouped", "bias": False, "output_bias": False}, **NONE}
+SIZES = ("heads", "kv_heads", "head_size")
+TOKENS: Dict[str, Any] = {"features": None, "scale": 1.0, "encodings": [], "segments": 0, "norm": None}
+HEAD = {"bias": False, "scale": 1.0, "softcap": None}
+MLP = {"name": "gated", "activation": "silu", "bias": False}
+ROTATED = ("rope", "nope")
+
+
+def is_plain_block(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
+    """A causal block without biases, with one of the encodings, or none, at its defaults."""
+    return config.get("kind") == "block" and config.get("encodings") == [] and _plain(config.get("attention", {}), encodings)
+
+
+def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
+    """A decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2), with one of the encodings at its defaults in all layers."""
+    kinds = list(config.get("layers", {}).values())
+    if config.get("kind") != "decoder" or len(kinds) != 1:
+        return False
+    (layer,), norm = kinds, config["norm"]
+    parts = (layer["residual"] == {"name": "pre"}, norm is not None and norm["name"] == "rms", layer["norms"] == [norm, norm], config["key_values"] is None)
+    ends = (_without(config["tokens"], "vocabulary") == TOKENS, config["head"] is not None and _without(config["head"], "tied") == HEAD)
+    return all(parts) and all(ends) and _without(layer["mlp"], "hidden") == MLP and _plain(layer["attention"], encodings)
+
+
+def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
+    names = [spec if len(spec) > 1 else spec["name"] for spec in attention.get("encodings", [])] or ["nope"]
+    return _without(attention, *SIZES, "encodings") == ATTENTION and len(names) == 1 and names[0] in encodings
+
+
+def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in names}

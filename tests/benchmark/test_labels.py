@@ -1,0 +1,66 @@
+"""Names of models and folders, and which descriptions other runtimes take."""
+
+from pathlib import Path
+
+import pytest
+
+from posenc_export.benchmark.labels import folder_labels, model_label, numbered, parameters
+from posenc_export.benchmark.runtimes import RUNTIMES
+from posenc_export.benchmark.shapes import is_llama, is_plain_block
+from posenc_export.export.describe import eager
+from posenc_export.models.config_json import to_json
+from posenc_export.models.presets import PRESETS, load_preset, seeded
+from posenc_export.models.short import block_config, decoder_config
+
+BLOCK = block_config(32, 4, 64, kv_heads=2)
+OTHERS = {
+    "biases in the projection": decoder_config(50, 2, 24, block_config(32, 4, 64, qkv_bias=True)),
+    "layer norms": decoder_config(50, 2, 24, BLOCK, norm="layer"),
+    "a plain MLP": decoder_config(50, 2, 24, BLOCK, mlp="gelu"),
+    "a parameter of rope": decoder_config(50, 2, 24, block_config(32, 4, 64, encoding={"name": "rope", "theta": 5e5})),
+    "kinds of layers": decoder_config(50, 2, 24, BLOCK, layer_encodings=({"name": "rope"}, {"name": "nope"})),
+    "an encoding on tokens": decoder_config(50, 2, 24, block_config(32, 4, 64, encoding={"name": "sinusoidal"})),
+    "linear attention": decoder_config(50, 2, 24, block_config(32, 4, 64, mechanism="linear")),
+}
+
+
+def test_a_model_is_named_by_encoding_layers_width_and_parameters():
+    assert model_label(eager(load_preset("tiny-rope"))[1]) == "rope 5x128 0.96M"
+    assert model_label(eager(seeded(block_config(512, 8, 64, encoding={"name": "alibi"})))[1]) == "alibi block 512 1.05M"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_module(tied):
+    model = seeded(decoder_config(50, 2, 24, BLOCK, tied=tied))
+    assert parameters(eager(model)[1]) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels"),
+    [
+        (["/a/ort"], ["ort"]),
+        (["/a/ort", "/a/onnx"], ["ort", "onnx"]),
+        (["/a/rope/ort", "/a/alibi/ort"], ["rope/ort", "alibi/ort"]),
+        (["/a/ort", "/a/ort"], ["ort", "ort"]),
+    ],
+)
+def test_folders_are_named_by_the_shortest_ends_that_tell_them_apart(paths, labels):
+    assert folder_labels([Path(path) for path in paths]) == numbered(labels)
+
+
+def test_the_presets_with_rope_are_of_llamas_shape():
+    assert [name for name, config in PRESETS.items() if is_llama(to_json(config))] == ["tiny-rope", "small-rope"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_decoder_is_not_of_llamas_shape_with(name):
+    assert not is_llama(to_json(OTHERS[name]))
+
+
+def test_a_plain_block_has_one_of_the_encodings_or_none():
+    blocks = {name: to_json(block_config(32, 4, 64, encoding={"name": name})) for name in ("rope", "nope", "alibi", "sinusoidal")}
+    assert [name for name, config in blocks.items() if is_plain_block(config)] == ["rope", "nope"]
+
+
+def test_every_runtime_names_a_peer_and_what_pip_installs():
+    assert all(Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install for runtime in RUNTIMES.values())

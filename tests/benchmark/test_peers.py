@@ -1,0 +1,104 @@
+"""What other runtimes make of a model: the same answers as its artefact, where they are installed. A peer that computes something else is no peer."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from posenc_export.benchmark import contestants, run
+from posenc_export.benchmark.runtimes import RUNTIMES
+from posenc_export.export import export
+from posenc_export.numerics import tolerance, worst_error
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+ROPE = decoder("rope")
+MODELS = {
+    "block-rope": block("rope"),
+    "block-nope": block("nope"),
+    "decoder-rope": ROPE,
+    "decoder-nope": decoder("nope"),
+    "decoder-untied": replace(ROPE, head=replace(ROPE.head, tied=False)),
+}
+TARGET = {"openvino": "onnx"}  # of the artefact that is loaded; ort where not named
+QUICK = [("hand-written", "decoder-rope", 2), ("transformers", "decoder-rope", 1)]
+OTHERS = [
+    ("hand-written", "block-rope", 1),
+    ("hand-written", "block-nope", 2),
+    ("hand-written", "decoder-nope", 1),
+    ("hand-written", "decoder-untied", 1),
+    ("transformers", "decoder-untied", 2),
+    ("eager", "decoder-rope", 2),
+    ("genai", "decoder-rope", 1),
+    ("optimum", "decoder-rope", 2),
+    ("openvino", "decoder-untied", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of an artefact, made when it is first asked for; not to be changed."""
+    root, made = tmp_path_factory.mktemp("peers"), {}
+
+    def of(model: str, target: str = "ort", signature: str = "positions") -> Path:
+        key = (model, target, signature)
+        if key not in made:
+            made[key] = root / "-".join(key)
+            export(sources(MODELS[model]), target, made[key], signature=signature, verify=False)
+        return made[key]
+
+    return of
+
+
+def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
+    """Outputs behind a prompt, of steps, of steps after a rewind, and of a step behind a prompt in two chunks."""
+    found = [np.asarray(session.prefill(tokens[:, :16], chunk=16))[:, -1]]
+    found += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
+    session.rewind(3)
+    found += [np.array(session.step(tokens[:, index])) for index in range(17, 24)]
+    session.reset()
+    session.prefill(tokens[:, :20], chunk=12)
+    return np.stack([*found, np.array(session.step(tokens[:, 20]))])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize(("runtime", "model", "batch"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)])
+def test_a_runtime_gives_what_the_artefact_gives(runtime: str, model: str, batch: int, folders: Callable[..., Path]) -> None:
+    missing = RUNTIMES[runtime].missing()
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} is not installed")
+    folder = folders(model, TARGET.get(runtime, "ort"), "positions" if RUNTIMES[runtime].builds else "mask")
+    manifest, rng = manifests.read(folder), np.random.default_rng(0)
+    assert RUNTIMES[runtime].takes(folder, manifest)
+    tokens = rng.integers(0, 61, (batch, 24)) if manifest.vocabulary else rng.standard_normal((batch, 24, 48)).astype(np.float32)
+    opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(folder, manifest, 1, batch)
+    wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
+    assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
+
+
+def test_a_runtime_that_is_not_installed_is_refused_with_what_to_install(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RUNTIMES, "genai", dataclasses.replace(RUNTIMES["genai"], needs=("a_module_that_nobody_has.at_all",)))
+    with pytest.raises(ValueError, match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got none; pip install 'onnxruntime-genai'"):
+        run([folders("decoder-rope")], ("genai",))
+
+
+REFUSED = [
+    ("genai", "decoder-rope", "a decoder exported with --signature mask for an ONNX target"),
+    pytest.param("transformers", "decoder-nope", "a float32 decoder of Llama's shape", marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize(("runtime", "model", "rule"), REFUSED)
+def test_a_runtime_that_takes_none_of_the_folders_is_refused(
+    runtime: str, model: str, rule: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RUNTIMES, runtime, dataclasses.replace(RUNTIMES[runtime], needs=()))
+    with pytest.raises(ValueError, match=f"benchmark {runtime}: expected .*{rule}"):
+        contestants.gather([folders(model)], (runtime,))

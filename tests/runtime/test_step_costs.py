@@ -1,0 +1,136 @@
+"""What a step costs apart from the graph, counted, so that a loaded machine does not change the result: nodes, calls of Python, bindings, bytes."""
+
+import sys
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from posenc_export.export import export
+from posenc_export.runtime import Session, load
+from tests.tiny import decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+LAYERS, VOCABULARY = 2, 61  # of a decoder of tests.tiny
+LAYER = 13  # nodes on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
+ENCODINGS = ["rope", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi"))]
+PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 173}  # functions of Python that a step enters
+BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 96}  # and functions of C
+SMALL = 1024  # bytes of Python objects that a step may make beside its output
+IN_PLACE = ("ort", "onnx-static")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of an artefact, made when it is first asked for; not to be changed."""
+    root, made = tmp_path_factory.mktemp("costs"), {}
+
+    def of(target: str, encoding: str = "rope") -> Path:
+        key = (target, encoding)
+        if key not in made:
+            made[key] = root / f"{target}-{encoding}"
+            export(sources(decoder(encoding)), target, made[key], verify=False)
+        return made[key]
+
+    return of
+
+
+def stepping(folder: Path, context: int = 20) -> Session:
+    """A session that has taken its first steps behind a prompt."""
+    session = load(folder, provider="cpu", threads=1).session()
+    session.prefill(np.zeros((1, context), np.int64))
+    for _ in range(3):
+        session.step(np.zeros(1, np.int64))
+    return session
+
+
+def profiled(call: Callable[[], Any]) -> Dict[str, int]:
+    """How many functions of Python ("call") and built-in ones ("c_call") a call enters."""
+    counts: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, argument: counts.update([event]))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return {"call": counts["call"] - 1, "c_call": counts["c_call"] - 1}  # without `call` itself and sys.setprofile
+
+
+def allocated(call: Callable[[], Any]) -> int:
+    """Bytes that Python and numpy have at most more than before while a call runs."""
+    call()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path]) -> None:
+    graph = onnx.load(folders("ort", encoding) / "model.onnx", load_external_data=False).graph
+    ends = [index for index, node in enumerate(graph.node) if node.op_type == "GroupQueryAttention"]
+    assert len(ends) == LAYERS
+    between = Counter(node.op_type for node in graph.node[ends[0] : ends[1]])  # from one attention to the next stands one layer
+    assert between.total() <= LAYER and between["GroupQueryAttention"] == 1
+
+
+@pytest.mark.parametrize("target", PYTHON_CALLS)
+def test_a_step_enters_few_functions(target: str, folders: Callable[..., Path]) -> None:
+    session, token = stepping(folders(target)), np.zeros(1, np.int64)
+    found = profiled(lambda: session.step(token))
+    assert found["call"] <= PYTHON_CALLS[target] and found["c_call"] <= BUILT_IN_CALLS[target]
+
+
+@pytest.mark.parametrize("target", PYTHON_CALLS)
+def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(target: str, folders: Callable[..., Path]) -> None:
+    sessions, token = [stepping(folders(target), context) for context in (20, 200)], np.zeros(1, np.int64)
+    short, long = (profiled(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
+    assert short == long
+
+
+@pytest.mark.parametrize("target", IN_PLACE)
+def test_a_step_on_caches_in_place_binds_nothing(target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = stepping(folders(target))
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
+    assert session.step(np.zeros(1, np.int64)).shape == (1, VOCABULARY)
+
+
+def test_a_step_on_growing_caches_binds_each_input_and_output_once(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    session, bound = stepping(folders("onnx")), Counter()
+    for name in ("bind_input", "bind_output"):
+        original = getattr(onnxruntime.IOBinding, name)
+        monkeypatch.setattr(onnxruntime.IOBinding, name, lambda *args, own=original: bound.update([args[1]]) or own(*args))
+    session.step(np.zeros(1, np.int64))
+    manifest = session.manifest
+    named = [value.name for value in (*manifest.inputs, *manifest.outputs)] + [name for state in manifest.states for name in (state.past, state.present)]
+    assert bound == Counter(named)
+
+
+@pytest.mark.parametrize("target", IN_PLACE)
+def test_a_step_makes_no_array_but_its_output(target: str, folders: Callable[..., Path]) -> None:
+    session, token = stepping(folders(target)), np.zeros(1, np.int64)
+    assert allocated(lambda: session.step(token)) <= 4 * VOCABULARY + SMALL
+
+
+@pytest.mark.parametrize("target", PYTHON_CALLS)
+def test_what_a_step_allocates_does_not_follow_the_context(target: str, folders: Callable[..., Path]) -> None:
+    sessions, token = [stepping(folders(target), context) for context in (20, 200)], np.zeros(1, np.int64)
+    short, long = (allocated(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
+    assert abs(long - short) <= SMALL
+
+
+def test_the_bytes_of_the_cache_that_a_graph_is_given_stand_still(folders: Callable[..., Path]) -> None:
+    session = stepping(folders("ort"))
+    before = [buffer.address for buffer in session._now.caches.past]
+    session.step(np.zeros(1, np.int64))
+    assert [buffer.address for buffer in session._now.caches.present] == before
