@@ -78,9 +78,9 @@ def _web(given: Optional[Path]) -> Path:
 
 def _shown(name: str, manifest: Manifest, layers: Any, version: str) -> Dict[str, Any]:
     """What page.js reads."""
-    sizes = {B: 1, P: 0}
+    sizes: Dict[Any, Any] = {B: 1, P: 0}
     states = [
-        {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(str(axis), axis) for axis in state.axes], "fill": state.fill}
+        {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(axis, axis) for axis in state.axes], "fill": state.fill}
         for state in manifest.states
     ]
     return {

@@ -9,6 +9,7 @@ import numpy as np
 from posenc_export.numerics import worst_error
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.rules import B, P
 
 AFTER_SOFTMAX = 3  # qk_matmul_output_mode of ai.onnx Attention
 KEY = 4  # input of Attention: past_key
@@ -20,7 +21,7 @@ def with_attention(source: Path, written: Path) -> List[int]:
     import onnx
 
     model = onnx.load(source, load_external_data=False)
-    layers = []
+    layers: List[int] = []
     for node in model.graph.node:
         if node.op_type != "Attention" or node.domain:
             continue
@@ -64,8 +65,8 @@ def _feeds(manifest: Manifest) -> Dict[str, Any]:
     ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
     order = np.arange(ids.shape[1], dtype=np.int64)[None]
     known = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids)}
+    sizes: Dict[Any, Any] = {B: 1, P: 0}
     if manifest.axes:
         known["position_ids"] = np.repeat(order[None], 1 + manifest.axes, 0)
-    sizes = {"batch_size": 1, "past_sequence_length": 0}
-    states = {state.past: np.full([sizes.get(str(axis), axis) for axis in state.axes], state.fill, state.dtype) for state in manifest.states}
+    states = {state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype) for state in manifest.states}
     return {**{value.name: known[value.name] for value in manifest.inputs}, **states}

@@ -109,7 +109,7 @@ class Distances {
 
 // The editor: what is typed, and behind it what the model adds.
 
-const view = { typed: "", added: "", attention: [], layer: 0, head: 0 };
+const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes in front that were not read
 let session, base, timer, turn = 0, seed = 0;
 
 // Reads the text, only what is new where it goes on from the text before.
@@ -130,8 +130,9 @@ async function readTyped(mine, tokens) {
 
 async function goOn() {
   const mine = ++turn;
-  const tokens = Array.from(encoder.encode($("typed").value || "\n")).slice(LENGTH - page.context);
-  Object.assign(view, { typed: decoder.decode(Uint8Array.from(tokens)), added: "" });
+  const bytes = Array.from(encoder.encode($("typed").value || "\n"));
+  const tokens = bytes.slice(LENGTH - page.context);
+  Object.assign(view, { typed: $("typed").value, added: "", skipped: bytes.length - tokens.length });
   const began = performance.now();
   let state = await readTyped(mine, tokens);
   if (!state) return;
@@ -183,10 +184,11 @@ function drawText() {
   const strongest = given.reduce((a, b) => Math.max(a, b), 0);
   const text = Array.from(view.typed + view.added);
   const typed = Array.from(view.typed).length;
-  let byte = 0;
+  let byte = -view.skipped;
   text.forEach((character, index) => {
-    const size = encoder.encode(character).length;
-    const weight = given.subarray(byte, (byte += size)).reduce((a, b) => Math.max(a, b), 0) / strongest;
+    const from = Math.max(byte, 0);
+    byte += encoder.encode(character).length;
+    const weight = given.subarray(from, Math.max(byte, 0)).reduce((a, b) => Math.max(a, b), 0) / strongest;
     const span = Object.assign(document.createElement("span"), { textContent: character });
     span.className = `${index < typed ? "" : "ghost"} ${index === text.length - 1 ? "last" : ""}`;
     if (weight > 0.02) span.style.background = `rgb(var(--tint) / ${(0.55 * weight).toFixed(3)})`;
