@@ -44,7 +44,7 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     graph.check_copy(folder / "model.onnx", output / "model.onnx", manifest)
     for name in ASSETS:
         (output / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
-    shown = _shown(folder.resolve().name, manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
+    shown = _shown(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
     (output / "page.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
     return manifest
 

@@ -5,11 +5,12 @@ import json
 import secrets
 import time
 from contextlib import asynccontextmanager
-from typing import Any, AsyncIterator, Callable, Dict, List
+from typing import Any, AsyncIterator, Callable, Dict, List, Type
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
 from posenc_export import __version__
 from posenc_export.runtime.model import Model
@@ -20,11 +21,22 @@ from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token
 from posenc_export.text import Codec
 
-MOST_BYTES = 4 << 20  # of a request's body
+MOST_BYTES = 1 << 20  # of a request's body
 GONE = 499  # the client closed the connection; nobody reads this status but the log
-STATUS = {Refused: 400, Full: 429, Stopping: 503}
-KIND = {400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+FAILURE = "engine: expected the graph to run, got an error; the log of the server has its message"
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
+
+
+class NotServed(ValueError):
+    """Another model than the one that is served."""
+
+
+class TooLarge(ValueError):
+    """A body of too many bytes."""
+
+
+STATUS: Dict[Type[Exception], int] = {Refused: 400, NotServed: 404, TooLarge: 413, Full: 429, Stopping: 503}
+KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
 class Service:
@@ -47,24 +59,12 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """The answer to POST /v1/completions."""
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                return self.refuse(413, f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
         try:
-            asked = protocol.parse(body)
-            if asked.model not in (None, self.name):
-                return self.refuse(404, f"model: expected {self.name}, got {asked.model}; /v1/models lists what is served")
-            rows = protocol.rows(asked, self.codec, tuple(self.manifest.stop_ids))
-            completion = Completion(self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics)
-            self.open.update(dict.fromkeys(rows, completion))
-            try:
-                self.engine.submit(rows)
-            except (Refused, Full, Stopping):
-                self._forget(completion)
-                raise
-        except (Refused, Full, Stopping) as error:
+            asked = protocol.parse(await _body(request))
+            completion = self._begin(asked)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except tuple(STATUS) as error:
             return self.refuse(STATUS[type(error)], str(error))
         if asked.stream:
             return _Stream(self._events(asked, completion), lambda: self._end(completion))
@@ -73,11 +73,25 @@ class Service:
         finally:
             self._end(completion)
 
+    def _begin(self, asked: protocol.CompletionRequest) -> Completion:
+        """A completion whose rows are queued; its first tokens reach it once the event loop goes on.
+
+        Raises:
+            ValueError, RuntimeError: one of STATUS.
+        """
+        if asked.model not in (None, self.name):
+            raise NotServed(f"model: expected {self.name}, got {asked.model}; /v1/models lists what is served")
+        rows = protocol.rows(asked, self.codec, tuple(self.manifest.stop_ids), self.limits.queue)
+        self.engine.submit(rows)
+        completion = Completion(self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics)
+        self.open.update(dict.fromkeys(rows, completion))
+        return completion
+
     def refuse(self, status: int, message: str) -> JSONResponse:
         """An error in one line, counted."""
         self.metrics.refused.labels(str(status)).inc()
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return JSONResponse(protocol.failure(message, KIND.get(status, "server_error")), status, headers)
+        return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, headers)
 
     def card(self) -> Dict[str, Any]:
         """The entry of /v1/models."""
@@ -105,7 +119,7 @@ class Service:
             collecting.cancel()
             leaving.cancel()
         if any(part.ended == FAILED for part in parts):
-            return self.refuse(500, "engine: expected the graph to run, got an error; see the log of the server")
+            return self.refuse(500, FAILURE)
         choices = [protocol.choice(part.choice, part.text, part.ended, part.ids if asked.return_token_ids else None) for part in parts]
         return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.read, completion.made)})
 
@@ -115,7 +129,7 @@ class Service:
         beside = {"usage": None} if counts else {}
         async for part in completion.parts():
             if part.ended == FAILED:
-                yield _event(protocol.failure("engine: expected the graph to run, got an error; see the log of the server", "server_error"))
+                yield _event(protocol.failure(FAILURE, "server_error"))
             elif part.text or part.ended or asked.return_token_ids:
                 made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
                 yield _event({**head, "choices": [made], **beside})
@@ -135,9 +149,6 @@ class Service:
 
     def _end(self, completion: Completion) -> None:
         completion.end()
-        self._forget(completion)
-
-    def _forget(self, completion: Completion) -> None:
         for request in completion.choices:
             del self.open[request]
 
@@ -186,6 +197,21 @@ def application(name: str, model: Model, codec: Codec, limits: Limits) -> FastAP
         return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLarge: more than MOST_BYTES.
+        ClientDisconnect: the client left before its end.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise TooLarge(f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
+    return body
 
 
 async def _collected(completion: Completion) -> List[Part]:

@@ -1,5 +1,6 @@
 """The rows of one session, which requests enter and leave between steps."""
 
+import logging
 from collections import deque
 from typing import Deque, List, Sequence
 
@@ -9,6 +10,8 @@ from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.sampling import choose
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
+
+LOG = logging.getLogger(__name__)
 
 
 class Row:
@@ -92,7 +95,8 @@ class Batch:
         """A new row that reads the first part of its prompt; its first token where that was all of it."""
         try:
             logits = self.session.admit([part])[:, -1]
-        except GraphError:  # no row was admitted: the others go on
+        except GraphError as error:  # no row was admitted: the others go on
+            LOG.error("%s; a prompt of %d tokens was not read", error, len(row.request.prompt))
             return [Token(row.request, -1, FAILED)]
         self.rows.append(row)
         made = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]

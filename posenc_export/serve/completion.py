@@ -76,12 +76,16 @@ class Completion:
         return sum(choice.made for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Pieces of the choices as they come, until all have ended."""
+        """Pieces of the choices as they come, until all have ended. Tokens that came while the last piece was on its way are one piece of each choice."""
         while not all(choice.ended for choice in self.choices.values()):
-            token = await self.tokens.get()
-            choice = self.choices[token.request]
-            if not choice.ended:  # the row may run on for some steps behind a stop string
-                yield self._part(choice, token)
+            arrived = [await self.tokens.get()]
+            while not self.tokens.empty():
+                arrived.append(self.tokens.get_nowait())
+            for request in dict.fromkeys(token.request for token in arrived):
+                choice = self.choices[request]
+                taken = [self._taken(choice, token) for token in arrived if token.request is request and not choice.ended]
+                if taken:  # else its row runs on for some steps behind a stop string
+                    yield Part(choice.index, "".join(part.text for part in taken), [id for part in taken for id in part.ids], taken[-1].ended)
 
     def end(self) -> None:
         """Cancel the rows that still run, and count; to be called once, however the request ended."""
@@ -91,7 +95,7 @@ class Completion:
         self.metrics.read.inc(self.read)
         self.metrics.made.inc(self.made)
 
-    def _part(self, choice: Choice, token: Token) -> Part:
+    def _taken(self, choice: Choice, token: Token) -> Part:
         now = time.monotonic()
         if choice.made:
             self.metrics.between.observe(now - choice.last)

@@ -1,5 +1,6 @@
 """The thread that owns the session: takes requests from a queue and hands out their tokens."""
 
+import logging
 import threading
 from collections import deque
 from typing import Callable, Deque, List, Sequence, Set
@@ -8,6 +9,8 @@ from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Request, Stopping, Token, check_model, check_request
+
+LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -109,7 +112,8 @@ class Engine:
             self._hand_out(self._batch.read(self._waiting))
             if self._batch.rows:
                 self._hand_out(self._batch.step())
-        except GraphError:
+        except GraphError as error:
+            LOG.error("%s; %d rows ended", error, len(self._batch.rows))
             self._hand_out(self._batch.fail())
 
     def _hand_out(self, made: List[Token]) -> None:

@@ -68,13 +68,20 @@ def stops(asked: CompletionRequest) -> List[str]:
     return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
 
-def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...]) -> List[Request]:
+def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most: int) -> List[Request]:
     """A request of the engine for each choice: the choices of the first prompt, then those of the next.
 
     Args:
         stop_ids: of the model.
+        most: choices.
+
+    Raises:
+        Refused: more choices.
     """
-    prompts = [tuple(codec.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in _prompts(asked)]
+    given = _prompts(asked)
+    if len(given) * asked.n > most:
+        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}")
+    prompts = [tuple(codec.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in given]
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     ends = (*stop_ids, *asked.stop_token_ids)
     choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
