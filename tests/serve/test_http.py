@@ -15,7 +15,9 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
+from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
+from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import Limits, Request
 from posenc_export.text import codec
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
@@ -171,6 +173,25 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(case: str, port: int) ->
     status, answer = Client(port).ask("/v1/completions", BAD[case])
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
     assert "\n" not in answer["error"]["message"] and ("got" in answer["error"]["message"])
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(port: int) -> None:
+    status, answer = Client(port).ask("/v1/completions", {"prompt": "a" * (1 << 20)})
+    assert status == 413 and answer["error"]["message"].startswith("body: expected at most 1048576 bytes")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_graph_that_stops_is_said_and_logged_and_the_next_request_is_served(
+    stream: bool, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(batch: Batch) -> None:
+        monkeypatch.undo()
+        raise GraphError(RuntimeError("planted"))
+
+    monkeypatch.setattr(Batch, "step", stop)
+    said = list(Client(port).events(LONG))[-1] if stream else Client(port).ask("/v1/completions", LONG)[1]
+    assert said["error"]["type"] == "server_error" and "planted" in caplog.text
+    assert Client(port).ask("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
 
 
 def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, model: Model) -> None:
