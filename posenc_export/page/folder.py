@@ -14,7 +14,7 @@ from posenc_export.runtime.rules import B, P
 from posenc_export.runtime.summary import summary
 from posenc_export.text import BYTES
 
-ASSETS = ("index.html", "page.js")
+ASSETS = ("index.html", "page.js", "model.js")
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # the build for WebAssembly alone: 14 MB instead of 27
 INPUTS = ("input_ids", "position_ids", "attention_mask")  # that page.js can fill
 DISTANCES = 48  # tokens back that a page draws

@@ -1,75 +1,15 @@
-// Runs the decoder of page.json with onnxruntime-web: text, attention of its heads, and the check of its certificate.
+// The page: text that goes on as one types, attention of the heads, and the check of the certificate.
 
-import * as ort from "./onnxruntime-web/ort.wasm.min.mjs";
+import { choose, empty, last, numbers, open, page, read } from "./model.js";
 
 // The address may give text and temperature: index.html?temperature=0&text=import
 const asked = new URLSearchParams(location.search);
-const START = asked.get("text") ?? "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
-const [LENGTH, WAIT, CHUNK, PAUSE] = [96, 150, 128, 12]; // bytes to add, ms after a key, tokens of a call, ms between two looks at the keyboard
-const LIKELIEST = 12; // bytes to choose among
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
+const EXAMPLE = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
+const LENGTH = Math.min(96, page.context >> 1); // bytes to add
+const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms after a key, tokens of a call, ms between two looks at the keyboard
 const $ = (id) => document.getElementById(id);
 
-const page = await (await fetch("page.json")).json();
 const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
-
-// The model: tokens in at any offset, logits, states and attention out.
-
-function tensor(dtype, shape, value) {
-  const size = shape.reduce((a, b) => a * b, 1);
-  return new ort.Tensor(dtype, new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value), shape);
-}
-
-const integers = (values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
-
-const FEEDS = {
-  input_ids: (tokens) => integers(tokens, [1, tokens.length]),
-  position_ids: (tokens, first) => {
-    const places = Array.from(tokens, (_, index) => first + index);
-    return page.axes ? integers(Array(1 + page.axes).fill(places).flat(), [1 + page.axes, 1, tokens.length]) : integers(places, [1, tokens.length]);
-  },
-  attention_mask: (tokens, first, held) => tensor("int64", [1, held + tokens.length], 1),
-};
-
-function open() {
-  ort.env.wasm.wasmPaths = new URL("./onnxruntime-web/", import.meta.url).href;
-  ort.env.wasm.numThreads = 1; // more need headers that a plain file server does not send
-  const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  return ort.InferenceSession.create("model.onnx", { externalData: [{ path: "model.onnx.data", data: "model.onnx.data" }], extra, logSeverityLevel: 3 });
-}
-
-const empty = (start = 0) => ({ tokens: [], start, states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(dtype, shape, fill)])) });
-
-// What is cached with `tokens` behind it, their logits and attention; the cache that was given stays as it is.
-async function read(session, cache, tokens) {
-  const held = cache.tokens.length;
-  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](tokens, cache.start + held, held)]));
-  const results = await session.run({ ...feeds, ...cache.states });
-  const states = Object.fromEntries(page.states.map(({ past, present }) => [past, results[present]]));
-  const attention = page.attention.map((layer) => results[`attention.${layer}`]);
-  return { cache: { ...cache, tokens: [...cache.tokens, ...tokens], states }, logits: results[page.output], attention };
-}
-
-const last = (logits) => logits.data.subarray(logits.data.length - logits.dims[2]);
-
-// Numbers in [0, 1), the same for the same seed (mulberry32).
-function numbers(seed) {
-  return () => {
-    seed = (seed + 0x6d2b79f5) | 0;
-    let mixed = Math.imul(seed ^ (seed >>> 15), 1 | seed);
-    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
-
-// The likeliest id at temperature 0, else a draw; ties go to the lower id.
-function choose(scores, temperature, random) {
-  const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a] || a - b);
-  if (!temperature) return order[0];
-  const shares = order.slice(0, LIKELIEST).map((id) => Math.exp((scores[id] - scores[order[0]]) / temperature));
-  let left = random() * shares.reduce((a, b) => a + b);
-  return order[Math.max(0, shares.findIndex((share) => (left -= share) < 0))];
-}
 
 // Attention by distance, summed over the queries that have a key so far back.
 
@@ -179,8 +119,9 @@ function drawText() {
     shown.append(view.typed, ghost, "\n");
     return;
   }
-  const keys = weights.dims[3];
-  const given = weights.data.subarray(view.head * keys, (view.head + 1) * keys);
+  const [, , queries, keys] = weights.dims;
+  const row = (view.head + 1) * queries - 1; // of the last byte
+  const given = weights.data.subarray(row * keys, (row + 1) * keys);
   const strongest = given.reduce((a, b) => Math.max(a, b), 0);
   const text = Array.from(view.typed + view.added);
   const typed = Array.from(view.typed).length;
@@ -231,14 +172,16 @@ function accept() {
   schedule(0);
 }
 
-// What was measured at export, and the same claim measured here: one call, chunks of 5, single tokens, and a start far away.
+const short = (number) => number.toExponential(1).replace("-", "\u2011"); // no line break at the sign
+
+// What was measured at export, and the same claim measured here: one call against calls of 17, of 5 and of one byte.
 
 function line(list, title, text, state = "") {
   $(list).append(Object.assign(document.createElement("dt"), { textContent: title }), Object.assign(document.createElement("dd"), { textContent: text, className: state }));
 }
 
-async function cut(tokens, size, start) {
-  let cache = empty(start);
+async function cut(tokens, size) {
+  let cache = empty();
   const rows = [];
   for (let from = 0; from < tokens.length; from += size) {
     const made = await read(session, cache, tokens.slice(from, from + size));
@@ -249,18 +192,18 @@ async function cut(tokens, size, start) {
 }
 
 async function check() {
-  const tokens = Array.from(encoder.encode(START)).slice(0, 60);
-  const whole = await cut(tokens, tokens.length, 0);
+  const tokens = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context));
+  const whole = await cut(tokens, tokens.length);
   const largest = whole.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
   let worst = 0;
   for (const size of [1, 5, 17]) {
-    const rows = await cut(tokens, size, 0);
+    const rows = await cut(tokens, size);
     worst = rows.reduce((found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest), worst);
     if (rows.some(Number.isNaN)) worst = NaN;
   }
   const bound = page.certificate?.tolerance ?? 1e-4;
   const holds = worst <= bound;
-  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: largest difference ${worst.toExponential(1)} of the largest logit, ${holds ? "within" : "beyond"} ${bound.toExponential(1)}`, holds ? "good" : "bad");
+  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(bound)}`, holds ? "good" : "bad");
   document.body.dataset.checked = String(holds);
 }
 
@@ -274,7 +217,7 @@ function describe() {
   $("says").textContent = said ?? "";
   const made = page.certificate;
   if (made) {
-    line("certificate", "at export", `${made.cells} ways to cut a text: largest error ${made.worst.toExponential(1)} of the largest logit, ${made.passed ? "within" : "beyond"} ${made.tolerance.toExponential(1)}`, made.passed ? "good" : "bad");
+    line("certificate", "at export", `${made.cells} ways to cut a text: largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`, made.passed ? "good" : "bad");
     line("certificate", "measured on", made.machine);
     if (made.against) line("certificate", "compared with", made.against);
   } else line("certificate", "at export", "not measured");
@@ -283,7 +226,7 @@ function describe() {
   line("model", "runtime", `onnxruntime-web ${page.onnxruntime_web}, WebAssembly, one thread`);
 }
 
-$("typed").value = view.typed = START;
+$("typed").value = view.typed = asked.get("text") ?? EXAMPLE;
 $("temperature").value = asked.get("temperature") ?? "0.5";
 $("chosen").textContent = Number($("temperature").value).toFixed(1);
 $("typed").addEventListener("input", () => schedule());
