@@ -67,8 +67,8 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
-    except OSError as error:
-        raise ValueError(f"serve: expected an address to listen on, got {host}:{port} ({error.strerror}); give another --host or --port") from None
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"serve: expected an address to listen on, got {host}:{port} ({error}); give another --host or --port") from None
 
 
 def _announce(options: argparse.Namespace, name: str, port: int) -> None:

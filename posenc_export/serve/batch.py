@@ -59,10 +59,11 @@ class Batch:
         for index, row in enumerate(self.rows):
             room -= self._go_on(index, row, room)
         while room > 0 and waiting and len(self.rows) < self.limits.rows:
-            row = Row(waiting.popleft())
+            row = Row(waiting[0])
             part = row.take(room)
             room -= len(part)
             made += self._enter(row, part)
+            waiting.popleft()  # not before: whatever is raised, a request is in the queue or has a row
         return made
 
     def step(self) -> List[Token]:

@@ -21,6 +21,9 @@ class Engine:
         limits: of requests, rows and the queue.
         deliver: called on the thread of the engine with the tokens of a turn, in the order in which rows made them. A row that is cancelled ends without a token.
 
+    Attributes:
+        state: "ready", "stopping" after `close`, "failed" where the thread ended before.
+
     Raises:
         ValueError: a model that cannot be served.
     """
@@ -31,7 +34,7 @@ class Engine:
         self._batch = Batch(model, limits)
         self._waiting: Deque[Request] = deque()
         self._cancelled: Set[Request] = set()
-        self._stopping = False
+        self.state = "ready"
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="posenc engine", daemon=True)
         self._thread.start()
@@ -45,11 +48,6 @@ class Engine:
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)
-
-    @property
-    def state(self) -> str:
-        """ "ready", "stopping" after `close`, "failed" where the thread has ended for another reason."""
-        return "stopping" if self._stopping else "ready" if self._thread.is_alive() else "failed"
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, all of them or none.
@@ -80,7 +78,7 @@ class Engine:
     def close(self) -> None:
         """Take no more requests, finish those that wait and run, and end the thread."""
         with self._changed:
-            self._stopping = True
+            self.state = "stopping"
             self._changed.notify()
         self._thread.join()
 
@@ -90,6 +88,7 @@ class Engine:
                 self._turn()
         finally:  # whatever ended the thread: nobody waits for a row for ever
             with self._changed:
+                self.state = "failed" if self.state == "ready" else self.state
                 left = [*(row.request for row in self._batch.rows), *self._waiting]
                 self._waiting.clear()
             if left:
@@ -98,14 +97,14 @@ class Engine:
     def _prepare(self) -> bool:
         """Wait for something to do and drop what was cancelled; False where the engine ends."""
         with self._changed:
-            while not self._waiting and not self._batch.rows and not self._stopping:
+            while not self._waiting and not self._batch.rows and self.state == "ready":
                 self._cancelled.clear()
                 self._changed.wait()
             cancelled, self._cancelled = self._cancelled, set()
             for request in [request for request in self._waiting if request in cancelled]:
                 self._waiting.remove(request)
         self._batch.leave(list(cancelled))
-        return bool(self._waiting or self._batch.rows or not self._stopping)
+        return bool(self._waiting or self._batch.rows or self.state == "ready")
 
     def _turn(self) -> None:
         try:

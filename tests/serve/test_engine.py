@@ -130,6 +130,22 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models
     assert gathered.ended == {lost: "error", kept: "length"} and gathered.made[kept] == alone(models["ort"], [kept])[kept]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("breaks", ["admit", "step"])
+def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any, **__: Any) -> np.ndarray:
+        raise MemoryError("planted")
+
+    gathered = Gathered(models["ort"])
+    monkeypatch.setattr(gathered.engine._batch.session, breaks, end)
+    requests = [Request((97, 98), 5) for _ in range(8)]
+    gathered.engine.submit(requests)
+    gathered.engine._thread.join(30)
+    assert gathered.ended == dict.fromkeys(requests, "error") and gathered.engine.state == "failed"
+    with pytest.raises(Stopping, match="got failed"):
+        gathered.engine.submit(requests)
+
+
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
 def test_an_artefact_whose_rows_share_columns_is_refused_by_name(target: str, signature: str, models: Dict[str, Model]) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
