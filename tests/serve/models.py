@@ -17,7 +17,7 @@ from posenc_export.serve.requests import Request
 from tests.tiny import block
 from tests.traces import sources
 
-CONFIG = decoder_config(vocabulary=256, layers=2, hidden=40, block=block("rope"))
+CONFIG = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))
 
 
 @functools.cache
