@@ -1,15 +1,16 @@
 """Requests and answers of /v1/completions, as in OpenAI's API."""
 
 import secrets
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from posenc_export.serve.requests import Refused, Request
 from posenc_export.text import Codec
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # strings of a request, and characters of each
 Ids = List[int]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class StreamOptions(BaseModel):
@@ -35,15 +36,21 @@ class CompletionRequest(BaseModel):
     stop_token_ids: Ids = Field([], max_length=64, description="Ids that end the text, beside those of the model.")
     stream: bool = False
     stream_options: Optional[StreamOptions] = None
-    return_token_ids: bool = Field(False, description="Whether choices carry token_ids, those of text that a stop string cut off left out.")
+    return_token_ids: bool = Field(False, description="Whether choices carry token_ids, all that were made: a stop string is cut off from the text only.")
     user: Optional[str] = None
     echo: Literal[False] = False
     logprobs: Literal[None] = None
     suffix: Literal[None] = None
     best_of: Literal[None, 1] = None
-    logit_bias: Optional[Dict[str, Literal[0]]] = None
-    presence_penalty: Literal[0] = 0
-    frequency_penalty: Literal[0] = 0
+    logit_bias: Optional[Dict[str, Zero]] = None
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """null stands for the default, as at OpenAI."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 def parse(body: bytes) -> CompletionRequest:
