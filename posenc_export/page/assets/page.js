@@ -155,7 +155,8 @@ function chart(measured, pattern, layer, head) {
   const most = Math.max(...measured, 1e-9);
   const bars = measured.map((value, back) => `M${back + 0.1} 40v${-(38 * value) / most}h.8V40z`).join("");
   const line = pattern ? `<path class="pattern" d="M${pattern.map((value, back) => `${back + 0.5} ${40 - 38 * value}`).join("L")}"/>` : "";
-  const button = Object.assign(document.createElement("button"), { className: "head", title: `layer ${page.attention[layer] + 1}, head ${head + 1}: at most ${(100 * most).toFixed(0)} %` });
+  const title = `layer ${page.attention[layer] + 1}, head ${head + 1}: at most ${(100 * most).toFixed(0)} %`;
+  const button = Object.assign(document.createElement("button"), { className: "head", title });
   button.setAttribute("aria-label", button.title);
   button.setAttribute("aria-pressed", String(layer === view.layer && head === view.head));
   button.innerHTML = `<svg viewBox="0 0 ${far} 42" preserveAspectRatio="none" aria-hidden="true"><path class="measured" d="${bars}"/>${line}</svg>`;
@@ -177,7 +178,8 @@ const short = (number) => number.toExponential(1).replace("-", "\u2011"); // no 
 // What was measured at export, and the same claim measured here: one call against calls of 17, of 5 and of one byte.
 
 function line(list, title, text, state = "") {
-  $(list).append(Object.assign(document.createElement("dt"), { textContent: title }), Object.assign(document.createElement("dd"), { textContent: text, className: state }));
+  const [name, value] = [document.createElement("dt"), document.createElement("dd")];
+  $(list).append(Object.assign(name, { textContent: title }), Object.assign(value, { textContent: text, className: state }));
 }
 
 async function cut(tokens, size) {
@@ -203,7 +205,8 @@ async function check() {
   }
   const bound = page.certificate?.tolerance ?? 1e-4;
   const holds = worst <= bound;
-  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(bound)}`, holds ? "good" : "bad");
+  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(bound)}`;
+  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
   document.body.dataset.checked = String(holds);
 }
 
@@ -217,7 +220,8 @@ function describe() {
   $("says").textContent = said ?? "";
   const made = page.certificate;
   if (made) {
-    line("certificate", "at export", `${made.cells} ways to cut a text: largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`, made.passed ? "good" : "bad");
+    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`;
+    line("certificate", "at export", `${made.cells} ways to cut a text: ${said}`, made.passed ? "good" : "bad");
     line("certificate", "measured on", made.machine);
     if (made.against) line("certificate", "compared with", made.against);
   } else line("certificate", "at export", "not measured");
