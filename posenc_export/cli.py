@@ -1,4 +1,4 @@
-"""The `posenc` command: list, export, verify, generate, bench, inspect, plot."""
+"""The `posenc` command: list, export, verify, generate, serve, page, bench, inspect, plot."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 from typing import Optional, Sequence
 
 from posenc_export import __version__
-from posenc_export.commands import bench, export, generate, inspect, listing, plot, verify
+from posenc_export.commands import bench, export, generate, inspect, listing, page, plot, serve, verify
 from posenc_export.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
 
 INTERRUPTED = 130
@@ -15,6 +15,8 @@ COMMANDS = {
     "export": (export, "write an artefact and prove it"),
     "verify": (verify, "prove an artefact on this machine against the reference that it carries; needs no torch"),
     "generate": (generate, "continue a text with a decoder"),
+    "serve": (serve, "answer completions over HTTP, as in OpenAI's API"),
+    "page": (page, "write a static page that runs a decoder in the browser"),
     "bench": (bench, "time prefill and decode of artefacts and runtimes"),
     "inspect": (inspect, "encoding, sizes, positions, inputs, states and certificate; or a program that runs it"),
     "plot": (plot, "draw an encoding, as PNG or SVG"),

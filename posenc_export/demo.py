@@ -4,6 +4,7 @@ python -m posenc_export.demo [FOLDER]
 """
 
 import calendar
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,14 @@ from posenc_export.terminal import Progress, show, summary
 PROMPT = 600  # bytes of the file: more than twice the trained length
 TOKENS = 160
 CONTEXTS = (128, 1024)
+NEXT = """
+The same decoder in a browser (npm once, for WebAssembly; then open http://localhost:8080):
+  npm install --prefix {parent} onnxruntime-web
+  {bin}/posenc page {folder}/tiny-rope/onnx -o {page} --onnxruntime-web {parent}/node_modules/onnxruntime-web
+  {bin}/python -m http.server --directory {page} 8080
+and behind an API as OpenAI's:
+  {bin}/posenc serve {folder}/tiny-rope/ort --name tiny-rope
+  curl localhost:8000/v1/completions -d '{{"prompt": "def read(path):", "max_tokens": 64, "temperature": 0.4}}'"""
 
 
 def main(folder: Path) -> None:
@@ -39,6 +48,7 @@ def main(folder: Path) -> None:
     timed = [target for target in TARGETS if target != "ort-cuda" or "CUDAExecutionProvider" in onnxruntime.get_available_providers()]
     folders = [folder / "tiny-rope" / target for target in timed]
     print("\n" + run(folders, runtimes=("eager",), contexts=CONTEXTS, progress=say).table())
+    print(NEXT.format(bin=os.path.relpath(Path(sys.executable).parent), folder=folder, page=folder / "page", parent=folder.parent))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ EXTRAS = {
     "onnxruntime": "cpu' or 'posenc-export[gpu",
     "matplotlib": "report",
     "tokenizers": "text",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 

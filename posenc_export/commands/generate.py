@@ -1,15 +1,11 @@
 """`posenc generate`: continue a text with a decoder, by the tokenizer in its folder, or byte by byte."""
 
 import argparse
-import codecs
 import json
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, List
 
 import numpy as np
-
-BYTES = 256
-Pieces = Callable[[int], str]  # from a token id to text; empty where a character is not complete yet
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
@@ -29,11 +25,14 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit status: 0."""
     from posenc_export.runtime import load
+    from posenc_export.text import codec
 
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
     session = load(options.folder, options.provider).session()
-    prompt, shown, piece, rest = _by_tokenizer(options) if "tokenizer.json" in session.manifest.files else _by_bytes(options, session.manifest)
+    text = codec(options.folder, session.manifest)
+    prompt = text.encode(options.prompt)
+    pieces, shown = text.pieces(prompt), options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
     if not prompt:
         raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
     begin, encoded = np.array(prompt), None
@@ -42,14 +41,14 @@ def run(options: argparse.Namespace) -> int:
     made: List[int] = []
     parts: List[str] = []
     for token in session.generate([begin], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoded):
-        parts.append(piece(int(token[0])))
+        parts.append(pieces.push(int(token[0])))
         if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if made else shown) + parts[-1], end="", flush=True)
         elif len(made) % 256 == 255:
             options.say(f"{len(made) + 1} of {options.max_tokens} tokens")
         made.append(int(token[0]))
     options.say.close()
-    parts.append(rest())
+    parts.append(pieces.rest())
     print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": made}) if options.json else parts[-1])
     return 0
 
@@ -79,38 +78,3 @@ def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
         found = encoder.manifest.inputs[0].name
         raise ValueError(f"generate: expected an encoder of token ids, got one of {found}; drive it through posenc_export.load")
     return encoder.prefill(np.array([prompt]))
-
-
-def _by_tokenizer(options: argparse.Namespace) -> Tuple[List[int], str, Pieces, Callable[[], str]]:
-    """Ids of the prompt, how it is shown, and text from ids by the tokenizer in the folder."""
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import DecodeStream
-
-    from posenc_export.runtime import files
-
-    try:
-        tokenizer = Tokenizer.from_file(str(files.locate(options.folder) / "tokenizer.json"))
-    except Exception as error:
-        if type(error) is not Exception:  # the library raises Exception itself
-            raise
-        raise ValueError(f"generate: expected tokenizer.json to be one that tokenizers reads, got another ({error}); update tokenizers") from None
-    stream: Any = DecodeStream(skip_special_tokens=True)
-    ids: List[int] = tokenizer.encode(options.prompt).ids
-    for token in ids:  # the text of a token depends on the tokens before it
-        stream.step(tokenizer, token)
-    return ids, options.prompt, lambda token: stream.step(tokenizer, token) or "", lambda: ""
-
-
-def _by_bytes(options: argparse.Namespace, manifest: Any) -> Tuple[List[int], str, Pieces, Callable[[], str]]:
-    """The same where ids are bytes.
-
-    Raises:
-        ValueError: another vocabulary.
-    """
-    if manifest.vocabulary != BYTES:
-        found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
-        raise ValueError(f"generate: {rule}, got {found}; drive it through posenc_export.load")
-    prompt = options.prompt.encode("utf-8", "surrogateescape")  # bytes of argv that are no UTF-8
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return list(prompt), prompt.decode(errors="replace"), lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True)

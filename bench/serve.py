@@ -1,0 +1,130 @@
+"""Tokens per second of `posenc serve` over clients, with all rows decoded together and one after the other.
+
+    python bench/serve.py [--json bench/results/serve.json]
+
+Two servers of each model stand side by side, `--rows 16` and `--rows 1`, one thread for an operator each; clients on the loopback interface send ragged prompts
+and read streams. The servers are asked in turn, so that what disturbs the machine disturbs both; medians over rounds.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+
+import numpy as np
+import onnxruntime
+
+from posenc_export import block_config, decoder_config
+from posenc_export.export import export
+from posenc_export.models.presets import PRESETS, seeded
+
+CLIENTS, ROWS, ROUNDS = (1, 4, 16), (16, 1), 3
+TOKENS, LONGEST = 48, 96  # of a continuation; of a prompt
+MODELS = {
+    "tiny-rope, 1.0 M weights": PRESETS["tiny-rope"],
+    "rope, 4 layers, width 512, 11 M weights": decoder_config(256, 4, 1408, block_config(512, 8, 2048, kv_heads=2, encoding={"name": "rope"})),
+}
+
+
+class Answer(NamedTuple):
+    """Seconds of a stream from its request: to its first token, and between its tokens on the average; tokens."""
+
+    first: float
+    between: float
+    tokens: int
+
+
+def ask(port: int, prompt: List[int]) -> Answer:
+    """Read one stream to its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "return_token_ids": True}
+    start, first, tokens = time.perf_counter(), 0.0, 0
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    for line in connection.getresponse():
+        if line.startswith(b"data: {"):
+            tokens += len(json.loads(line[6:])["choices"][0]["token_ids"])
+            first = first or time.perf_counter()
+    connection.close()
+    return Answer(first - start, (time.perf_counter() - first) / (tokens - 1), tokens)
+
+
+def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
+    """All clients once: tokens per second of all together, seconds to the first token and between tokens in the median."""
+    random = np.random.default_rng(seed)
+    prompts = [random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda prompt: ask(port, prompt), prompts))
+    seconds = time.perf_counter() - start
+    return {
+        "tokens_per_second": sum(answer.tokens for answer in answers) / seconds,
+        "first": statistics.median(answer.first for answer in answers),
+        "between": statistics.median(answer.between for answer in answers),
+    }
+
+
+@contextmanager
+def server(folder: Path, rows: int) -> Iterator[int]:
+    """A server in a process of its own; its port."""
+    command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--rows", str(rows), "--threads", "1", "--context", "512", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        assert process.stdout is not None
+        yield int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def measured(name: str) -> List[Dict[str, Any]]:
+    """A row for each number of clients."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        export(seeded(MODELS[name]), "ort", folder, verify=False)
+        with server(folder, ROWS[0]) as together, server(folder, ROWS[1]) as alone:
+            rows = []
+            for clients in CLIENTS:
+                made: List[List[Dict[str, float]]] = [[], []]
+                for seed in range(ROUNDS + 1):
+                    for number, port in enumerate((together, alone)):
+                        made[number].append(round_of(port, clients, seed))
+                rows.append({"model": name, "clients": clients, **_medians(made[0][1:], made[1][1:])})  # the first round warms up
+                print(rows[-1], flush=True)
+    return rows
+
+
+def _medians(together: List[Dict[str, float]], alone: List[Dict[str, float]]) -> Dict[str, Any]:
+    ratios = [one["tokens_per_second"] / other["tokens_per_second"] for one, other in zip(together, alone, strict=True)]
+    median = {key: statistics.median(each[key] for each in together) for key in together[0]}
+    return {
+        "tokens_per_second": round(median["tokens_per_second"]),
+        "over_one_row": round(statistics.median(ratios), 2),
+        "first_token_ms": round(1e3 * median["first"], 1),
+        "between_tokens_ms": round(1e3 * median["between"], 2),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    options = parser.parse_args(arguments)
+    rows = [row for name in MODELS for row in measured(name)]
+    if options.json:
+        how = {"rows": ROWS[0], "tokens": TOKENS, "longest_prompt": LONGEST, "rounds": ROUNDS, "cores": os.cpu_count(), "threads": 1}
+        versions = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__}
+        options.json.write_text(json.dumps({**how, **versions, "results": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

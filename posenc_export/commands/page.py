@@ -1,0 +1,29 @@
+"""`posenc page`: a static page that runs a decoder in the browser."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(paging: argparse.ArgumentParser) -> None:
+    """What `posenc page` takes."""
+    paging.add_argument("folder", type=Path, help="of a byte-level decoder's artefact, target onnx")
+    paging.add_argument("-o", "--output", type=Path, required=True, help="folder of the page; files in it are replaced")
+    said = "folder of the npm package (default: the one in node_modules here, in build, or above)"
+    paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=said)
+    paging.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0."""
+    from posenc_export.page import write
+
+    options.say(f"{options.folder}: writing a page")
+    write(options.folder, options.output, options.onnxruntime_web)
+    size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
+    options.say.close()
+    if options.json:
+        print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
+    else:
+        print(f"{options.output / 'index.html'}, {size / 1e6:.1f} MB. A browser opens it from a server: python -m http.server --directory {options.output} 8080")
+    return 0

@@ -1,0 +1,77 @@
+"""`posenc serve`: completions over HTTP, as in OpenAI's API."""
+
+import argparse
+import json
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+CONTEXT = 4096  # tokens of a row unless told, where the range of positions has as many
+
+
+def add_arguments(serving: argparse.ArgumentParser) -> None:
+    """What `posenc serve` takes."""
+    serving.add_argument("folder", type=Path, help="of a decoder's artefact, target ort or onnx-static with signature positions")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every one (default: 127.0.0.1)")
+    serving.add_argument("--port", type=int, default=8000, help="0 for any that is free (default: 8000)")
+    serving.add_argument("--name", help="of the model, as clients ask for it (default: that of the folder)")
+    serving.add_argument("--rows", type=int, default=16, help="requests that are decoded together (default: 16)")
+    serving.add_argument("--queue", type=int, default=64, help="requests that wait for a row; more are answered with 429 (default: 64)")
+    serving.add_argument("--context", type=int, help=f"most tokens of a prompt and its continuation together (default: the range of positions, at most {CONTEXT})")
+    serving.add_argument("--max-prompt", type=int, help="most tokens of a prompt (default: context - 1)")
+    serving.add_argument("--max-tokens", type=int, help="most tokens of a continuation (default: context - 1)")
+    serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two steps of the rows that run (default: 256)")
+    serving.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    serving.add_argument("--threads", type=int, help="of one operator (default: all cores)")
+    serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
+    serving.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or an interrupt; the exit status: 0."""
+    import uvicorn
+
+    from posenc_export.runtime import load
+    from posenc_export.serve.app import application
+    from posenc_export.serve.requests import check_model
+    from posenc_export.text import codec
+
+    options.say(f"{options.folder}: loading")
+    model = load(options.folder, options.provider, options.threads)
+    limits = _limits(options, model.manifest.max_positions)
+    check_model(model.manifest, limits)
+    name = options.name or options.folder.resolve().name
+    app = application(name, model, codec(options.folder, model.manifest), limits)
+    listening = listen(options.host, options.port)
+    options.say.close()
+    _announce(options, name, listening.getsockname()[1])
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again once everything is finished
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace)).run(sockets=[listening])
+    return 0
+
+
+def _limits(options: argparse.Namespace, most: int) -> Any:
+    from posenc_export.serve.requests import Limits
+
+    context = min(most, CONTEXT) if options.context is None else options.context
+    prompt, tokens = (context - 1 if given is None else given for given in (options.max_prompt, options.max_tokens))
+    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ValueError: no such address, a port that is taken.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"serve: expected an address to listen on, got {host}:{port} ({error}); give another --host or --port") from None
+
+
+def _announce(options: argparse.Namespace, name: str, port: int) -> None:
+    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
+    line = f"{name} at {url}/v1/completions; /docs, /health and /metrics beside it; SIGTERM ends it"
+    print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

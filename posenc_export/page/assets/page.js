@@ -1,0 +1,260 @@
+// The page: text that goes on as one types, attention of the heads, and the check of the certificate.
+
+import { choose, empty, last, numbers, open, page, read } from "./model.js";
+
+// The address may give text and temperature: index.html?temperature=0&text=import
+const asked = new URLSearchParams(location.search);
+const EXAMPLE = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
+const LENGTH = Math.min(96, page.context >> 1); // bytes to add
+const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms after a key, tokens of a call, ms between two looks at the keyboard
+const $ = (id) => document.getElementById(id);
+
+const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
+
+// Attention by distance, summed over the queries that have a key so far back.
+
+class Distances {
+  constructor() {
+    this.sums = [];
+    this.counts = new Float64Array(page.distances);
+  }
+
+  add(attention) {
+    attention.forEach((weights, layer) => {
+      const [, heads, queries, keys] = weights.dims;
+      this.sums[layer] ??= Array.from({ length: heads }, () => new Float64Array(page.distances));
+      for (let head = 0; head < heads; head++)
+        for (let query = 0; query < queries; query++) {
+          const own = keys - queries + query;
+          const at = (head * queries + query) * keys + own;
+          for (let back = 0; back <= own && back < page.distances; back++) this.sums[layer][head][back] += weights.data[at - back];
+        }
+    });
+    const { dims } = attention[0] ?? { dims: [0, 0, 0, 0] };
+    for (let query = 0; query < dims[2]; query++)
+      for (let back = 0; back <= dims[3] - dims[2] + query && back < page.distances; back++) this.counts[back]++;
+  }
+
+  copy() {
+    const other = new Distances();
+    other.sums = this.sums.map((heads) => heads.map((sums) => sums.slice()));
+    other.counts = this.counts.slice();
+    return other;
+  }
+
+  mean(layer, head) {
+    return Array.from(this.sums[layer][head], (sum, back) => (this.counts[back] ? sum / this.counts[back] : 0));
+  }
+}
+
+// The editor: what is typed, and behind it what the model adds.
+
+const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes in front that were not read
+let session, base, timer, turn = 0, seed = 0;
+
+// Reads the text, only what is new where it goes on from the text before.
+async function readTyped(mine, tokens) {
+  const known = base?.cache.tokens ?? [];
+  const goesOn = known.length && known.length < tokens.length && known.every((token, index) => token === tokens[index]);
+  if (base && known.length === tokens.length && known.every((token, index) => token === tokens[index])) return base;
+  let state = goesOn ? base : { cache: empty(), distances: new Distances() };
+  for (let from = state.cache.tokens.length; from < tokens.length; from += CHUNK) {
+    const made = await read(session, state.cache, tokens.slice(from, from + CHUNK));
+    if (mine !== turn) return null;
+    const distances = state.distances.copy();
+    distances.add(made.attention);
+    state = { ...made, distances };
+  }
+  return (base = state);
+}
+
+async function goOn() {
+  const mine = ++turn;
+  const bytes = Array.from(encoder.encode($("typed").value || "\n"));
+  const tokens = bytes.slice(LENGTH - page.context);
+  Object.assign(view, { typed: $("typed").value, added: "", skipped: bytes.length - tokens.length });
+  const began = performance.now();
+  let state = await readTyped(mine, tokens);
+  if (!state) return;
+  const from = performance.now();
+  const [added, temperature, random] = [[], Number($("temperature").value), numbers(seed)];
+  const distances = state.distances.copy();
+  for (let looked = from; added.length < LENGTH; ) {
+    const token = choose(last(state.logits), temperature, random);
+    if (page.stop_ids.includes(token)) break;
+    added.push(token);
+    state = await read(session, state.cache, [token]);
+    distances.add(state.attention);
+    if (performance.now() - looked < PAUSE) continue;
+    view.added = decoder.decode(Uint8Array.from(added));
+    drawText();
+    await new Promise((resolve) => setTimeout(resolve));
+    if (mine !== turn) return;
+    looked = performance.now();
+  }
+  Object.assign(view, { added: decoder.decode(Uint8Array.from(added)), attention: state.attention });
+  drawText();
+  drawHeads(distances);
+  const [speed, place] = [added.length / ((performance.now() - from) / 1000), state.cache.tokens.length];
+  $("status").textContent = `${speed.toFixed(0)} tokens per second · text read in ${(from - began).toFixed(0)} ms · position ${place} of ${page.positions}`;
+  document.body.dataset.speed = speed.toFixed(1);
+  document.body.dataset.added = view.added;
+}
+
+function schedule(delay = WAIT) {
+  turn++;
+  clearTimeout(timer);
+  Object.assign(view, { typed: $("typed").value, added: "", attention: [] });
+  drawText();
+  timer = setTimeout(goOn, delay);
+}
+
+// Text in spans of a character, tinted with what the chosen head reads at the last byte.
+function drawText() {
+  const shown = $("shown");
+  shown.replaceChildren();
+  const weights = view.attention[view.layer];
+  if (!weights) {
+    const ghost = Object.assign(document.createElement("span"), { className: "ghost", textContent: view.added });
+    shown.append(view.typed, ghost, "\n");
+    return;
+  }
+  const [, , queries, keys] = weights.dims;
+  const row = (view.head + 1) * queries - 1; // of the last byte
+  const given = weights.data.subarray(row * keys, (row + 1) * keys);
+  const strongest = given.reduce((a, b) => Math.max(a, b), 0);
+  const text = Array.from(view.typed + view.added);
+  const typed = Array.from(view.typed).length;
+  let byte = -view.skipped;
+  text.forEach((character, index) => {
+    const from = Math.max(byte, 0);
+    byte += encoder.encode(character).length;
+    const weight = given.subarray(from, Math.max(byte, 0)).reduce((a, b) => Math.max(a, b), 0) / strongest;
+    const span = Object.assign(document.createElement("span"), { textContent: character });
+    span.className = `${index < typed ? "" : "ghost"} ${index === text.length - 1 ? "last" : ""}`;
+    if (weight > 0.02) span.style.background = `rgb(var(--tint) / ${(0.55 * weight).toFixed(3)})`;
+    shown.append(span);
+  });
+  shown.append("\n");
+}
+
+// A small chart for each head: attention by distance, and the pattern of the encoding.
+function drawHeads(distances) {
+  if (!page.attention.length) return;
+  $("attention").hidden = false;
+  $("heads").replaceChildren();
+  page.attention.forEach((layer, index) => {
+    const row = Object.assign(document.createElement("div"), { className: "row" });
+    distances.sums[index].forEach((_, head) => row.append(chart(distances.mean(index, head), page.patterns[layer]?.heads[head], index, head)));
+    $("heads").append(Object.assign(document.createElement("div"), { className: "layer", textContent: `layer ${layer + 1}` }), row);
+  });
+}
+
+function chart(measured, pattern, layer, head) {
+  const far = page.distances;
+  const most = Math.max(...measured, 1e-9);
+  const bars = measured.map((value, back) => `M${back + 0.1} 40v${-(38 * value) / most}h.8V40z`).join("");
+  const line = pattern ? `<path class="pattern" d="M${pattern.map((value, back) => `${back + 0.5} ${40 - 38 * value}`).join("L")}"/>` : "";
+  const title = `layer ${page.attention[layer] + 1}, head ${head + 1}: at most ${(100 * most).toFixed(0)} %`;
+  const button = Object.assign(document.createElement("button"), { className: "head", title });
+  button.setAttribute("aria-label", button.title);
+  button.setAttribute("aria-pressed", String(layer === view.layer && head === view.head));
+  button.innerHTML = `<svg viewBox="0 0 ${far} 42" preserveAspectRatio="none" aria-hidden="true"><path class="measured" d="${bars}"/>${line}</svg>`;
+  button.onclick = () => {
+    Object.assign(view, { layer, head });
+    for (const each of document.querySelectorAll(".head")) each.setAttribute("aria-pressed", String(each === button));
+    drawText();
+  };
+  return button;
+}
+
+function accept() {
+  $("typed").value += view.added;
+  schedule(0);
+}
+
+const short = (number) => number.toExponential(1).replace("-", "\u2011"); // no line break at the sign
+
+// What was measured at export, and the same claim measured here: one call against calls of 17, of 5 and of one byte.
+
+function line(list, title, text, state = "") {
+  const [name, value] = [document.createElement("dt"), document.createElement("dd")];
+  $(list).append(Object.assign(name, { textContent: title }), Object.assign(value, { textContent: text, className: state }));
+}
+
+async function cut(tokens, size) {
+  let cache = empty();
+  const rows = [];
+  for (let from = 0; from < tokens.length; from += size) {
+    const made = await read(session, cache, tokens.slice(from, from + size));
+    cache = made.cache;
+    rows.push(...made.logits.data);
+  }
+  return rows;
+}
+
+async function check() {
+  const tokens = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context));
+  const whole = await cut(tokens, tokens.length);
+  const largest = whole.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+  let worst = 0;
+  for (const size of [1, 5, 17]) {
+    const rows = await cut(tokens, size);
+    worst = rows.reduce((found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest), worst);
+    if (rows.some(Number.isNaN)) worst = NaN;
+  }
+  const bound = page.certificate?.tolerance ?? 1e-4;
+  const holds = worst <= bound;
+  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(bound)}`;
+  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
+  document.body.dataset.checked = String(holds);
+}
+
+function describe() {
+  document.title = `${page.name} · posenc`;
+  $("name").textContent = page.name;
+  $("lead").textContent = `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, exported by posenc.`;
+  $("far").textContent = String(page.distances - 1);
+  const said = page.patterns.find((pattern) => pattern)?.says;
+  $("legend").hidden = !said;
+  $("says").textContent = said ?? "";
+  const made = page.certificate;
+  if (made) {
+    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`;
+    line("certificate", "at export", `${made.cells} ways to cut a text: ${said}`, made.passed ? "good" : "bad");
+    line("certificate", "measured on", made.machine);
+    if (made.against) line("certificate", "compared with", made.against);
+  } else line("certificate", "at export", "not measured");
+  for (const [title, text] of Object.entries(page.summary)) line("model", title, text);
+  line("model", "digest", page.digest);
+  line("model", "runtime", `onnxruntime-web ${page.onnxruntime_web}, WebAssembly, one thread`);
+}
+
+$("typed").value = view.typed = asked.get("text") ?? EXAMPLE;
+$("temperature").value = asked.get("temperature") ?? "0.5";
+$("chosen").textContent = Number($("temperature").value).toFixed(1);
+$("typed").addEventListener("input", () => schedule());
+$("typed").addEventListener("keydown", (event) => {
+  if (event.key !== "Tab" || event.shiftKey || !view.added) return;
+  event.preventDefault();
+  accept();
+});
+$("accept").onclick = accept;
+$("again").onclick = () => {
+  seed++;
+  schedule(0);
+};
+$("temperature").addEventListener("input", () => {
+  $("chosen").textContent = Number($("temperature").value).toFixed(1);
+  schedule();
+});
+describe();
+drawText();
+try {
+  session = await open();
+  await goOn();
+  await check();
+} catch (error) {
+  $("status").textContent = `The model does not run here: ${error.message}`;
+  throw error;
+}

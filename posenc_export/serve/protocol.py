@@ -1,0 +1,122 @@
+"""Requests and answers of /v1/completions, as in OpenAI's API."""
+
+import secrets
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from posenc_export.serve.requests import Refused, Request
+from posenc_export.text import Codec
+
+MOST_STOPS, LONGEST_STOP = 16, 256  # strings of a request, and characters of each
+Ids = List[int]
+Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream says beside its text."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+
+
+class CompletionRequest(BaseModel):
+    """Body of a request. Fields of OpenAI's API that this server cannot honour take their neutral value only."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: Optional[str] = Field(None, description="Name of the served model; any other is refused.")
+    prompt: Union[str, Ids, List[str], List[Ids]] = Field(description="Text or token ids, or a list of several.")
+    max_tokens: int = 16
+    temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 takes the likeliest token.")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="Choose among so many of the likeliest tokens; 0 for all.")
+    seed: Optional[int] = Field(None, ge=-(2**63), lt=2**63, description="Of the choice; choice i of a prompt draws with seed + i.")
+    n: int = Field(1, ge=1, le=128, description="Choices for each prompt.")
+    stop: Union[None, str, List[str]] = Field(None, description="Strings that end the text; they are not part of it.")
+    stop_token_ids: Ids = Field([], max_length=64, description="Ids that end the text, beside those of the model.")
+    stream: bool = False
+    stream_options: Optional[StreamOptions] = None
+    return_token_ids: bool = Field(False, description="Whether choices carry token_ids, all that were made: a stop string is cut off from the text only.")
+    user: Optional[str] = None
+    echo: Literal[False] = False
+    logprobs: Literal[None] = None
+    suffix: Literal[None] = None
+    best_of: Literal[None, 1] = None
+    logit_bias: Optional[Dict[str, Zero]] = None
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """null stands for the default, as at OpenAI."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+def parse(body: bytes) -> CompletionRequest:
+    """The request in a body.
+
+    Raises:
+        Refused: no JSON, unknown fields, other types or ranges.
+    """
+    try:
+        asked = CompletionRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, said = ".".join(str(part) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
+        raise Refused(f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields") from None
+    if any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked)) or len(stops(asked)) > MOST_STOPS:
+        raise Refused(f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}")
+    return asked
+
+
+def stops(asked: CompletionRequest) -> List[str]:
+    """Stop strings."""
+    return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+
+
+def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most: int) -> List[Request]:
+    """A request of the engine for each choice: the choices of the first prompt, then those of the next.
+
+    Args:
+        stop_ids: of the model.
+        most: choices.
+
+    Raises:
+        Refused: more choices.
+    """
+    given = _prompts(asked)
+    if len(given) * asked.n > most:
+        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}")
+    prompts = [tuple(codec.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in given]
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    ends = (*stop_ids, *asked.stop_token_ids)
+    choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
+    return [Request(prompt, *choosing, (seed + choice) % 2**64, ends) for prompt in prompts for choice in range(asked.n)]
+
+
+def _prompts(asked: CompletionRequest) -> Sequence[Union[str, Ids]]:
+    """Each prompt; an empty list is one of no tokens."""
+    given: Any = asked.prompt
+    return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+
+
+def choice(index: int, text: str, reason: Optional[str], token_ids: Optional[List[int]]) -> Dict[str, Any]:
+    """One entry of choices; of a stream, with the text that is new."""
+    ids = {} if token_ids is None else {"token_ids": token_ids}
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **ids}
+
+
+def usage(prompt: int, completion: int) -> Dict[str, int]:
+    """Counts of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:
+    """Body of an answer that is an error."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _short(value: Any) -> str:
+    line = repr(value)
+    return line if len(line) <= 80 else f"{line[:77]}..."

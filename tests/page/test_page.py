@@ -1,0 +1,139 @@
+"""The folder of a page: its graph gives what the artefact gives, and what its heads attend to; a browser continues text as a session does."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+from urllib.parse import quote
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from posenc_export.cli import main
+from posenc_export.export import export
+from posenc_export.models.presets import load_preset
+from posenc_export.numerics import worst_error
+from posenc_export.page import write
+from posenc_export.page.folder import ASSETS, WEB
+from posenc_export.page.graph import PROMPT, _feeds
+from posenc_export.page.patterns import of_layers
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+from tests.serve.models import artefact
+from tests.tiny import decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("serve")  # whose models these are
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+TEXT = "class Reader:\n    def __init__(self, path):\n        self."
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the names of onnxruntime-web."""
+    folder = tmp_path_factory.mktemp("web") / "onnxruntime-web"
+    (folder / "dist").mkdir(parents=True)
+    for name in WEB:
+        (folder / "dist" / name).write_text(name)
+    (folder / "package.json").write_text('{"version": "1.2.3"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artefact(tmp_path_factory.getbasetemp(), "onnx")
+
+
+def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
+    write(folder, tmp_path / "page", web)
+    found = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
+    assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in WEB)}
+    shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
+    assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
+    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # nothing from elsewhere
+
+
+def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(folder: Path, web: Path, tmp_path: Path) -> None:
+    manifest = write(folder, tmp_path, web)
+    feeds, names = _feeds(manifest), ["logits", "attention.0"]
+    found = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]).run(names, feeds)
+    expected = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(names, feeds)
+    bound = manifest.reference.tolerance if manifest.reference else 0.0
+    assert all(worst_error(np.asarray(each), np.asarray(other)) <= bound for each, other in zip(found, expected, strict=True))
+    assert np.triu(np.asarray(found[1]), 1).max() == 0 and np.asarray(found[1]).shape == (1, 6, len(PROMPT), len(PROMPT))
+
+
+def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
+    alibi: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"'))
+    layers = of_layers(manifests.read(folder).replace(config=alibi), 9)
+    slopes = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
+    assert len(layers) == 1 and layers[0] is not None
+    assert layers[0]["heads"] == np.exp(-slopes[:, None] * np.arange(9)).round(4).tolist()
+
+
+def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path) -> None:
+    t5: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"'))
+    assert of_layers(manifests.read(folder).replace(config=t5), 9) == [None]
+
+
+def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(ValueError, match="page: expected a decoder for target onnx, float32, got decoder for target ort, float32"):
+        write(artefact(tmp_path_factory.getbasetemp(), "ort"), tmp_path / "page", web)
+    assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_vocabulary_that_needs_a_tokenizer_is_refused_by_name(web: Path, tmp_path: Path) -> None:
+    export(sources(decoder("rope")), "onnx", tmp_path / "a", verify=False)
+    with pytest.raises(ValueError, match=r"page: expected a byte-level decoder \(vocabulary 256\).*, got 61 token ids"):
+        write(tmp_path / "a", tmp_path / "page", web)
+
+
+def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["page", str(folder), "-o", str(tmp_path / "page"), "--onnxruntime-web", str(tmp_path)]) == 2
+    assert "npm install onnxruntime-web" in capsys.readouterr().err and not (tmp_path / "page").exists()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A file server that prints nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Of a file server over tmp_path."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.skipif("POSENC_NODE_MODULES" not in os.environ, reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web")
+@pytest.mark.parametrize("preset", ["tiny-rope", "tiny-alibi"])
+def test_a_browser_continues_a_text_as_a_session_does(preset: str, tmp_path: Path, address: str) -> None:
+    export(load_preset(preset), "onnx", tmp_path / "a", verify=False)
+    write(tmp_path / "a", tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=120000", "--dump-dom"]
+    done = subprocess.run([str(BROWSER), *options, f"{address}/page/index.html?temperature=0&text={quote(TEXT)}"], capture_output=True, text=True, check=True)
+    body = re.search(r"<body [^>]*>", done.stdout)
+    assert body is not None, done.stderr
+    found = {name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}
+    tokens: List[int] = [int(token[0]) for token in load(tmp_path / "a", provider="cpu").session().generate([list(TEXT.encode())], 96)]
+    assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
+    assert done.stdout.count('class="head"') == 5 * {"tiny-rope": 4, "tiny-alibi": 6}[preset]

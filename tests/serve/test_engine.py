@@ -1,0 +1,164 @@
+"""The engine without HTTP: each request gets what it gets alone, whatever comes and goes beside it."""
+
+import itertools
+import threading
+from collections import defaultdict
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.model import Model
+from posenc_export.serve.engine import Engine
+from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
+from posenc_export.serve.stops import Stops
+from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
+
+pytestmark = pytest.mark.xdist_group("serve")
+LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
+
+
+class Gathered:
+    """Tokens by request, as the engine delivers them."""
+
+    def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
+        self.made: Dict[Request, List[int]] = defaultdict(list)
+        self.ended: Dict[Request, str] = {}
+        self.some = threading.Event()
+        self.engine = Engine(model, limits, self.take)
+
+    def take(self, tokens: List[Token]) -> None:
+        for token in tokens:
+            self.made[token.request] += [token.id] if token.id >= 0 else []
+            if token.ended:
+                self.ended[token.request] = token.ended
+        self.some.set()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Model]:
+    return {target: opened(artefact(tmp_path_factory.getbasetemp(), target)) for target in ("ort", "onnx-static")}
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx-static"])
+def test_every_request_gets_the_tokens_that_it_gets_alone(target: str, models: Dict[str, Model]) -> None:
+    lengths = np.random.default_rng(1).integers(1, 40, 24).tolist()
+    requests = [Request(tuple(prompt), length) for prompt, length in zip(prompts(24, 60), lengths, strict=True)]
+    gathered = Gathered(models[target])
+    for first in range(0, len(requests), 4):
+        gathered.engine.submit(requests[first : first + 4])
+    gathered.engine.close()
+    assert gathered.made == alone(models[target], requests)
+    assert set(gathered.ended.values()) == {"length"}
+
+
+def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:
+    requests = [Request(tuple(prompt), 20, 0.9, 30, 0.95, seed) for seed, prompt in enumerate(prompts(8, 12))]
+    gathered = Gathered(models["ort"])
+    gathered.engine.submit(requests)
+    gathered.engine.close()
+    assert gathered.made == alone(models["ort"], requests)
+
+
+@pytest.mark.usefixtures("slow")
+def test_requests_that_are_cancelled_leave_the_others_as_they_are(models: Dict[str, Model]) -> None:
+    requests = [Request(tuple(prompt), 60) for prompt in prompts(16, 50, seed=2)]
+    gathered, expected = Gathered(models["ort"]), alone(models["ort"], requests)
+    gathered.engine.submit(requests)
+    gathered.some.wait(30)
+    gathered.engine.cancel(requests[::3])
+    gathered.engine.close()
+    for index, request in enumerate(requests):
+        count = len(gathered.made[request])
+        assert gathered.made[request] == expected[request][:count] and (index % 3 == 0 or count == 60)
+    assert any(len(gathered.made[request]) < 60 for request in requests[::3])
+
+
+def test_a_stop_id_ends_a_row_and_is_its_last_token(models: Dict[str, Model]) -> None:
+    free = Request((97, 98, 99), 30)
+    stop = alone(models["ort"], [free])[free][7]
+    request = Request((97, 98, 99), 30, stop_ids=(stop,))
+    gathered = Gathered(models["ort"])
+    gathered.engine.submit([request])
+    gathered.engine.close()
+    assert gathered.made == alone(models["ort"], [request]) and gathered.ended[request] == "stop"
+
+
+def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(models: Dict[str, Model]) -> None:
+    engine = Gathered(models["ort"]).engine
+    for request in (Request((), 1), Request((5,) * 201, 1), Request((256,), 1), Request((-1,), 1), Request((5,), 0), Request((5,), 201), Request((5,) * 150, 151)):
+        with pytest.raises(Refused, match="expected .* got"):
+            engine.submit([request])
+    with pytest.raises(Refused, match="at most 64 continuations"):
+        engine.submit([Request((5,), 1)] * 65)
+    engine.close()
+    with pytest.raises(Stopping, match="stopping"):
+        engine.submit([Request((5,), 1)])
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_full_queue_takes_no_more_and_keeps_what_it_has(models: Dict[str, Model]) -> None:
+    gathered = Gathered(models["ort"], Limits(rows=1, queue=3, context=300, prompt=200, tokens=200))
+    running, waiting = Request((97,), 60), [Request((98,), 2) for _ in range(3)]
+    gathered.engine.submit([running])
+    assert gathered.some.wait(30)
+    gathered.engine.submit(waiting)
+    with pytest.raises(Full, match="3 of 3 waiting"):
+        gathered.engine.submit([Request((99,), 1)])
+    gathered.engine.close()
+    assert gathered.made == alone(models["ort"], [running, *waiting])
+
+
+def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered, broken = Gathered(models["ort"]), threading.Event()
+    session = gathered.engine._batch.session
+    step = session.step
+
+    def once(*given: Any, **named: Any) -> np.ndarray:
+        if not broken.is_set():
+            broken.set()
+            raise GraphError(RuntimeError("planted"))
+        return step(*given, **named)
+
+    monkeypatch.setattr(session, "step", once)
+    lost, kept = Request((97, 98), 5), Request((97, 98), 5)
+    gathered.engine.submit([lost])
+    assert broken.wait(30)
+    gathered.engine.submit([kept])
+    gathered.engine.close()
+    assert gathered.ended == {lost: "error", kept: "length"} and gathered.made[kept] == alone(models["ort"], [kept])[kept]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("breaks", ["admit", "step"])
+def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any, **__: Any) -> np.ndarray:
+        raise MemoryError("planted")
+
+    gathered = Gathered(models["ort"])
+    monkeypatch.setattr(gathered.engine._batch.session, breaks, end)
+    requests = [Request((97, 98), 5) for _ in range(8)]
+    gathered.engine.submit(requests)
+    gathered.engine._thread.join(30)
+    assert gathered.ended == dict.fromkeys(requests, "error") and gathered.engine.state == "failed"
+    with pytest.raises(Stopping, match="got failed"):
+        gathered.engine.submit(requests)
+
+
+@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
+def test_an_artefact_whose_rows_share_columns_is_refused_by_name(target: str, signature: str, models: Dict[str, Model]) -> None:
+    manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
+    with pytest.raises(ValueError, match=f"serve: expected rows that come and go, got target {target} with signature {signature}; export target ort"):
+        check_model(manifest, LIMITS)
+
+
+def test_the_pieces_of_a_text_do_not_change_where_it_stops() -> None:
+    random, strings = np.random.default_rng(0), ["aba", "bb", "abcab"]
+    for _ in range(500):
+        text = "".join(random.choice(list("abc"), random.integers(0, 24)))
+        cuts = np.sort(random.integers(0, len(text) + 1, 6))
+        stops = Stops(strings)
+        found = "".join(stops.push(text[begin:end]) for begin, end in itertools.pairwise([0, *cuts, len(text)])) + stops.rest()
+        ends = [text.find(string) for string in strings if string in text]
+        assert stops.found == bool(ends) and found == text[: min(ends, default=len(text))]

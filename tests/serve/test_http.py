@@ -1,0 +1,265 @@
+"""The server over real HTTP on the loopback interface."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.model import Model
+from posenc_export.serve.batch import Batch
+from posenc_export.serve.requests import Limits, Request
+from posenc_export.text import codec
+from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
+
+uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.xdist_group("serve")
+LIMITS = Limits(rows=6, queue=40, context=300, prompt=200, tokens=250, chunk=32)
+LONG = {"prompt": [97], "max_tokens": 250, "temperature": 0}
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, path: str, body: Optional[Dict[str, Any]] = None) -> Tuple[int, Any]:
+        self.connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
+        with contextlib.closing(self.connection):
+            answer = self.connection.getresponse()
+            text = answer.read().decode()
+        return answer.status, json.loads(text) if answer.headers["content-type"].startswith("application/json") else text
+
+    def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        """Server-sent events up to [DONE]; closes the connection where the reader leaves before."""
+        self.connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True, "return_token_ids": True}))
+        answer = self.connection.getresponse()
+        try:
+            assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.read()
+            for line in answer:
+                if line.strip() == b"data: [DONE]":
+                    return
+                if line.strip():
+                    yield json.loads(line.removeprefix(b"data: "))
+        finally:
+            answer.close()
+            self.connection.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artefact(tmp_path_factory.getbasetemp(), "ort")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return opened(folder)
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path, model: Model) -> Iterator[int]:
+    from posenc_export.commands.serve import listen
+    from posenc_export.serve.app import application
+
+    listening = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(application("tiny", model, codec(folder, model.manifest), LIMITS), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(30)
+    listening.close()
+
+
+def _metric(port: int, name: str) -> float:
+    lines = [line for line in Client(port).ask("/metrics")[1].splitlines() if line.startswith(f"{name} ") or line.startswith(f"{name}{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _until(port: int, name: str, value: float) -> None:
+    """Wait for a metric."""
+    end = time.monotonic() + 30
+    while _metric(port, name) != value:
+        assert time.monotonic() < end, f"{name} is {_metric(port, name)}"
+        time.sleep(0.01)
+
+
+def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, model: Model) -> None:
+    requests = [Request(tuple(prompt), 24) for prompt in prompts(48, 120, seed=3)]
+    expected = alone(model, requests)
+
+    def one(index: int) -> List[int]:
+        request = requests[index]
+        body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
+        if index % 3 == 0:  # a whole answer
+            status, answer = Client(port).ask("/v1/completions", {**body, "return_token_ids": True})
+            assert status == 200 and answer["usage"] == {"prompt_tokens": len(request.prompt), "completion_tokens": 24, "total_tokens": len(request.prompt) + 24}
+            return list(answer["choices"][0]["token_ids"])
+        made: List[int] = []
+        for event in Client(port).events(body):
+            made += event["choices"][0]["token_ids"]
+            if index % 3 == 1 and len(made) >= 5:  # leaves in the middle
+                break
+        return made
+
+    with ThreadPoolExecutor(16) as clients:
+        found = list(clients.map(one, range(len(requests))))
+    for index, request in enumerate(requests):
+        assert found[index] == expected[request][: len(found[index])] and len(found[index]) >= (5 if index % 3 == 1 else 24), index
+    _until(port, "posenc_running_rows", 0)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_row(stream: bool, port: int) -> None:
+    cancelled = 'posenc_requests_total{outcome="cancelled"}'
+    before, client = _metric(port, cancelled), Client(port)
+    client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "stream": stream}))
+    _until(port, "posenc_running_rows", 1)
+    client.connection.close()
+    _until(port, "posenc_running_rows", 0)
+    assert _metric(port, cancelled) == before + 1
+
+
+def test_a_stream_has_the_text_and_the_counts_of_the_whole_answer(port: int) -> None:
+    body = {"prompt": ["import", "def f(x):"], "max_tokens": 30, "seed": 5, "temperature": 0.8, "n": 2}
+    _, whole = Client(port).ask("/v1/completions", body)
+    events = list(Client(port).events({**body, "stream_options": {"include_usage": True}}))
+    for index, choice in enumerate(whole["choices"]):
+        mine = [event["choices"][0] for event in events if event["choices"] and event["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in mine) == choice["text"] and mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
+    assert events[-1]["usage"] == whole["usage"] == {"prompt_tokens": 15, "completion_tokens": 120, "total_tokens": 135}
+
+
+def test_text_ends_before_a_stop_string_and_its_row_is_free_again(port: int) -> None:
+    body = {"prompt": "def", "max_tokens": 200, "temperature": 0}
+    text = Client(port).ask("/v1/completions", body)[1]["choices"][0]["text"]
+    stop = text[11:14]
+    choice = Client(port).ask("/v1/completions", {**body, "stop": ["never there", stop]})[1]["choices"][0]
+    assert choice["text"] == text[: text.find(stop)] and choice["finish_reason"] == "stop"
+    _until(port, "posenc_running_rows", 0)
+
+
+def test_null_and_neutral_values_are_those_of_fields_that_are_left_out(port: int) -> None:
+    body = {"prompt": "def", "max_tokens": 5, "temperature": 0}
+    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "echo": False, "best_of": 1, "n": 1}
+    nulls = dict.fromkeys(("top_p", "seed", "stop", "stream", "logprobs", "suffix", "model", "user"))
+    answers = [Client(port).ask("/v1/completions", given) for given in (body, {**body, **neutral, **nulls})]
+    assert [status for status, _ in answers] == [200, 200] and answers[0][1]["choices"] == answers[1][1]["choices"]
+
+
+BAD: Dict[str, Any] = {
+    "a bias of logits": {"prompt": "a", "logit_bias": {"5": 1}},
+    "a penalty": {"prompt": "a", "presence_penalty": 0.5},
+    "no object": [1],
+    "an empty prompt": {"prompt": ""},
+    "no prompt": {},
+    "a field of no API": {"prompt": "a", "max_token": 5},
+    "a field that is not honoured": {"prompt": "a", "logprobs": 3},
+    "a prompt that is too long": {"prompt": "a" * 201},
+    "too many tokens": {"prompt": "a" * 200, "max_tokens": 101},
+    "an id outside of the vocabulary": {"prompt": [256]},
+    "a negative temperature": {"prompt": "a", "temperature": -1},
+    "a share above 1": {"prompt": "a", "top_p": 1.5},
+    "an empty stop string": {"prompt": "a", "stop": ""},
+    "more choices than the queue holds": {"prompt": ["a"] * 41},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_honoured_is_refused_in_one_line(case: str, port: int) -> None:
+    status, answer = Client(port).ask("/v1/completions", BAD[case])
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+    assert "\n" not in answer["error"]["message"] and ("got" in answer["error"]["message"])
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(port: int) -> None:
+    status, answer = Client(port).ask("/v1/completions", {"prompt": "a" * (1 << 20)})
+    assert status == 413 and answer["error"]["message"].startswith("body: expected at most 1048576 bytes")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_graph_that_stops_is_said_and_logged_and_the_next_request_is_served(
+    stream: bool, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(batch: Batch) -> None:
+        monkeypatch.undo()
+        raise GraphError(RuntimeError("planted"))
+
+    monkeypatch.setattr(Batch, "step", stop)
+    said = list(Client(port).events(LONG))[-1] if stream else Client(port).ask("/v1/completions", LONG)[1]
+    assert said["error"]["type"] == "server_error" and "planted" in caplog.text
+    assert Client(port).ask("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
+
+
+def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, model: Model) -> None:
+    status, answer = Client(port).ask("/v1/completions", {"prompt": "a", "model": "other"})
+    assert status == 404 and answer["error"]["message"] == "model: expected tiny, got other; /v1/models lists what is served"
+    card = Client(port).ask("/v1/models")[1]["data"][0]
+    assert (card["id"], card["max_model_len"], card["digest"]) == ("tiny", 300, model.manifest.digest)
+
+
+@pytest.mark.usefixtures("slow")
+def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int) -> None:
+    streams = [Client(port).events(LONG) for _ in range(6)]
+    for stream in streams:
+        next(stream)
+    waiting = [Client(port) for _ in range(2)]
+    for client in waiting:
+        client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "n": 20}))
+    _until(port, "posenc_waiting_requests", 40)
+    status, answer = Client(port).ask("/v1/completions", LONG)
+    assert status == 429 and answer["error"]["type"] == "rate_limit_error" and "40 of 40 waiting" in answer["error"]["message"]
+    for each in (*streams, *(client.connection for client in waiting)):
+        each.close()
+    _until(port, "posenc_running_rows", 0)
+
+
+def test_health_and_the_description_of_the_api_are_there(port: int) -> None:
+    assert Client(port).ask("/health") == (200, {"status": "ready"})
+    assert "max_tokens" in Client(port).ask("/openapi.json")[1]["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+
+
+def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        given = {"model": "tiny", "prompt": "def f(x):", "max_tokens": 20, "temperature": 0, "seed": 1}
+        whole = client.completions.create(**given)
+        streamed = "".join(part.choices[0].text for part in client.completions.create(**given, stream=True))
+        assert streamed == whole.choices[0].text and whole.usage.completion_tokens == 20
+        with pytest.raises(openai.BadRequestError, match="got"):
+            client.completions.create(**{**given, "max_tokens": 1000})
+        assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(folder: Path, model: Model) -> None:
+    command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--context", "1100", "--threads", "1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        assert process.stdout is not None
+        port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
+        stream = Client(port).events({**LONG, "max_tokens": 600})
+        made = list(next(stream)["choices"][0]["token_ids"])
+        process.send_signal(signal.SIGTERM)
+        made += [token for event in stream for token in event["choices"][0]["token_ids"]]
+        request = Request((97,), 600)
+        assert made == alone(model, [request])[request]
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            Client(port).ask("/health")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
