@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import families
+from bench import clients, families
 from posenc_export.catalogue import pages, parity
 from posenc_export.encodings import REGISTRY
 
@@ -22,6 +22,7 @@ def _read(path: Path) -> Any:
 FROM_JSON: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "families.md": lambda: families.table(_read(DOCS / "families.json")),
+    "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "decode.md": lambda: pages.decode_page(_read(RESULTS / "decode_cost.json")),
 }
 
