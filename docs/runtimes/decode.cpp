@@ -12,6 +12,7 @@
 
 #include <torch/script.h>
 
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -46,8 +47,12 @@ at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x,
   return results[0].toTensor();
 }
 
-// Greedy decoding: FOLDER COUNT TOKEN...
+// Greedy decoding.
 int main(int count, char** arguments) {
+  if (count < 4) {
+    std::cerr << "decode FOLDER COUNT TOKEN...\n";
+    return 2;
+  }
   torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
   std::vector<int64_t> tokens;
   for (int index = 3; index < count; ++index) tokens.push_back(std::stoll(arguments[index]));

@@ -102,6 +102,10 @@ static float number(const void* logits, size_t index) {
 $number}
 
 int main(int count_of_arguments, char** arguments) {
+  if (count_of_arguments < 4) {
+    fprintf(stderr, "decode FOLDER COUNT TOKEN...\\n");
+    return 2;
+  }
   ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
   OrtEnv* environment;
   OrtSessionOptions* options;

@@ -26,6 +26,7 @@ $heading
 
 #include <torch/script.h>
 
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -53,8 +54,12 @@ WITH_POSITIONS = Template("""  const c10::List<at::Tensor> rest(States(states.be
   for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);""")
 WITHOUT_POSITIONS = Template("""  const auto results = module.forward({$feeds, c10::List<at::Tensor>(states)}).toTuple()->elements();
   states = results[1].toTensorVector();""")
-DECODE = """// Greedy decoding: FOLDER COUNT TOKEN...
+DECODE = """// Greedy decoding.
 int main(int count, char** arguments) {
+  if (count < 4) {
+    std::cerr << "decode FOLDER COUNT TOKEN...\\n";
+    return 2;
+  }
   torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
   std::vector<int64_t> tokens;
   for (int index = 3; index < count; ++index) tokens.push_back(std::stoll(arguments[index]));
@@ -70,7 +75,11 @@ $stop  }
 }
 """
 STOP = "    if (const std::vector<int64_t> stop = {{{ids}}}; std::find(stop.begin(), stop.end(), tokens[0]) != stop.end()) break;\n"
-STEPS = """int main(int, char** arguments) {
+STEPS = """int main(int count_of_arguments, char** arguments) {
+  if (count_of_arguments < 2) {
+    std::cerr << "run FOLDER\\n";
+    return 2;
+  }
   torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
   States states = empty();
   int64_t held = 0;
