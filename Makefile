@@ -6,7 +6,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all fuzz soak lint bench bench-all clean
+.PHONY: demo test test-all fuzz soak lint bench bench-all docs wheels clients clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.demo build/demo
@@ -14,7 +14,7 @@ demo: $(VENV)/ready
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not exhaustive"
 
-test-all: lint
+test-all: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/ready
@@ -40,6 +40,20 @@ fuzz: $(VENV)/ready
 STEPS ?= 1000000
 soak: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
+
+# The documentation, build/site/index.html; every broken link is an error.
+docs: $(VENV)/ready
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Both distributions into build/wheels, tried in empty environments. Needs a package index.
+wheels: $(VENV)/ready
+	$(BIN)/python -m pip install -q -e '.[release]'
+	$(BIN)/python -m tests.packaging
+
+# What other runtimes make of artefacts, measured again: docs/runtimes/table.md. Needs a package index; runtimes that are not to be had are left out.
+clients: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.clients
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

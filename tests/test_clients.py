@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 import numpy as np
 import pytest
-from onnx.reference import ReferenceEvaluator
 
+from bench import client_runs
 from posenc_export.cli import main
 from posenc_export.clients import LANGUAGES, program
 from posenc_export.export import export
@@ -41,10 +41,10 @@ def _made(name: str, target: str, signature: str, folder: Path) -> Path:
     return folder
 
 
-def _python(folder: Path) -> Dict[str, Any]:
+def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
     """The names that the program defines."""
     names: Dict[str, Any] = {"__name__": "client"}
-    exec(compile(program(manifests.read(folder), "python"), "client", "exec"), names)
+    exec(compile(program(manifests.read(folder), language), "client", "exec"), names)
     return names
 
 
@@ -74,17 +74,69 @@ def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
-def test_the_reference_evaluator_of_onnx_runs_the_same_program(target: str, tmp_path: Path) -> None:
-    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a")
-    x, graph = _prompt(model.manifest), ReferenceEvaluator(str(tmp_path / "a" / "model.onnx"))
+def test_the_program_for_the_reference_evaluator_gives_what_a_session_gives(target: str, tmp_path: Path) -> None:
+    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", "reference")
+    x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
     second, _ = client["call"](graph, states, x[:, 7:], 7)
     assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
 
 
+@pytest.mark.parametrize(("language", "target"), [("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")])
+def test_the_program_for_a_library_gives_what_a_session_gives(language: str, target: str, tmp_path: Path) -> None:
+    pytest.importorskip(language, reason=f"{language} is not installed")
+    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", language)
+    x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
+    first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
+    second, _ = client["call"](graph, states, x[:, 7:], 7)
+    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)) <= model.manifest.reference.tolerance
+
+
+def _compiled(folder: Path, compiler: Sequence[object], source: str) -> Path:
+    (folder / source).write_text(program(manifests.read(folder / "a"), "libtorch" if source.endswith("cpp") else "c"))
+    subprocess.run([*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True)
+    return folder / "decode"
+
+
+def _same_text(decode: Path, folder: Path) -> bool:
+    done = subprocess.run([str(decode), str(folder), "12", "5", "7", "9"], capture_output=True, text=True, check=True)
+    return [int(token) for token in done.stdout.split()] == [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(("name", "signature"), [("rope", "positions"), ("fox", "mask")])
+def test_the_program_for_libtorch_decodes_the_same_text(name: str, signature: str, tmp_path: Path) -> None:
+    folder = _made(name, "torchscript", signature, tmp_path / "a")
+    assert _same_text(_compiled(tmp_path, client_runs.with_libtorch(tmp_path), "decode.cpp"), folder)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", ["cope", "mrope", "encoder"])
+def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: Path) -> None:
+    folder = _made(name, "torchscript", "positions", tmp_path / "a")
+    run = _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "run.cpp")
+    assert "nan" not in subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime")
+@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
+def test_the_program_for_the_c_api_decodes_the_same_text(target: str, signature: str, tmp_path: Path) -> None:
+    folder = _made("rope", target, signature, tmp_path / "a")
+    assert _same_text(_compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "decode.c"), folder)
+
+
+def test_a_program_in_c_is_written_for_decoders_only(tmp_path: Path) -> None:
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(kind="encoder")
+    with pytest.raises(ValueError, match="inspect: expected a decoder for --runtime c, got a model of kind encoder; print it for python or libtorch"):
+        program(manifest, "c")
+
+
 def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
-    assert "expected runtime to be one of python, node, got 'cobol'" in capsys.readouterr().err
+    assert "expected runtime to be one of python, openvino, tract, reference, node, c, libtorch, got 'cobol'" in capsys.readouterr().err
 
 
 NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a folder node_modules that has onnxruntime-node
@@ -126,13 +178,13 @@ def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
     hostile = {"kind": "decoder", "order": ["a"], "layers": {"a": {"attention": {"encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]}}}}
     manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=hostile)
     wanted = "encoding: ????raise SystemExit???????:x=??2J in 1 of 1 layers"
-    for language in LANGUAGES:
+    for language in set(LANGUAGES) - {"libtorch"}:
         assert wanted in program(manifest, language) and program(manifest, language).isascii() and "\x1b" not in program(manifest, language)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_inspect_prints_the_program(language: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = _made("rope", "ort", "positions", tmp_path / "a")
+    folder = _made("rope", "torchscript" if language == "libtorch" else "ort", "positions", tmp_path / "a")
     assert main(["inspect", str(folder), "--runtime", language]) == 0
     assert capsys.readouterr().out == program(manifests.read(folder), language)
 

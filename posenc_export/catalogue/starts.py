@@ -1,4 +1,4 @@
-"""The weights that pictures are drawn with: trained ones where the package has them, some that show what an encoding does, or the start of training."""
+"""The weights that pictures are drawn with: trained ones where they are installed, some that show what an encoding does, or the start of training."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from posenc_export import encodings
 from posenc_export.encodings.base import Geometry, PositionEncoding
-from posenc_export.models.presets import FOLDER, PRESETS
+from posenc_export.models.presets import PRESETS, weights_of
 
 # Tables that start as noise, and which of their axes counts positions or distances.
 TABLES: Dict[str, Dict[str, int]] = {
@@ -37,8 +37,9 @@ def started(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncodi
     """
     torch.manual_seed(0)
     preset = next((preset for preset in PRESETS if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}), "")
-    if preset:
-        weights = {name.removeprefix(PREFIX): value for name, value in load_file(FOLDER / f"{preset}.safetensors").items() if name.startswith(PREFIX)}
+    path = weights_of(preset)
+    if path:
+        weights = {name.removeprefix(PREFIX): value for name, value in load_file(path).items() if name.startswith(PREFIX)}
         if weights:
             config = PRESETS[preset]
             geometry = dataclasses.replace(geometry, width=config.width, heads=config.kinds[0].attention.heads)

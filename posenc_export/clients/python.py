@@ -1,5 +1,6 @@
-"""A program for ONNX Runtime in Python."""
+"""Programs in Python, for ONNX Runtime and for other libraries that read model.onnx."""
 
+from dataclasses import dataclass
 from string import Template
 from typing import Dict, List
 
@@ -19,18 +20,17 @@ FEEDS: Dict[str, str] = {
     "seqlens_k": "np.array([held + new - 1], np.int32)",
     "total_sequence_length": "np.array(held + new, np.int32)",
 }
-PROGRAM = Template('''"""Run model.onnx with ONNX Runtime and numpy alone. Written by `posenc inspect FOLDER --runtime python`.
+PROGRAM = Template('''"""Run model.onnx with $title and numpy alone. Written by `posenc inspect FOLDER --runtime $language`.
 
 $heading
 
-pip install onnxruntime numpy
+pip install $packages
 python $usage
 """
 
 import sys
 
-import numpy as np
-import onnxruntime
+$imports
 
 $constants# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
 STATES = [
@@ -38,10 +38,7 @@ $states]
 
 
 def load(folder):
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
-    options.log_severity_level = 3  # TensorScatter warns at each call that it copies its cache
-    return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+$load
 
 
 def empty():
@@ -54,7 +51,7 @@ def call(session, states, x, held, start=0):
     new = x.shape[1]
 $slots    feeds = {
 $feeds    }
-    output, *present = session.run(["$output", *(name for _, name, *_ in STATES)], {**feeds, **states})
+$run
     return output, dict(zip(states, present, strict=True))
 
 
@@ -63,6 +60,64 @@ $main
 if __name__ == "__main__":
     main(*sys.argv[1:])
 ''')
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that runs model.onnx in Python.
+
+    Args:
+        title: its name.
+        packages: what pip installs.
+        imports: lines, in the order of isort.
+        load: body of the function that opens an artefact.
+        run: lines that give `output` and `present` from `feeds` and `states`.
+    """
+
+    title: str
+    packages: str
+    imports: str
+    load: str
+    run: str
+
+
+BY_NAME = '    output, *present = session.run(["$output", *(name for _, name, *_ in STATES)], {**feeds, **states})'
+LIBRARIES: Dict[str, Library] = {
+    "python": Library(
+        "ONNX Runtime",
+        "onnxruntime numpy",
+        "import numpy as np\nimport onnxruntime",
+        """    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
+    options.log_severity_level = 3  # TensorScatter warns at each call that it copies its cache
+    return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])""",
+        BY_NAME,
+    ),
+    "openvino": Library(
+        "OpenVINO",
+        "openvino numpy",
+        "import numpy as np\nimport openvino",
+        """    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 is the default on processors that have it
+    return openvino.Core().compile_model(f"{folder}/model.onnx", "CPU", precise)""",
+        """    results = session({**feeds, **states})
+    output, *present = (results[name].copy() for name in ["$output", *(name for _, name, *_ in STATES)])""",
+    ),
+    "tract": Library(
+        "tract",
+        "tract numpy",
+        "import numpy as np\nimport tract",
+        """    return tract.onnx().load(f"{folder}/model.onnx").into_model().into_runnable()""",
+        """    # By order: inputs and then states, as the graph has them.
+    output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))""",
+    ),
+    "reference": Library(
+        "the reference evaluator of onnx",
+        "onnx numpy",
+        "import numpy as np\nfrom onnx.reference import ReferenceEvaluator",
+        """    return ReferenceEvaluator(f"{folder}/model.onnx")""",
+        BY_NAME,
+    ),
+}
 SLOTS = "    slots = np.arange(held, held + new, dtype=np.int64)[None]\n"
 DECODE = '''def generate(session, prompt, count):
     """The ids that follow a prompt, the likeliest at each step."""
@@ -95,12 +150,18 @@ WHOLE = '''def main(folder):
 '''
 
 
-def program(manifest: Manifest) -> str:
-    """The text of the program."""
+def program(manifest: Manifest, language: str) -> str:
+    """The text of the program for a key of LIBRARIES."""
     named = [(value.name, _feed(value.name, manifest)) for value in manifest.inputs]
     feeds = "".join(f'        "{name}": {text},\n' for name, text in named)
-    decodes = manifest.kind == "decoder"
+    decodes, library = manifest.kind == "decoder", LIBRARIES[language]
     return PROGRAM.substitute(
+        title=library.title,
+        language=language,
+        packages=library.packages,
+        imports=library.imports,
+        load=library.load,
+        run=Template(library.run).substitute(output=manifest.outputs[0].name),
         heading="\n".join(heading(manifest)),
         usage="decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three" if decodes else "run.py FOLDER",
         constants="".join(f"{line}\n" for line in _constants(manifest)),
@@ -108,7 +169,6 @@ def program(manifest: Manifest) -> str:
         slots=SLOTS if "slots" in feeds else "",
         feeds=feeds,
         gives=gives(manifest),
-        output=manifest.outputs[0].name,
         main=_main(manifest),
     )
 

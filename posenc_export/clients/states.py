@@ -66,17 +66,19 @@ def heading(manifest: Manifest) -> List[str]:
     return [f"{title}: {text}" for title, text in summary(manifest).items()]
 
 
-def check(manifest: Manifest, known: Iterable[str]) -> None:
+def check(manifest: Manifest, known: Iterable[str], file: str) -> None:
     """Refuse what no program is written for.
 
     Args:
         known: names of the inputs that a program can fill.
+        file: the graph that it opens.
 
     Raises:
-        ValueError: a file that ONNX Runtime does not read, an input that is not among `known`.
+        ValueError: another graph, an input that is not among `known`.
     """
-    if graph_file(manifest) != "model.onnx":
-        raise ValueError(f"inspect: expected an artefact with model.onnx for --runtime, got target {manifest.target}; export target onnx or ort")
+    if graph_file(manifest) != file:
+        remedy = "export target torchscript" if file == "model.pt" else "export target onnx or ort, or print it for libtorch"
+        raise ValueError(f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}")
     if manifest.encoder:
         raise ValueError("inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; drive it through posenc_export.load")
     unknown = [value.name for value in manifest.inputs if value.name not in known]

@@ -1,4 +1,4 @@
-"""`posenc inspect`: what an artefact is, or a program that runs it with ONNX Runtime alone."""
+"""`posenc inspect`: what an artefact is, or a program that runs it without this package."""
 
 import argparse
 import json
@@ -15,7 +15,8 @@ Line = Tuple[str, str]
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """What `posenc inspect` takes."""
     inspecting.add_argument("folder", type=Path, help="of an artefact")
-    inspecting.add_argument("--runtime", help="print a program that runs this artefact with ONNX Runtime alone: python or node")
+    runtimes = "python, node or c (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
+    inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
     inspecting.set_defaults(run=run)
 
 

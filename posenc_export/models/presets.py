@@ -1,7 +1,8 @@
-"""Trained decoders that ship with the package: byte-level models of Python source."""
+"""Trained decoders, byte-level models of Python source; their weights are the package posenc-export-presets."""
 
+import importlib.util
 from pathlib import Path
-from typing import Any, Dict, Mapping, Type, Union
+from typing import Any, Dict, Mapping, Optional, Type, Union
 
 import torch
 from safetensors.torch import load_file
@@ -15,7 +16,8 @@ from posenc_export.models.stack import Stack
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
-FOLDER = Path(__file__).parent / "weights"
+PACKAGE = "posenc_export_presets"
+IN_THE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE  # where training writes
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
@@ -38,14 +40,25 @@ def load_preset(name: str) -> Stack:
     """A trained decoder, float32, in eval mode.
 
     Raises:
-        ValueError: no preset of that name.
+        ValueError: no preset of that name, weights that are not installed.
     """
     if name not in PRESETS:
         raise ValueError(f"preset: name is one of {', '.join(PRESETS)}, got {name!r}")
+    path = weights_of(name)
+    if path is None:
+        remedy = "pip install ./packages/presets in the source tree, which has them"
+        raise ValueError(f"preset {name}: expected its weights, package posenc-export-presets, to be installed, got none; {remedy}")
     model = Stack(PRESETS[name])
-    read(model, FOLDER / f"{name}.safetensors")
+    read(model, path)
     model.source = {"preset": name}
     return model.eval()
+
+
+def weights_of(name: str) -> Optional[Path]:
+    """The safetensors file of a preset: that of the source tree, else that of the installed package, else None."""
+    installed = importlib.util.find_spec(PACKAGE)
+    folders = [IN_THE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [IN_THE_TREE]
+    return next((path for path in (folder / f"{name}.safetensors" for folder in folders) if path.is_file()), None)
 
 
 def read(model: Stack, path: Path) -> None:

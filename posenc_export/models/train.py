@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH, load_preset
+from posenc_export.models.presets import IN_THE_TREE, PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.stack import Stack
 
 EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
@@ -112,8 +112,10 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--resume", action="store_true", help="go on from the weights in the package")
+    parser.add_argument("--resume", action="store_true", help="go on from the weights that the preset has")
     options = parser.parse_args()
+    if not IN_THE_TREE.is_dir():
+        parser.error("expected to run in the source tree, which keeps the weights, got an installed package; run it in a checkout")
     torch.manual_seed(options.seed)
     train, held = corpus()
     print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
@@ -121,5 +123,5 @@ if __name__ == "__main__":
     if not options.resume:
         initialise(decoder)
     steps = fit(decoder, train, by_the_clock(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
-    save(decoder, FOLDER / f"{options.name}.safetensors")
+    save(decoder, IN_THE_TREE / f"{options.name}.safetensors")
     print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder.eval(), held):.3f} bits per byte")

@@ -64,7 +64,7 @@ def _feeds(manifest: Manifest) -> Dict[str, Any]:
     """One row that reads PROMPT at once."""
     ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
     order = np.arange(ids.shape[1], dtype=np.int64)[None]
-    known = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids)}
+    known = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids), "logits_index": order}
     sizes: Dict[Any, Any] = {B: 1, P: 0}
     if manifest.axes:
         known["position_ids"] = np.repeat(order[None], 1 + manifest.axes, 0)

@@ -21,6 +21,7 @@ const FEEDS = {
     const places = Array.from(tokens, (_, index) => held + index);
     return page.axes ? integers(Array(1 + page.axes).fill(places).flat(), [1 + page.axes, 1, tokens.length]) : integers(places, [1, tokens.length]);
   },
+  logits_index: (tokens) => integers(tokens.keys(), [1, tokens.length]),
   attention_mask: (tokens, held) => tensor("int64", [1, held + tokens.length], 1),
 };
 

@@ -1,0 +1,163 @@
+"""What other runtimes make of artefacts: the programs of docs/runtimes on freshly exported folders, against a session.
+
+    python -m bench.clients [--environments build/clients] [--json bench/results/clients.json] [--markdown docs/runtimes/table.md]
+
+Each runtime has an environment of its own below --environments, which is made where it is missing. The C API needs the headers of ONNX Runtime, whose folder
+POSENC_ORT_INCLUDE names; Node and compilers are used where they are installed. Rows of runtimes that cannot run here are taken over from the JSON.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from bench import client_runs as runs
+from bench.client_runs import COUNT, PROGRAMS, PROMPT, TOP, Refused, Trial
+from posenc_export.clients import program
+from posenc_export.export import Sources, export
+from posenc_export.models.presets import load_preset
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+
+PRESETS = ("tiny-rope", "tiny-alibi")
+ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
+Row = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A runtime.
+
+    Args:
+        name: in the table.
+        version: of what is installed in its environment; None where it cannot run here.
+        run: gives the worst error of a trial, or None where only tokens are compared, which are equal.
+        targets, signatures: what it is tried on.
+    """
+
+    name: str
+    version: Callable[[Path], Optional[str]]
+    run: Callable[[Trial, Path], Optional[float]]
+    targets: Sequence[str] = ONNX
+    signatures: Sequence[str] = BOTH
+
+
+CLIENTS = {
+    "python": Client("ONNX Runtime, Python", runs.installed("onnxruntime"), runs.probed("python")),
+    "node": Client("ONNX Runtime, Node", runs.of_node("onnxruntime-node"), runs.in_node(lambda trial: program(trial.manifest, "node"))),
+    "c": Client("ONNX Runtime, C API", runs.of_c_api, runs.compiled("c", runs.with_onnxruntime, "c")),
+    "genai": Client("onnxruntime-genai", runs.installed("onnxruntime-genai"), runs.generated("generate_genai.py"), ONNX, ("mask",)),
+    "optimum": Client("optimum-onnx", runs.installed("optimum-onnx[onnxruntime]", "torch==2.13.0"), runs.generated("generate_optimum.py"), ("onnx", "ort"), ("mask",)),
+    "transformers.js": Client(
+        "transformers.js, Node",
+        runs.of_node("@huggingface/transformers"),
+        runs.in_node(lambda trial: (PROGRAMS / "generate_transformers.mjs").read_text(encoding="utf-8")),
+        ("onnx", "ort"),
+        ("mask",),
+    ),
+    "openvino": Client("OpenVINO, Python", runs.installed("openvino"), runs.probed("openvino")),
+    "tract": Client("tract, Python", runs.installed("tract"), runs.probed("tract")),
+    "reference": Client("ReferenceEvaluator of onnx", runs.installed("onnx"), runs.probed("reference")),
+    "libtorch": Client("libtorch, C++", runs.of_libtorch, runs.compiled("libtorch", runs.with_libtorch, "cpp"), ("torchscript",)),
+}
+
+
+def trials(folder: Path) -> Dict[Tuple[str, str, str], Trial]:
+    """Every preset for every target and signature."""
+    made = {}
+    for preset in PRESETS:
+        sources = Sources(load_preset(preset))
+        for target in (*ONNX, "torchscript"):
+            for signature in BOTH:
+                place = folder / f"{preset}-{target}-{signature}"
+                export(sources, target, place, signature=signature, verify=False)
+                session = load(place, provider="cpu", threads=1).session()
+                prompt = np.frombuffer(PROMPT, np.uint8).astype(np.int64)
+                tokens = np.concatenate([prompt, *session.generate([prompt], COUNT)])[None]
+                session.reset()
+                made[preset, target, signature] = Trial(place, manifests.read(place), tokens, session.prefill(tokens[:, :-1]), folder)
+    return made
+
+
+def rows_of(client: Client, version: str, made: Dict[Tuple[str, str, str], Trial], environment: Path) -> List[Row]:
+    """One row for each artefact that the client is tried on."""
+    rows: List[Row] = []
+    for (preset, target, signature), trial in made.items():
+        if target not in client.targets or signature not in client.signatures:
+            continue
+        row = {"client": client.name, "version": version, "preset": preset, "target": target, "signature": signature}
+        with tempfile.TemporaryDirectory() as temporary:
+            try:
+                rows.append({**row, "error": client.run(replace(trial, folder=Path(temporary)), environment)})
+            except Refused as refusal:
+                rows.append({**row, "refused": str(refusal)})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a page of Markdown."""
+    targets = (*ONNX, "torchscript")
+    lines = [
+        "# What runs what",
+        "",
+        f"Each runtime reads {len(PROMPT)} bytes at once and {COUNT} greedy tokens one by one, on folders as `posenc export` wrote them: {' and '.join(PRESETS)},",
+        "both signatures where the runtime takes both. A number is the largest error of the logits that generation reads against a posenc session, relative to the largest logit.",
+        "`equal` stands for runtimes whose tokens were compared. The programs are those that `posenc inspect --runtime` prints, and `generate_*` in this folder for",
+        "onnxruntime-genai, optimum-onnx and transformers.js. Written by `make clients`.",
+        "",
+        "| runtime | version | signature | " + " | ".join(f"`{target}`" for target in targets) + " |",
+        "|---|---|---|" + "---|" * len(targets),
+    ]
+    for name in dict.fromkeys(row["client"] for row in rows):
+        own = [row for row in rows if row["client"] == name]
+        signatures = " and ".join(dict.fromkeys(row["signature"] for row in own))
+        cells = " | ".join(_cell([row for row in own if row["target"] == target]) for target in targets)
+        lines.append(f"| {name} | {own[0]['version']} | {signatures} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """The worst of the rows of a client and a target."""
+    if not rows:
+        return "-"
+    refusals = dict.fromkeys(row["refused"] for row in rows if "refused" in row)
+    errors = [row["error"] for row in rows if row.get("error") is not None]
+    ran = f"{max(errors):.1e}" if errors else "equal"
+    taken = dict.fromkeys(row["preset"] for row in rows if "refused" not in row)
+    return ", ".join([f"{ran} for {' and '.join(taken)}", *refusals]) if taken and refusals else ", ".join(refusals) or ran
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status: 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=TOP / "build" / "clients")
+    parser.add_argument("--only", action="append", choices=CLIENTS, help="these runtimes; rows of the others stay")
+    parser.add_argument("--json", type=Path, default=TOP / "bench/results/clients.json")
+    parser.add_argument("--markdown", type=Path, default=TOP / "docs/runtimes/table.md")
+    options = parser.parse_args(arguments)
+    rows: List[Row] = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
+    with tempfile.TemporaryDirectory() as temporary:
+        made = trials(Path(temporary))
+        for key in options.only or CLIENTS:
+            environment = options.environments.resolve() / key
+            version = CLIENTS[key].version(environment)
+            if version is None:
+                print(f"{CLIENTS[key].name}: cannot run here, its rows stay", file=sys.stderr)
+                continue
+            found = rows_of(CLIENTS[key], version, made, environment)
+            rows = [row for row in rows if row["client"] != CLIENTS[key].name] + found
+    order = [client.name for client in CLIENTS.values()]
+    rows.sort(key=lambda row: order.index(row["client"]))
+    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    options.markdown.write_text(table(rows), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

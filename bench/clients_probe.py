@@ -1,0 +1,21 @@
+"""Run by bench/clients.py where a library is installed and this package is not: the last logits of each call of a program for given tokens.
+
+    python clients_probe.py PROGRAM FOLDER PROMPT_LENGTH TOKENS.npy LOGITS.npy
+"""
+
+import importlib.util
+import sys
+
+import numpy as np
+
+path, folder, prompt, tokens, logits = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("program", path)
+assert spec is not None and spec.loader is not None
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+x, session, states, held, found = np.load(tokens), program.load(folder), program.empty(), 0, []
+for end in range(int(prompt), x.shape[1] + 1):  # the prompt at once, then single tokens
+    output, states = program.call(session, states, x[:, held:end], held)
+    found.append(np.array(output)[:, -1:])
+    held = end
+np.save(logits, np.concatenate(found, axis=1))

@@ -1,0 +1,43 @@
+"""Hooks of MkDocs: pages that stand above docs/, and patterns in the navigation."""
+
+from pathlib import Path, PurePosixPath
+from typing import Any, List, Set
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ABOVE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}  # page: file beside mkdocs.yml
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Replace each pattern of the navigation by the pages that no earlier entry names."""
+    config.nav = _expanded(config.nav or [], Path(config.docs_dir), set())
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the pages that stand above docs/."""
+    for page, source in ABOVE.items():
+        text = Path(config.config_file_path).with_name(source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links from docs/ to the pages that stand above it."""
+    for page, source in ABOVE.items():
+        markdown = markdown.replace(f"](../{source}", f"]({page}")
+    return markdown
+
+
+def _expanded(entries: List[Any], docs: Path, named: Set[str]) -> List[Any]:
+    out: List[Any] = []
+    for entry in entries:
+        title, below = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
+        if isinstance(below, list):
+            out.append({title: _expanded(below, docs, named)})
+            continue
+        pages = sorted(str(PurePosixPath(path.relative_to(docs))) for path in docs.glob(below)) if "*" in below else [below]
+        out += [{title: page} if title else page for page in pages if page not in named]
+        named.update(pages)
+    return out

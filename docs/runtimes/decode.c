@@ -1,0 +1,169 @@
+// Run model.onnx with the C API of ONNX Runtime alone. Written by `posenc inspect FOLDER --runtime c`.
+//
+// model: decoder for target ort, float32, signature positions
+// encoding: rope in 5 of 5 layers
+// sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+// positions: 0 .. 4095
+//
+// R is the folder of a release of ONNX Runtime, which has headers and library:
+// gcc -O2 decode.c -o decode -I$R/include -L$R/lib -Wl,-rpath,$R/lib -lonnxruntime
+// ./decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+
+#include <onnxruntime_c_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CAPACITY 1024  // slots of the caches, the most tokens that a row can hold; at most 4096
+#define SIZES(...) (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
+#define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+#define FLOAT16 ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
+#define INT32 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
+#define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
+enum { FEEDS = 3, STATES = 10 };
+
+// Inputs: what a call brings, then the states. Outputs: the logits, then what the states become.
+static const char* const INPUTS[] = {
+    "input_ids",
+    "seqlens_k",
+    "total_sequence_length",
+    "past_key_values.0.key",
+    "past_key_values.0.value",
+    "past_key_values.1.key",
+    "past_key_values.1.value",
+    "past_key_values.2.key",
+    "past_key_values.2.value",
+    "past_key_values.3.key",
+    "past_key_values.3.value",
+    "past_key_values.4.key",
+    "past_key_values.4.value",
+};
+static const char* const OUTPUTS[] = {
+    "logits",
+    "present.0.key",
+    "present.0.value",
+    "present.1.key",
+    "present.1.value",
+    "present.2.key",
+    "present.2.value",
+    "present.3.key",
+    "present.3.value",
+    "present.4.key",
+    "present.4.value",
+};
+
+static const OrtApi* ort;
+
+static void check(OrtStatus* status) {
+  if (status == NULL) return;
+  fprintf(stderr, "%s\n", ort->GetErrorMessage(status));
+  exit(1);
+}
+
+// A tensor of `rank` sizes, all bytes 0.
+static OrtValue* zeros(ONNXTensorElementDataType type, const int64_t* sizes, size_t rank) {
+  const size_t width = type == INT64 ? 8 : type == FLOAT16 ? 2 : 4;
+  size_t entries = 1;
+  for (size_t i = 0; i < rank; ++i) entries *= (size_t)sizes[i];
+  OrtAllocator* allocator;
+  OrtValue* value;
+  void* data;
+  check(ort->GetAllocatorWithDefaultOptions(&allocator));
+  check(ort->CreateTensorAsOrtValue(allocator, sizes, rank, type, &value));
+  check(ort->GetTensorMutableData(value, &data));
+  if (entries > 0) memset(data, 0, entries * width);
+  return value;
+}
+
+static void* data_of(OrtValue* value) {
+  void* data;
+  check(ort->GetTensorMutableData(value, &data));
+  return data;
+}
+
+static size_t entries_of(OrtValue* value) {
+  OrtTensorTypeAndShapeInfo* info;
+  size_t entries;
+  check(ort->GetTensorTypeAndShape(value, &info));
+  check(ort->GetTensorShapeElementCount(info, &entries));
+  ort->ReleaseTensorTypeAndShapeInfo(info);
+  return entries;
+}
+
+// A tensor of integers: first, first + step, first + 2 step, ...
+static OrtValue* integers(ONNXTensorElementDataType type, int64_t first, int64_t step, const int64_t* sizes, size_t rank) {
+  OrtValue* value = zeros(type, sizes, rank);
+  for (size_t i = 0; i < entries_of(value); ++i) {
+    const int64_t entry = first + step * (int64_t)i;
+    if (type == INT64) ((int64_t*)data_of(value))[i] = entry;
+    else ((int32_t*)data_of(value))[i] = (int32_t)entry;
+  }
+  return value;
+}
+
+static OrtValue* copied(const int64_t* tokens, const int64_t* sizes, size_t rank) {
+  OrtValue* value = zeros(INT64, sizes, rank);
+  memcpy(data_of(value), tokens, entries_of(value) * sizeof *tokens);
+  return value;
+}
+
+static float number(const void* logits, size_t index) {
+  return ((const float*)logits)[index];
+}
+
+int main(int count_of_arguments, char** arguments) {
+  if (count_of_arguments < 4) {
+    fprintf(stderr, "decode FOLDER COUNT TOKEN...\n");
+    return 2;
+  }
+  ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+  OrtEnv* environment;
+  OrtSessionOptions* options;
+  OrtSession* session;
+  char path[4096];
+  snprintf(path, sizeof path, "%s/model.onnx", arguments[1]);
+  check(ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "decode", &environment));
+  check(ort->CreateSessionOptions(&options));
+  check(ort->AddSessionConfigEntry(options, "session.set_denormal_as_zero", "1"));  // subnormal numbers are slow
+  check(ort->CreateSession(environment, path, options, &session));
+
+  int64_t count = count_of_arguments - 3, held = 0;
+  int64_t* tokens = malloc(sizeof(int64_t) * (size_t)count);
+  for (int64_t i = 0; i < count; ++i) tokens[i] = atoll(arguments[3 + i]);
+  OrtValue *inputs[FEEDS + STATES], *outputs[1 + STATES];
+  inputs[3] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[4] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[5] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[6] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[7] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[8] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[9] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[10] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[11] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[12] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+
+  for (int left = atoi(arguments[2]); left > 0; --left) {
+    inputs[0] = copied(tokens, SIZES(1, count));
+    inputs[1] = integers(INT32, held + count - 1, 0, SIZES(1));
+    inputs[2] = integers(INT32, held + count, 0, NULL, 0);
+    memset(outputs, 0, sizeof outputs);
+    check(ort->Run(session, NULL, INPUTS, (const OrtValue* const*)inputs, FEEDS + STATES, OUTPUTS, 1 + STATES, outputs));
+    const size_t words = entries_of(outputs[0]) / (size_t)count, last = entries_of(outputs[0]) - words;
+    int64_t best = 0;
+    for (size_t word = 1; word < words; ++word)
+      if (number(data_of(outputs[0]), last + word) > number(data_of(outputs[0]), last + (size_t)best)) best = (int64_t)word;
+    printf("%lld ", (long long)best);
+    for (int i = 0; i < FEEDS + STATES; ++i) ort->ReleaseValue(inputs[i]);
+    ort->ReleaseValue(outputs[0]);
+    memcpy(inputs + FEEDS, outputs + 1, sizeof(OrtValue*) * STATES);
+    held += count;
+    count = 1;
+    tokens[0] = best;
+  }
+  printf("\n");
+  for (int i = FEEDS; i < FEEDS + STATES; ++i) ort->ReleaseValue(inputs[i]);
+  free(tokens);
+  ort->ReleaseSession(session);
+  ort->ReleaseSessionOptions(options);
+  ort->ReleaseEnv(environment);
+}

@@ -1,0 +1,68 @@
+// Run model.pt with libtorch alone. Written by `posenc inspect FOLDER --runtime libtorch`.
+//
+// model: decoder for target torchscript, float32, signature positions
+// encoding: rope in 5 of 5 layers
+// sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+// positions: 0 .. 4095
+//
+// The headers and libraries are those of libtorch, or of the torch wheel:
+// T=$(python -c "import torch; print(torch.__path__[0])")
+// g++ -std=c++20 -O2 decode.cpp -o decode -I$T/include -I$T/include/torch/csrc/api/include -L$T/lib -Wl,-rpath,$T/lib -ltorch -ltorch_cpu -lc10
+// ./decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+
+#include <torch/script.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+using States = std::vector<at::Tensor>;
+
+// States of a row that holds no token, in the order of the graph.
+States empty() {
+  return {
+      at::full({1, 0}, -1, at::kLong),  // past_positions
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.0.key
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.0.value
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.1.key
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.1.value
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.2.key
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.2.value
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.3.key
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.3.value
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.4.key
+      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.4.value
+  };
+}
+
+// Read x, new tokens of one row behind `held` ones: the output of each. `states` become those of the next call.
+at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
+  const c10::InferenceMode guard;
+  const int64_t count = x.size(1);
+  const c10::List<at::Tensor> rest(States(states.begin() + 1, states.end()));
+  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), states[0], rest}).toTuple()->elements();
+  states = {results[1].toTensor()};
+  for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);
+  return results[0].toTensor();
+}
+
+// Greedy decoding.
+int main(int count, char** arguments) {
+  if (count < 4) {
+    std::cerr << "decode FOLDER COUNT TOKEN...\n";
+    return 2;
+  }
+  torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
+  std::vector<int64_t> tokens;
+  for (int index = 3; index < count; ++index) tokens.push_back(std::stoll(arguments[index]));
+  States states = empty();
+  int64_t held = 0;
+  for (int made = 0; made < std::stoi(arguments[2]); ++made) {
+    const at::Tensor logits = call(module, states, at::tensor(tokens, at::kLong).unsqueeze(0), held);
+    held += static_cast<int64_t>(tokens.size());
+    tokens = {logits[0][-1].argmax().item<int64_t>()};
+    std::cout << tokens[0] << ' ';
+  }
+  std::cout << '\n';
+}

@@ -1,0 +1,66 @@
+"""Run model.onnx with OpenVINO and numpy alone. Written by `posenc inspect FOLDER --runtime openvino`.
+
+model: decoder for target ort, float32, signature positions
+encoding: rope in 5 of 5 layers
+sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+positions: 0 .. 4095
+
+pip install openvino numpy
+python decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+"""
+
+import sys
+
+import numpy as np
+import openvino
+
+CAPACITY = 1024  # slots of the caches, the most tokens that a row can hold; at most 4096
+STOP_IDS = []
+# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+STATES = [
+    *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
+]
+
+
+def load(folder):
+    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 is the default on processors that have it
+    return openvino.Core().compile_model(f"{folder}/model.onnx", "CPU", precise)
+
+
+def empty():
+    """States of a row that holds no token."""
+    return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
+
+
+def call(session, states, x, held, start=0):
+    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    new = x.shape[1]
+    feeds = {
+        "input_ids": x,
+        "seqlens_k": np.array([held + new - 1], np.int32),
+        "total_sequence_length": np.array(held + new, np.int32),
+    }
+    results = session({**feeds, **states})
+    output, *present = (results[name].copy() for name in ["logits", *(name for _, name, *_ in STATES)])
+    return output, dict(zip(states, present, strict=True))
+
+
+def generate(session, prompt, count):
+    """The ids that follow a prompt, the likeliest at each step."""
+    states, held, tokens, made = empty(), 0, list(prompt), []
+    while len(made) < count:
+        logits, states = call(session, states, np.array([tokens], np.int64), held)
+        held += len(tokens)
+        made.append(int(logits[0, -1].argmax()))
+        if made[-1] in STOP_IDS:
+            break
+        tokens = made[-1:]
+    return made
+
+
+def main(folder, count, *prompt):
+    print(*generate(load(folder), [int(token) for token in prompt], int(count)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

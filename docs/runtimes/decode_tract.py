@@ -1,0 +1,65 @@
+"""Run model.onnx with tract and numpy alone. Written by `posenc inspect FOLDER --runtime tract`.
+
+model: decoder for target onnx, float32, signature positions
+encoding: rope in 5 of 5 layers
+sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+positions: 0 .. 4095
+
+pip install tract numpy
+python decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+"""
+
+import sys
+
+import numpy as np
+import tract
+
+STOP_IDS = []
+# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+STATES = [
+    ("past_positions", "present_positions", "int64", (1, 0), -1),
+    *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, 0, 32), 0) for n in range(5) for part in ("key", "value")),
+]
+
+
+def load(folder):
+    return tract.onnx().load(f"{folder}/model.onnx").into_model().into_runnable()
+
+
+def empty():
+    """States of a row that holds no token."""
+    return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
+
+
+def call(session, states, x, held, start=0):
+    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    new = x.shape[1]
+    slots = np.arange(held, held + new, dtype=np.int64)[None]
+    feeds = {
+        "input_ids": x,
+        "position_ids": start + slots,
+    }
+    # By order: inputs and then states, as the graph has them.
+    output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))
+    return output, dict(zip(states, present, strict=True))
+
+
+def generate(session, prompt, count):
+    """The ids that follow a prompt, the likeliest at each step."""
+    states, held, tokens, made = empty(), 0, list(prompt), []
+    while len(made) < count:
+        logits, states = call(session, states, np.array([tokens], np.int64), held)
+        held += len(tokens)
+        made.append(int(logits[0, -1].argmax()))
+        if made[-1] in STOP_IDS:
+            break
+        tokens = made[-1:]
+    return made
+
+
+def main(folder, count, *prompt):
+    print(*generate(load(folder), [int(token) for token in prompt], int(count)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,128 @@
+"""A program for libtorch in C++, which runs model.pt of target torchscript."""
+
+from string import Template
+from typing import Dict
+
+from posenc_export.clients.states import gives, heading
+from posenc_export.runtime.manifest import Manifest, State
+
+# By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position `start`.
+FEEDS: Dict[str, str] = {
+    "input_ids": "x",
+    "hidden_states": "x",
+    "token_type_ids": "at::zeros({1, count}, at::kLong)",
+    "position_ids": "start + at::arange(held, held + count).unsqueeze(0)",
+    "logits_index": "at::full({1, 1}, count - 1, at::kLong)",
+    "attention_mask": "at::ones({1, held + count}, at::kLong)",
+}
+DTYPES = {"float32": "at::kFloat", "float16": "at::kHalf", "int64": "at::kLong", "int32": "at::kInt"}
+PROGRAM = Template("""// Run model.pt with libtorch alone. Written by `posenc inspect FOLDER --runtime libtorch`.
+//
+$heading
+//
+// The headers and libraries are those of libtorch, or of the torch wheel:
+// T=$$(python -c "import torch; print(torch.__path__[0])")
+// g++ -std=c++20 -O2 $source.cpp -o $source -I$$T/include -I$$T/include/torch/csrc/api/include -L$$T/lib -Wl,-rpath,$$T/lib -ltorch -ltorch_cpu -lc10
+// ./$usage
+
+#include <torch/script.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+using States = std::vector<at::Tensor>;
+
+// States of a row that holds no token, in the order of the graph.
+States empty() {
+  return {
+$states  };
+}
+
+// Read x, new tokens of one row behind `held` ones: $gives. `states` become those of the next call.
+at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
+  const c10::InferenceMode guard;
+  const int64_t count = x.size(1);
+$call
+  return results[0].toTensor();
+}
+
+$main""")
+WITH_POSITIONS = Template("""  const c10::List<at::Tensor> rest(States(states.begin() + 1, states.end()));
+  const auto results = module.forward({$feeds, states[0], rest}).toTuple()->elements();
+  states = {results[1].toTensor()};
+  for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);""")
+WITHOUT_POSITIONS = Template("""  const auto results = module.forward({$feeds, c10::List<at::Tensor>(states)}).toTuple()->elements();
+  states = results[1].toTensorVector();""")
+DECODE = """// Greedy decoding.
+int main(int count, char** arguments) {
+  if (count < 4) {
+    std::cerr << "decode FOLDER COUNT TOKEN...\\n";
+    return 2;
+  }
+  torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
+  std::vector<int64_t> tokens;
+  for (int index = 3; index < count; ++index) tokens.push_back(std::stoll(arguments[index]));
+  States states = empty();
+  int64_t held = 0;
+  for (int made = 0; made < std::stoi(arguments[2]); ++made) {
+    const at::Tensor logits = call(module, states, at::tensor(tokens, at::kLong).unsqueeze(0), held);
+    held += static_cast<int64_t>(tokens.size());
+    tokens = {logits[0][-1].argmax().item<int64_t>()};
+    std::cout << tokens[0] << ' ';
+$stop  }
+  std::cout << '\\n';
+}
+"""
+STOP = "    if (const std::vector<int64_t> stop = {{{ids}}}; std::find(stop.begin(), stop.end(), tokens[0]) != stop.end()) break;\n"
+STEPS = """int main(int count_of_arguments, char** arguments) {
+  if (count_of_arguments < 2) {
+    std::cerr << "run FOLDER\\n";
+    return 2;
+  }
+  torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
+  States states = empty();
+  int64_t held = 0;
+  for (const int64_t count : {$counts}) {
+    const at::Tensor output = call(module, states, $x, held);
+    held += count;
+    std::cout << held << ' ' << output[0][-1].slice(0, 0, 4) << '\\n';
+  }
+}
+"""
+
+
+def program(manifest: Manifest) -> str:
+    """The text of the program."""
+    decodes = manifest.kind == "decoder"
+    feeds = ", ".join(_feed(value.name, manifest) for value in manifest.inputs)
+    positions = bool(manifest.states) and manifest.states[0].past == "past_positions"
+    return PROGRAM.substitute(
+        heading="\n".join(f"// {line}" for line in heading(manifest)),
+        source="decode" if decodes else "run",
+        usage="decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)" if decodes else "run FOLDER",
+        states="".join(f"      {_state(state)},  // {state.past}\n" for state in manifest.states),
+        call=(WITH_POSITIONS if positions else WITHOUT_POSITIONS).substitute(feeds=feeds),
+        gives=gives(manifest),
+        main=_main(manifest),
+    )
+
+
+def _feed(name: str, manifest: Manifest) -> str:
+    coordinates = f".expand({{{1 + manifest.axes}, 1, count}})" if name == "position_ids" and manifest.axes else ""
+    return f"({FEEDS[name]}){coordinates}" if coordinates else FEEDS[name]
+
+
+def _state(state: State) -> str:
+    sizes = ["1", *("0" if isinstance(axis, str) else str(axis) for axis in state.axes[1:])]
+    return f"at::full({{{', '.join(sizes)}}}, {state.fill}, {DTYPES[state.dtype]})"
+
+
+def _main(manifest: Manifest) -> str:
+    if manifest.kind == "decoder":
+        stop = STOP.format(ids=", ".join(map(str, manifest.stop_ids))) if manifest.stop_ids else ""
+        return Template(DECODE).substitute(stop=stop)
+    width = manifest.inputs[0].axes[-1]
+    x = f"at::full({{1, count, {width}}}, 0.5, {DTYPES[manifest.dtype]})" if manifest.kind == "block" else "at::arange(count).unsqueeze(0)"
+    return Template(STEPS).substitute(x=x, counts="8, 1, 1, 1" if manifest.states else "8")

@@ -1,0 +1,139 @@
+"""Build the distributions, check what is in them, and run artefacts where only they are installed.
+
+    python -m tests.packaging [--output build/wheels]
+
+Needs the extras export, test and release, and a package index. `posenc-export[cpu]` is installed into empty environments: the wheel with the newest and with the lowest
+versions that pyproject.toml allows, and the source distribution with the newest. The tests of the source distribution run from its own files.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+TOP = Path(__file__).parents[2]
+WHEEL_BYTES = 1_000_000
+ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
+NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
+TESTS = ("tests/test_docs.py", "tests/test_tables.py", "tests/runtime/test_manifest.py")  # quick ones, which read documents, models and artefacts
+NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
+PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
+
+
+def run(*command: object, folder: Path = TOP, path: str = "") -> str:
+    """The output of a command in an environment that names no other packages.
+
+    Raises:
+        SystemExit: it fails.
+    """
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PIP_CONSTRAINT")}
+    done = subprocess.run([*map(str, command)], cwd=folder, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"packaging: expected {' '.join(map(str, command))} to end with 0, got {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def expect(holds: bool, rule: str, got: object) -> None:
+    """Stop where a distribution is not as it should be.
+
+    Raises:
+        SystemExit: it is not.
+    """
+    if not holds:
+        raise SystemExit(f"packaging: expected {rule}, got {got}")
+
+
+def check_wheel(wheel: Path) -> None:
+    """Size and files of the wheel."""
+    tracked = set(run("git", "ls-files", "posenc_export").split())
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expect(found == tracked, "the wheel to have the files of posenc_export", sorted(found ^ tracked))
+    expect(wheel.stat().st_size < WHEEL_BYTES, f"a wheel below {WHEEL_BYTES} bytes", wheel.stat().st_size)
+
+
+def check_sdist(sdist: Path) -> None:
+    """Files of the source distribution."""
+    tracked = {name for name in run("git", "ls-files").split() if not NOT_IN_SDIST.match(name)}
+    with tarfile.open(sdist) as archive:
+        found = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    expect(tracked <= found, "the source distribution to have every file of the tree", sorted(tracked - found))
+
+
+def lowest(folder: Path) -> List[str]:
+    """The arguments that make pip take the lowest version of every dependency of the runtime."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    floors = [requirement.partition(",")[0].replace(">=", "==") for requirement in (*project["dependencies"], *project["optional-dependencies"]["cpu"])]
+    (folder / "lowest.txt").write_text("\n".join(floors) + "\n")
+    return ["-c", str(folder / "lowest.txt")]
+
+
+def try_runtime(distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path) -> str:
+    """Install `posenc-export[cpu]` into an empty environment and prove the artefacts there; the versions that stand in it."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{distribution}[cpu]", *constraints)
+    run(python, "-c", NO_TORCH)
+    for artefact in artefacts:
+        run(folder / "bin" / "posenc", "verify", artefact, folder=folder)
+        run(folder / "bin" / "posenc", "generate", artefact, "--prompt", "def ", "--max-tokens", 8, folder=folder)
+    versions = dict(line.split("==") for line in run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split() if "==" in line)
+    return ", ".join(f"{name} {versions[name]}" for name in ("onnxruntime", "numpy", "msgspec"))
+
+
+def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
+    """The wheel refuses a preset by name until the wheel with the weights stands beside it."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
+    run(*pip, wheels["posenc_export"])
+    alone = subprocess.run([sys.executable, "-c", PRESET, "tiny-rope"], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True)
+    expect("expected its weights, package posenc-export-presets, to be installed" in alone.stderr, "a refusal without weights", alone.stderr)
+    run(*pip, wheels["posenc_export_presets"])
+    run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
+
+
+def try_tests(sdist: Path, folder: Path) -> str:
+    """Collect all tests of the source distribution and run TESTS; the last line of pytest."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    tree = next(folder.iterdir())
+    run(sys.executable, "-m", "pytest", "-q", "--collect-only", folder=tree, path=str(tree))
+    return run(sys.executable, "-m", "pytest", "-q", "-m", "not exhaustive", *TESTS, folder=tree, path=str(tree)).splitlines()[-1]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status: 0; SystemExit where something is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=TOP / "build" / "wheels")
+    output = parser.parse_args(arguments).output.resolve()
+    for source in (TOP, TOP / "packages" / "presets"):
+        run(sys.executable, "-m", "build", "--outdir", output, source)
+    wheels = {wheel.name.partition("-")[0]: wheel for wheel in output.glob("*.whl")}
+    sdist = next(output.glob("posenc_export-*.tar.gz"))
+    check_wheel(wheels["posenc_export"])
+    check_sdist(sdist)
+    for file in sorted(output.iterdir()):
+        print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        (place / "presets").mkdir()
+        try_presets(wheels, place / "presets")
+        artefacts = [place / f"{preset}-{target}" for preset, target in ARTEFACTS]
+        for (preset, target), artefact in zip(ARTEFACTS, artefacts, strict=True):
+            run(sys.executable, "-m", "posenc_export.cli", "export", preset, "--target", target, "-o", artefact, path=str(TOP))
+        tried = {"wheel, newest": (wheels["posenc_export"], []), "wheel, lowest": (wheels["posenc_export"], lowest(place)), "sdist, newest": (sdist, [])}
+        for title, (distribution, constraints) in tried.items():
+            print(f"{title}: {try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}", flush=True)
+        print(f"tests of the sdist: {try_tests(sdist, place / 'sdist')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""Every generated page is what its program writes: measured numbers come from the committed JSON."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import pytest
+
+from bench import clients, families
+from posenc_export.catalogue import pages, parity
+from posenc_export.encodings import REGISTRY
+
+TOP = Path(__file__).parents[1]
+DOCS, RESULTS = TOP / "docs", TOP / "bench" / "results"
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+FROM_JSON: Dict[str, Callable[[], str]] = {
+    "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
+    "families.md": lambda: families.table(_read(DOCS / "families.json")),
+    "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
+    "decode.md": lambda: pages.decode_page(_read(RESULTS / "decode_cost.json")),
+}
+
+
+@pytest.mark.parametrize("page", FROM_JSON)
+def test_a_page_of_measurements_is_written_from_its_json(page: str) -> None:
+    assert (DOCS / page).read_text(encoding="utf-8") == FROM_JSON[page]()
+
+
+def test_the_length_page_and_its_figure_are_written_from_their_json(tmp_path: Path) -> None:
+    assert (DOCS / "length.md").read_text(encoding="utf-8") == pages.length_page(_read(RESULTS / "length_study.json"), tmp_path)
+    assert (DOCS / "length.svg").read_text(encoding="utf-8") == (tmp_path / "length.svg").read_text(encoding="utf-8")
+
+
+def test_the_page_of_every_encoding_is_that_of_its_class() -> None:
+    rows = _read(DOCS / "parity.json")
+    assert [name for name in REGISTRY if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8") != pages.page(name, rows)] == []
+
+
+@pytest.mark.exhaustive
+def test_the_catalogue_writes_the_committed_files_and_no_others(tmp_path: Path) -> None:
+    shutil.copy(DOCS / "parity.json", tmp_path)
+    pages.main(["--docs", str(tmp_path), "--results", str(RESULTS)])
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert [str(path) for path, content in written.items() if (DOCS / path).read_bytes() != content] == []
+    assert {path.name for path in (DOCS / "encodings").iterdir()} == {path.name for path in written if path.parent.name == "encodings"}
