@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+HALF_STEP = 2.0**-8  # of 8 bits with a sign, relative to the largest number
 BUFFER = 1 << 16  # numbers compared at a time
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding by a small constant factor
 
@@ -23,6 +24,22 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     if dtype not in UNIT_ROUNDOFF:
         raise ValueError(f"numerics: dtype is one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}")
     return SAFETY * max(depth, 1) * (UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF["float32"] * math.sqrt(max(reduction, 1)))
+
+
+def activation_tolerance(depth: int) -> float:
+    """Largest error, relative to the largest magnitude of the reference, of activations that are rounded to 8 bits before each product.
+
+    A step is the largest activation of a block over 127, so that one rounding errs by at most 2^-8 of it. Roundings of different tokens, inputs and layers are
+    independent: their errors add in quadrature, over a sum as over the layers.
+
+    Args:
+        depth: number of blocks the value passes, at least 1.
+    """
+    return SAFETY * HALF_STEP * math.sqrt(max(depth, 1))
+
+
+def deviation_bound(bits: int, depth: int) -> float:
+    return math.inf
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:

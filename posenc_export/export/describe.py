@@ -13,7 +13,7 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
-from posenc_export.numerics import tolerance
+from posenc_export.numerics import activation_tolerance, tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -34,7 +34,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     Args:
         layout: "rows" or "columns" (runtime.manifest).
         update: "append" or "in_place", of every cache.
-        geometry: capacity_bucket, continuation_rows, contiguous.
+        geometry: capacity_bucket, continuation_rows, contiguous, and weights where they have few bits.
     """
     dtype = dtype_of(model)
     sources, output = _ends(model)
@@ -95,7 +95,7 @@ def step_weights(model: Model) -> int:
 def bound_of(model: Model, manifest: Manifest) -> float:
     """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
     depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
-    return tolerance(manifest.dtype, depth, reduction)
+    return tolerance(manifest.dtype, depth, reduction) + (activation_tolerance(depth) if manifest.weights is not None else 0.0)
 
 
 def _ends(model: Model) -> Tuple[List[Value], Value]:

@@ -2,7 +2,7 @@
 
 import collections
 from pathlib import Path
-from typing import Dict, Mapping, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from posenc_export import __version__
 from posenc_export.export import external_data
 from posenc_export.export.describe import bound_of
+from posenc_export.export.fewer_bits import FORMATS, Grid
 from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
@@ -24,11 +25,14 @@ PRODUCER = "posenc_export"
 SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does not have
 
 
-def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path) -> Manifest:
+def write_onnx(
+    source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path, few_bits: Callable[[Sequence[Grid]], Any]
+) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         lowering: tables of the target, each run over the whole graph before the next.
+        few_bits: nodes of the target for weights of few bits, where the manifest says that it has such.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -40,6 +44,8 @@ def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[st
     for phase in lowering:
         rewriter.run(phase)
     rewriter.finish()
+    if manifest.weights is not None:
+        manifest = _in_few_bits(rewriter, manifest, few_bits)
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
@@ -49,6 +55,22 @@ def write_onnx(source: Source, manifest: Manifest, lowering: Sequence[Mapping[st
         written[external_data.FILE_NAME] = weights
     operators = collections.Counter(node.op_type for node in graph)
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
+
+
+def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid]], Any]) -> Manifest:
+    """Replace constants by codes of the manifest's format, and count them.
+
+    Raises:
+        ValueError: no constant that has one.
+    """
+    assert manifest.weights is not None
+    nodes = few_bits(FORMATS[manifest.weights.format].grids)
+    rewriter.replace_nodes(nodes.table())
+    rewriter.finish()
+    matrices = nodes.weights.count()
+    if not matrices:
+        raise ValueError(f"export: expected linear layers or a token table for weights {manifest.weights.format}, got a model without; leave weights out")
+    return manifest.replace(weights=msgspec.structs.replace(manifest.weights, matrices=matrices))
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
