@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
-HALF_STEP = 2.0**-8  # of 8 bits with a sign, relative to the largest number
 BUFFER = 1 << 16  # numbers compared at a time
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding by a small constant factor
 
@@ -26,20 +25,43 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     return SAFETY * max(depth, 1) * (UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF["float32"] * math.sqrt(max(reduction, 1)))
 
 
-def activation_tolerance(depth: int) -> float:
+def rounding_noise(bits: int, shared: int) -> float:
+    """Root of the mean squared error, relative to that of the numbers, of numbers of normal distribution that are rounded to codes of one scale.
+
+    The largest of n such numbers is sqrt(2 ln n) times their deviation; it has the last code, and errors are uniform within a step: 1 / sqrt(12) of it.
+
+    Args:
+        bits: of a code, with its sign.
+        shared: numbers n that share a scale.
+    """
+    return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
+
+
+def activation_tolerance(depth: int, shared: int) -> float:
     """Largest error, relative to the largest magnitude of the reference, of activations that are rounded to 8 bits before each product.
 
-    A step is the largest activation of a block over 127, so that one rounding errs by at most 2^-8 of it. Roundings of different tokens, inputs and layers are
-    independent: their errors add in quadrature, over a sum as over the layers.
+    Roundings of different numbers are independent: a sum has their relative error, and errors of layers add in quadrature.
 
     Args:
         depth: number of blocks the value passes, at least 1.
+        shared: activations that share a scale.
     """
-    return SAFETY * HALF_STEP * math.sqrt(max(depth, 1))
+    return SAFETY * rounding_noise(8, shared) * math.sqrt(max(depth, 1))
 
 
-def deviation_bound(bits: int, depth: int) -> float:
-    return math.inf
+def deviation_bound(depth: int, bits: int, shared: int) -> float:
+    """Root of the mean squared error of outputs, relative to that of the outputs, up to which rounded weights explain it.
+
+    A value passes a table, four products of each block and a head, each with the noise of its weights and of its activations, and these errors add in
+    quadrature. Twice that, since trained weights have longer tails than a normal distribution; at most a half, whatever the depth.
+
+    Args:
+        depth: number of blocks the value passes, at least 1.
+        bits: of a weight.
+        shared: weights, and activations, that share a scale.
+    """
+    noise = math.hypot(rounding_noise(bits, shared), rounding_noise(8, shared))
+    return min(0.5, 2 * noise * math.sqrt(4 * max(depth, 1) + 2))
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:

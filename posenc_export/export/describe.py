@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.encodings.base import Carried
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
@@ -94,8 +95,14 @@ def step_weights(model: Model) -> int:
 
 def bound_of(model: Model, manifest: Manifest) -> float:
     """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
-    depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
-    return tolerance(manifest.dtype, depth, reduction) + (activation_tolerance(depth) if manifest.weights is not None else 0.0)
+    depth, reduction = extent(model)
+    of_weights = tolerance(manifest.dtype, depth, reduction)
+    return of_weights if manifest.weights is None else of_weights + activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
+
+
+def extent(model: Model) -> Tuple[int, int]:
+    """How many blocks a value passes, and the longest sum in them."""
+    return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
 
 
 def _ends(model: Model) -> Tuple[List[Value], Value]:

@@ -6,8 +6,9 @@ from typing import List, Tuple
 import msgspec
 import numpy as np
 
-from posenc_export.export.describe import Model
+from posenc_export.export.describe import Model, extent
 from posenc_export.export.expected import of_module
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.verify import VerificationError
 from posenc_export.numerics import deviation_bound
 from posenc_export.runtime import load
@@ -33,7 +34,8 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
     assert weights is not None and proof is not None and manifest.certificate is not None
     actual, expected = _outputs(folder, manifest, model)
     error = rounded_up(float(np.sqrt(np.square(actual - expected).mean() / (np.square(expected).mean() or 1.0))))
-    bound = deviation_bound(weights.format, len(manifest.states))
+    kind = FORMATS[weights.format]
+    bound = deviation_bound(extent(model)[0], kind.projections.bits, kind.shared)
     if not error <= bound:
         raise VerificationError({**manifest.certificate, "passed": False, "tolerance": bound, "cells": {CELL: error}})
     agreement = float((actual.argmax(-1) == expected.argmax(-1)).mean()) if manifest.kind == "decoder" else 0.0

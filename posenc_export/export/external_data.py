@@ -32,7 +32,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
             offset = stream.bytes
             for block in [memoryview(tensor.tobytes())] if tensor.dtype.bitwidth < 8 else blocks(tensor.numpy()):  # two numbers of 4 bits in a byte
                 stream.write(block)
-            length, shape = stream.bytes - offset, ir.Shape(tensor.shape)
+            length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(FILE_NAME, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
     return stream.entry()
 

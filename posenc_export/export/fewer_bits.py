@@ -11,6 +11,7 @@ from posenc_export.encodings.base import PositionEncoding
 from posenc_export.models.own import Model
 from posenc_export.models.parts.experts import Experts
 
+LONGEST_ROW = 4096  # inputs of a linear layer, for bounds that follow their logarithm
 ROWS = 4096  # outputs of a weight that are rounded at a time
 # Of a scale, relative to the one that takes the largest weight of a block to the last code. Smaller scales clip that weight and round the others finer.
 # Above 16/15 the largest weight would round to another code than the last, by which `Grid.codes` finds the scale again.
@@ -91,9 +92,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Format:
-    """Args:
-    projections: grid of linear layers.
-    tables: grid of token tables, and of the heads that share one.
+    """Grids of a model.
+
+    Args:
+        projections: of linear layers.
+        tables: of token tables, and of heads that share one.
     """
 
     projections: Grid
@@ -101,7 +104,13 @@ class Format:
 
     @property
     def grids(self) -> Tuple[Grid, ...]:
+        """Those that it has."""
         return tuple(dict.fromkeys((self.projections, self.tables)))
+
+    @property
+    def shared(self) -> int:
+        """Most weights, and activations, that share a scale."""
+        return self.projections.block or LONGEST_ROW
 
 
 FORMATS: Dict[str, Format] = {

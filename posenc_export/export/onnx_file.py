@@ -43,9 +43,9 @@ def write_onnx(
     rewriter = Rewriter(graph, manifest.dtype)
     for phase in lowering:
         rewriter.run(phase)
-    rewriter.finish()
     if manifest.weights is not None:
         manifest = _in_few_bits(rewriter, manifest, few_bits)
+    rewriter.finish()
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
@@ -66,7 +66,6 @@ def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Seq
     assert manifest.weights is not None
     nodes = few_bits(FORMATS[manifest.weights.format].grids)
     rewriter.replace_nodes(nodes.table())
-    rewriter.finish()
     matrices = nodes.weights.count()
     if not matrices:
         raise ValueError(f"export: expected linear layers or a token table for weights {manifest.weights.format}, got a model without; leave weights out")
