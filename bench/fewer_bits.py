@@ -1,4 +1,5 @@
-"""Trained decoders with weights of few bits, on target ort: size, held-out bits per byte, greedy agreement. Writes bench/results/fewer_bits.json.
+"""Trained decoders with weights of few bits, on target ort: size, held-out bits per byte, greedy agreement. Writes bench/results/fewer_bits.json
+and the table of docs/fewer-bits.md.
 
     python bench/fewer_bits.py [--preset tiny-rope] [--windows 400]
 """
@@ -13,14 +14,16 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from posenc_export.export import Sources, export
-from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.train import corpus
 from posenc_export.runtime import load
 
 RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
 ROWS = 50  # windows at a time
-ALLOWED = {"int8": 0.01, "int4": 0.03}  # bits per byte above float32
+PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+COLUMNS = ("decoder", "weights", "KB on disk", "bits per byte", "above float32", "agreement", "worst error (tolerance)", "in float32", "deviation")
+MEASURED = ("int8", "int4")
 
 
 def windows(count: int) -> np.ndarray:
@@ -57,18 +60,32 @@ def agreement(one: List[np.ndarray], other: List[np.ndarray]) -> float:
 def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
     """Figures of a preset in float32 and in every format, by format."""
     sources, found, plain = Sources(load_preset(name)), {}, []
-    for weights in (None, *FORMATS):
+    for weights in (None, *MEASURED):
         with tempfile.TemporaryDirectory() as place:
-            manifest = export(sources, "ort", Path(place) / "made", weights=weights)
+            manifest = export(sources, "ort", Path(place) / "made", weights=weights, verify=weights is not None)
             logits = logits_of(Path(place) / "made", rows)
         plain = plain or logits
-        assert manifest.certificate is not None
-        figures = {"bytes": manifest.files["model.onnx.data"].bytes, "bits_per_byte": round(bits(logits, rows), 4), "agreement": round(agreement(plain, logits), 4)}
-        figures |= {"worst_error": max(manifest.certificate["cells"].values()), "tolerance": manifest.certificate["tolerance"]}
-        deviation = manifest.weights and manifest.weights.deviation
-        found[weights or "float32"] = {**figures, "deviation": deviation.error if deviation else 0.0}
-        print(name, weights or "float32", found[weights or "float32"], flush=True)
+        size = sum(manifest.files[file].bytes for file in ("model.onnx", "model.onnx.data"))
+        figures: Dict[str, Any] = {"bytes": size, "bits_per_byte": round(bits(logits, rows), 4), "agreement": round(agreement(plain, logits), 4)}
+        if manifest.certificate is not None and manifest.weights is not None and manifest.weights.deviation is not None:
+            figures |= {"worst_error": max(manifest.certificate["cells"].values()), "tolerance": manifest.certificate["tolerance"]}
+            figures |= {"deviation": manifest.weights.deviation.error, "exact": manifest.weights.deviation.exact}
+        found[weights or "float32"] = figures
+        print(name, weights or "float32", figures, flush=True)
     return found
+
+
+def table(presets: Dict[str, Any]) -> str:
+    """Figures of all presets in Markdown."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for name, formats in presets.items():
+        for weights, found in formats.items():
+            cells = [name, weights, f"{found['bytes'] / 1000:.0f}", f"{found['bits_per_byte']:.4f}"]
+            if weights != "float32":
+                cells += [f"{found['bits_per_byte'] - formats['float32']['bits_per_byte']:+.4f}", f"{found['agreement']:.1%}"]
+                cells += [f"{found['worst_error']} ({found['tolerance']:.2f})", str(found["exact"]), str(found["deviation"])]
+            lines.append(f"| {' | '.join([*cells, *[''] * (len(COLUMNS) - len(cells))])} |")
+    return "\n".join(lines) + "\n"
 
 
 def main(given: Optional[List[str]] = None) -> None:
@@ -79,6 +96,8 @@ def main(given: Optional[List[str]] = None) -> None:
     options = parser.parse_args(given)
     rows = windows(options.windows)
     found = {name: measure(name, rows) for name in options.preset or PRESETS}
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2], encoding="utf-8")
     RESULTS.write_text(json.dumps({"windows": len(rows), "length": TRAINED_LENGTH, "presets": found}, indent=1, sort_keys=True) + "\n")
 
 

@@ -20,9 +20,11 @@ from posenc_export.export.targets import standard
 from posenc_export.export.targets.fewer_bits import Fused, Standard
 from posenc_export.models.config_json import widest
 from posenc_export.models.presets import seeded
+from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.numerics import activation_tolerance, rounding_noise, tolerance, worst_error
 from posenc_export.runtime import verify as verify_here
+from tests.models.checkpoints import saved
 from tests.tiny import block, encoder
 from tests.traces import sources
 
@@ -109,6 +111,17 @@ def test_blocks_and_encoders_are_proved_too(target: str, weights: str, config: A
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["llama with biases", "gemma2", "phi3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_checkpoints_are_proved_and_every_linear_layer_has_few_bits(target: str, name: str, tmp_path: Path) -> None:
+    _, folder = saved(name, tmp_path / "checkpoint")
+    model = from_pretrained(folder)
+    manifest = export(model, target, tmp_path / "made", weights="int4")
+    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None
+    assert manifest.weights.matrices == 1 + sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # 61 x 64 tied numbers are folded into two constants
+
+
 def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
     export(sources(ROPE), "ort", tmp_path / "made", verify=False, weights="int4")
     graph = onnx.load(tmp_path / "made/model.onnx", load_external_data=False).graph
@@ -127,7 +140,8 @@ def test_the_standard_form_has_only_standard_operators(weights: str, tmp_path: P
 @pytest.mark.parametrize("inputs", [96, 70])
 def test_the_reference_evaluator_of_onnx_reads_the_standard_form(inputs: int, weights: str) -> None:
     model, x, wanted = _product(Standard, weights, inputs)
-    assert worst_error(ReferenceEvaluator(model).run(None, {"x": x})[0], wanted) <= tolerance("float32", 1, inputs)
+    made = ReferenceEvaluator(model).run(None, {"x": x})[0]  # type: ignore[index]
+    assert worst_error(made, wanted) <= tolerance("float32", 1, inputs)
 
 
 @pytest.mark.parametrize("weights", FORMATS)
