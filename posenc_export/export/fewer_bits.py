@@ -120,7 +120,7 @@ FORMATS: Dict[str, Format] = {
 }
 
 
-def rounded(model: Model, name: str) -> Model:
+def rounded(model: Model, weights: str) -> Model:
     """A copy of a float32 model with the weights of its linear layers and its token table on the grids of a format.
 
     What belongs to encodings, norms, biases, convolutions and tables of token types stays as it is.
@@ -129,15 +129,12 @@ def rounded(model: Model, name: str) -> Model:
         ValueError: a model with experts, whose weights are no linear layers.
     """
     if any(isinstance(part, Experts) for part in model.modules()):
-        raise ValueError(f"export: expected a model without experts for weights {name}, got one with experts; leave weights out")
-    made, kept = copy.deepcopy(model), _kept(model)
-    done: Set[int] = set()
-    tables = [part for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
-    layers = [part for name, part in made.named_modules() if isinstance(part, torch.nn.Linear) and name not in kept]
+        raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
+    made, kept, done = copy.deepcopy(model), _kept(model), set()
     with torch.no_grad():
-        for parts, grid in ((tables, FORMATS[name].tables), (layers, FORMATS[name].projections)):
-            for part in parts:
-                if id(part.weight) not in done:  # a tied head has the grid of its table
+        for kind, grid in ((torch.nn.Embedding, FORMATS[weights].tables), (torch.nn.Linear, FORMATS[weights].projections)):
+            for name, part in made.named_modules():
+                if isinstance(part, kind) and name not in kept and id(part.weight) not in done:  # a tied head has the grid of its table
                     part.weight.copy_(torch.from_numpy(grid.rounded(part.weight.numpy())))
                     done.add(id(part.weight))
     return made
