@@ -1,7 +1,7 @@
 """Trained decoders with weights of few bits, on target ort: size, held-out bits per byte, greedy agreement. Writes bench/results/fewer_bits.json
 and the table of docs/fewer-bits.md.
 
-    python bench/fewer_bits.py [--preset tiny-rope] [--windows 400]
+    python -m bench.fewer_bits [--preset tiny-rope] [--windows 400]
 """
 
 import argparse

@@ -24,20 +24,7 @@ class Weights:
 
     def __init__(self, grids: Sequence[Grid]) -> None:
         self.grids = grids
-        self._found: Dict[int, Optional[OnGrid]] = {}
-
-    def of(self, source: ir.Value, by_output: Callable[[np.ndarray], np.ndarray]) -> Optional[OnGrid]:
-        """The grid and the codes of a constant; None where it lies on no grid.
-
-        Args:
-            by_output: brings the constant to [N,K].
-        """
-        if id(source) not in self._found:
-            assert source.const_value is not None
-            weight = by_output(source.const_value.numpy())
-            found = ((grid, grid.codes(weight)) for grid in self.grids)
-            self._found[id(source)] = next(((grid, codes) for grid, codes in found if codes is not None), None)
-        return self._found[id(source)]
+        self._found: Dict[str, Optional[OnGrid]] = {}
 
     def count(self) -> int:
         """Constants that lie on a grid."""
@@ -48,16 +35,30 @@ class Weights:
         value = node.inputs[1]
         producer = None if value is None else value.producer()
         if producer is not None and producer.op_type == "Transpose" and _is_matrix(producer.inputs[0]):
-            return self._named(producer.inputs[0], lambda table: table)
-        return self._named(value, lambda weight: np.ascontiguousarray(weight.T))
+            return self._of(producer.inputs[0], "rows", lambda table: table)
+        return self._of(value, "columns", lambda weight: np.ascontiguousarray(weight.T))
 
     def of_table(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
         """Name and codes of the table [N,K] whose rows a Gather takes."""
         axis = node.attributes.get_int("axis", 0)
-        return self._named(node.inputs[0] if axis == 0 else None, lambda table: table)
+        return self._of(node.inputs[0] if axis == 0 else None, "rows", lambda table: table)
 
-    def _named(self, source: Optional[ir.Value], by_output: Callable[[np.ndarray], np.ndarray]) -> Tuple[str, Optional[OnGrid]]:
-        return (str(source.name), self.of(source, by_output)) if source is not None and _is_matrix(source) else ("", None)
+    def _of(self, source: Optional[ir.Value], outputs: str, by_output: Callable[[np.ndarray], np.ndarray]) -> Tuple[str, Optional[OnGrid]]:
+        """A name for a constant read in one way, its grid and its codes; none for what is no constant matrix or lies on no grid.
+
+        Args:
+            outputs: whether its "rows" or its "columns" are outputs.
+            by_output: brings it to [N,K].
+        """
+        if source is None or not _is_matrix(source):
+            return "", None
+        name = f"{source.name}.{outputs}"
+        if name not in self._found:
+            assert source.const_value is not None
+            weight = by_output(source.const_value.numpy())
+            found = ((grid, grid.codes(weight)) for grid in self.grids)
+            self._found[name] = next(((grid, codes) for grid, codes in found if codes is not None), None)
+        return name, self._found[name]
 
 
 class Fused:
@@ -89,7 +90,7 @@ class Fused:
         if found is None or found[0].block is None:
             return None
         grid, codes = found
-        scales = rewriter.weight(f"{name}.scales_of_rows", lambda: codes.scales[..., None])
+        scales = rewriter.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         blocks = rewriter.emit("GatherBlockQuantized", [self._packed(rewriter, name, grid, codes), node.inputs[1], scales], DOMAIN, attributes)
         flat = rewriter.emit("Reshape", [blocks, rewriter.constant([0, 0, -1])])
@@ -148,8 +149,8 @@ class Standard:
         if found is None or found[0].block is None:
             return None
         grid, codes = found
-        table = rewriter.weight(f"{name}.codes_of_rows", lambda: np.ascontiguousarray(_flat(codes)))
-        scales = rewriter.weight(f"{name}.scales_of_rows", lambda: codes.scales)
+        table = rewriter.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
+        scales = rewriter.weight(f"{name}.scales_to_gather", lambda: codes.scales)
         gathered = [rewriter.emit("Gather", [part, node.inputs[1]]) for part in (table, scales)]
         return rewriter.emit("DequantizeLinear", gathered, attributes={"axis": 2, "block_size": grid.block})
 
