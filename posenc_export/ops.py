@@ -73,6 +73,14 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
+def select_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """x [B,S,E] at columns index [B,R] int64, 0 .. S - 1: [B,R,E]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("SelectTokens", [x, index], {}, x, [x.size(0), index.size(1), x.size(2)])
+    return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.size(2)))
+
+
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """past [B,N,P,D] with new [B,S,N,D] behind it: [B,N,T,D]. A fixed-capacity target writes at slot write_index [B] int64 instead."""
     if not torch.jit.is_scripting():
@@ -158,6 +166,16 @@ def attend(
     return y.transpose(1, 2).flatten(2).to(dtype)
 
 
+def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
+    """What `attend` gives, and the shares of the keys [B,H,S,T] float32: 0 where a query does not see, and nothing that is read for a query that sees nothing."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            y = attend(q, keys, values, mask, content, scale)
+            return y, _node("Shares", [y], {}, content, [q.size(0), q.size(2), q.size(1), keys.size(2)])
+    found = shares(scale * products(q, keys) + content, mask)
+    return mix(found, values), found
+
+
 def products(q: Tensor, keys: Tensor) -> Tensor:
     """q [B,S,H,D] times keys [B,K,T,D], unscaled: [B,H,S,T] float32."""
     if not torch.jit.is_scripting():
@@ -166,6 +184,23 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
             return _node("Products", [q, keys], attributes, torch.empty(0, dtype=torch.float32), [q.size(0), q.size(2), q.size(1), keys.size(2)])
     grouped = q.to(torch.float32).transpose(1, 2).unflatten(1, [keys.size(1), -1])
     return (grouped @ keys.to(torch.float32).unsqueeze(2).transpose(3, 4)).flatten(1, 2)
+
+
+def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """q [B,S,H,D] times keys [B,K,T,D] whose first r entries each query turns by angles of its own, [B,1,S,T,r/2] float32: [B,H,S,T] float32."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            shape = [q.size(0), q.size(2), q.size(1), keys.size(2)]
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "interleaved": float(interleaved)}
+            return _node("TurnedProducts", [q, keys, angles], attributes, torch.empty(0, dtype=torch.float32), shape)
+    size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
+    by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
+    if interleaved:
+        a, b, c, d = by_query[..., 0:size:2], by_query[..., 1:size:2], by_key[..., 0:size:2], by_key[..., 1:size:2]
+    else:
+        (a, b), (c, d) = by_query[..., :size].chunk(2, dim=-1), by_key[..., :size].chunk(2, dim=-1)
+    scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)
+    return scores + products(q[..., size:], keys[..., size:]) if size < q.size(3) else scores
 
 
 def shares(scores: Tensor, mask: Tensor) -> Tensor:

@@ -40,11 +40,12 @@ export function empty() {
   return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
 }
 
-// Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call.
+// Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call.
 export async function call(session, states, x, held, start = 0) {
   const count = x.dims[1];
   const feeds = {
     input_ids: x,
+    logits_index: tensor("int64", [1, 1], count - 1),
     seqlens_k: tensor("int32", [1], held + count - 1),
     total_sequence_length: tensor("int32", [], held + count),
   };

@@ -79,7 +79,7 @@ def _by_content(encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mas
         return None
     count, heads, size = q.size(1), q.size(2), TOKENS
     states = [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()]
-    states = encoding.observe(x, positions, torch.zeros(1, dtype=torch.int64), states)
+    states = encoding.observe(x, k, positions, torch.zeros(1, dtype=torch.int64), states)
     rows = torch.eye(count, size).expand(1, heads, -1, -1)
     scale = encoding.score_scale(size)
     mixed, none = (encoding.rescore(q, k.transpose(1, 2), values, mask, positions, positions, scale, states) for values in (rows, torch.zeros_like(rows)))

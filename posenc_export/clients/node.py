@@ -3,7 +3,7 @@
 from string import Template
 from typing import Dict, List
 
-from posenc_export.clients.states import Group, capacity, groups, heading
+from posenc_export.clients.states import Group, capacity, gives, groups, heading
 from posenc_export.runtime.manifest import Manifest
 
 # By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position `start`.
@@ -13,6 +13,7 @@ FEEDS: Dict[str, str] = {
     "token_type_ids": 'tensor("int64", [1, count], 0)',
     "position_ids": "integers(slots.map((slot) => start + slot), [1, count])",
     "attention_mask": 'tensor("int64", [1, held + count], 1)',
+    "logits_index": 'tensor("int64", [1, 1], count - 1)',
     "cache_position": "integers(slots, [1, count])",
     "first_position": 'tensor("int64", [1, 1], start)',
     "seqlens_k": 'tensor("int32", [1], held + count - 1)',
@@ -54,7 +55,7 @@ export function empty() {
   return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
 }
 
-// Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call.
+// Read x, new tokens of one row behind `held` ones: $gives, and the states for the next call.
 export async function call(session, states, x, held, start = 0) {
   const count = x.dims[1];
 $slots  const feeds = {
@@ -126,6 +127,7 @@ def program(manifest: Manifest) -> str:
         states="".join(f"  {_states(group)},\n" for group in groups(manifest)),
         slots=SLOTS if "slots" in feeds else "",
         feeds=feeds,
+        gives=gives(manifest),
         output=manifest.outputs[0].name,
         number=HALF if manifest.dtype == "float16" else FLOAT,
         main=_main(manifest),

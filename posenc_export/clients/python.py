@@ -3,7 +3,7 @@
 from string import Template
 from typing import Dict, List
 
-from posenc_export.clients.states import Group, capacity, groups, heading
+from posenc_export.clients.states import Group, capacity, gives, groups, heading
 from posenc_export.runtime.manifest import Manifest
 
 # By input: its value for one row that holds `held` tokens and reads `new` more, the first one of all at position `start`.
@@ -13,6 +13,7 @@ FEEDS: Dict[str, str] = {
     "token_type_ids": "np.zeros_like(x)",
     "position_ids": "start + slots",
     "attention_mask": "np.ones((1, held + new), np.int64)",
+    "logits_index": "np.array([[new - 1]], np.int64)",
     "cache_position": "slots",
     "first_position": "np.array([[start]], np.int64)",
     "seqlens_k": "np.array([held + new - 1], np.int32)",
@@ -49,7 +50,7 @@ def empty():
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    """Read x, new tokens of one row behind `held` ones: $gives, and the states for the next call."""
     new = x.shape[1]
 $slots    feeds = {
 $feeds    }
@@ -106,6 +107,7 @@ def program(manifest: Manifest) -> str:
         states="".join(f"    {_states(group)},\n" for group in groups(manifest)),
         slots=SLOTS if "slots" in feeds else "",
         feeds=feeds,
+        gives=gives(manifest),
         output=manifest.outputs[0].name,
         main=_main(manifest),
     )

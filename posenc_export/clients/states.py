@@ -56,6 +56,11 @@ def capacity(manifest: Manifest) -> int:
     return min(CAPACITY, manifest.max_positions) if any(state.update == "in_place" for state in manifest.states) else 0
 
 
+def gives(manifest: Manifest) -> str:
+    """What a call gives."""
+    return "the logits of the last" if manifest.input("logits_index") else "the output of each"
+
+
 def heading(manifest: Manifest) -> List[str]:
     """What the artefact is, in lines."""
     return [f"{title}: {text}" for title, text in summary(manifest).items()]

@@ -113,7 +113,7 @@ class PositionEncoding(torch.nn.Module):
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
-    chunk = 512
+    chunk = 256  # the quickest at widths 768 and 2048 (bench/prefill.py): weights are read often enough, and what a layer makes stays in the cache of a core
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
@@ -131,8 +131,9 @@ class PositionEncoding(torch.nn.Module):
         """q_positions [B,S], k_positions [B,T] int64 to scores [B,H,S,T] float32, or None for none; entries at padding are ignored."""
         return None
 
-    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E] that the attention reads, and the states that `layer_states` declares; returns their next values, which `rescore` sees.
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E] that the attention reads, its rotated keys k [B,S,K,D], and the states that `layer_states` declares; returns their next values, which
+        `rescore` sees.
 
         What is returned behind them reaches the `rescore` of this call only. Attention without a cache has no states;
         where its model has segments, `states` is the token types [B,S] int64."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
 
 VERSIONS = ("v1", "v2")
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # terms beside content
@@ -20,10 +20,10 @@ class DeBERTa(PositionEncoding):
     delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
     d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
     delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
-    The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of all
-    cached keys with Qr are formed at every call: O(T span) beside the O(T D) of attention. Memory: [B,H,S,2 span] and [B,H,T,2 span].
+    The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of a key
+    with Qr are formed once, when it comes, and cached beside it. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1.
+    Hook: rescore. State: products of keys with Qr, float32, where attention is causal. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, heads, head size D.
@@ -59,23 +59,37 @@ class DeBERTa(PositionEncoding):
         distances = np.arange(-self.reach, self.reach + 1)
         deltas = distances if version == "v1" else _log_buckets(distances, span, max_relative)
         self.register_buffer("of_distance", torch.from_numpy(np.clip(deltas + span, 0, 2 * span - 1)), persistent=False)
-        self.heads, self.head_size = geometry.heads, geometry.head_size
+        self.heads, self.head_size, self.causal = geometry.heads, geometry.head_size, geometry.causal
         self.table = torch.nn.Parameter(torch.randn(2 * span, geometry.width))
         self.of_keys = None if terms == "p2c" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
         self.of_queries = None if terms == "c2p" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
 
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """k [B,S,K,D], positions [B,S], write_index [B], states [products with Qr [B,H,P,2 span]] to the same with T; without a cache to [B,H,S,2 span]."""
+        if self.of_queries is None:
+            return states
+        by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(self.of_queries.weight, self.of_queries.bias)
+        if not self.causal:
+            return [by_key]
+        # NaN and infinities of padding must not stay in a cache.
+        by_key = torch.where(positions.ge(0).unsqueeze(1).unsqueeze(3), by_key, torch.zeros_like(by_key))
+        return [ops.append(states[0], by_key.transpose(1, 2), write_index)]
+
+    def layer_states(self) -> List[Carried]:
+        return [Carried("products", (self.heads, 2 * self.span), grows=True, dtype="float32")] if self.causal and self.of_queries is not None else []
+
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [products with Qr
+        [B,H,T,2 span]] or none to [B,S,H*D]."""
         behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
         index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
         content: Optional[Tensor] = None
         if self.of_keys is not None:
             content = ops.pick(q.to(torch.float32).transpose(1, 2) @ self.projected(self.of_keys.weight, self.of_keys.bias), index)
         if self.of_queries is not None:
-            by_key = keys.index_select(1, self.of_head).to(torch.float32) @ self.projected(self.of_queries.weight, self.of_queries.bias)
-            of_keys = ops.pick(by_key, index.transpose(2, 3)).transpose(2, 3)
+            of_keys = ops.pick(states[0], index.transpose(2, 3)).transpose(2, 3)
             content = of_keys if content is None else content + of_keys
         return ops.attend(q, keys, values, mask, None if content is None else scale * content, scale)
 

@@ -47,7 +47,7 @@ class Inkling(PositionEncoding):
         self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
         self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
 
-    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
         """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
         return [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
 

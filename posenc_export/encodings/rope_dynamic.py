@@ -20,7 +20,7 @@ class RoPEDynamic(PositionEncoding):
     theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) where n is above L, theta up to there.
 
     Keys are cached raw and turned when read, by the query's own frequencies: one token at a time, in chunks and at once are the same.
-    Memory beside the scores: [B,H,S,T,r/2] numbers in a call, hence the small chunk. With keys="rotated" they are cached as turned by the length
+    Memory beside the scores: the keys turned for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" they are cached as turned by the length
     at which they came, which is what transformers does when it decodes: scores across the switch then mix frequencies.
 
     With lengths="per_call" all tokens of a row turn by the length of the row, n - 1 being its largest position in the call. What a token gets then depends on
@@ -60,7 +60,6 @@ class RoPEDynamic(PositionEncoding):
         lengths: str = "seen",
     ) -> None:
         super().__init__()
-        self.of_head: Tensor
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of("rope_dynamic", numerics)
         check_choice("rope_dynamic", "layout", layout, LAYOUTS)
         check_choice("rope_dynamic", "keys", keys, KEYS)
@@ -76,7 +75,6 @@ class RoPEDynamic(PositionEncoding):
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         self.of_length = frequencies.numpy() if self.single else None  # what the oracle starts from: these roundings are not computed twice
-        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
         if keys == "rotated":
             angles = torch.arange(geometry.max_positions, dtype=dtype)[:, None] * frequencies
             self.first, self.second = Table(angles.cos().numpy()), Table(angles.sin().numpy())
@@ -111,11 +109,7 @@ class RoPEDynamic(PositionEncoding):
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         angles = ops.reduced_angle(self.angles(positions, key_positions))
-        a, b = self.pairs(q.to(torch.float32).transpose(1, 2).unsqueeze(3))
-        c, d = self.pairs(keys.index_select(1, self.of_head).to(torch.float32).unsqueeze(2))
-        scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)
-        if self.size < q.size(3):
-            scores = scores + ops.products(q[..., self.size :], keys[..., self.size :])
+        scores = ops.turned_products(q, keys, angles, self.interleaved)
         return ops.mix(ops.shares(scale * scores, mask), values)
 
     def angles(self, positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -136,12 +130,6 @@ class RoPEDynamic(PositionEncoding):
             angles = places.to(torch.float64) * (first.to(torch.float64) + self.second(longest).to(torch.float64))
         reduced = ops.reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
-
-    def pairs(self, x: Tensor) -> Tuple[Tensor, Tensor]:
-        """First and second entries of the rotated pairs of x [...,D]: [...,r/2] twice."""
-        if self.interleaved:
-            return x[..., 0 : self.size : 2], x[..., 1 : self.size : 2]
-        return x[..., : self.size // 2], x[..., self.size // 2 : self.size]
 
     def oracle(self) -> Oracle:
         return RoPEDynamicOracle(self)

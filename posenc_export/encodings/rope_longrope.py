@@ -21,13 +21,14 @@ class RoPELongRoPE(PositionEncoding):
     """Pair k turned by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that have seen at most L tokens, long_factor for the others,
     and the keys a query looks at turn by the factors of that query. cos and sin are scaled by attention_factor.
 
-    Keys are cached raw and turned when read, by both sets: one token at a time, in chunks and at once are the same. With keys="rotated" they are
-    cached as turned by the length at which they came, which is what transformers does when it decodes: scores across the switch then mix factors.
+    Keys are cached as turned by both sets, one behind the other, and a query has zeros where the other set stands: one token at a time, in chunks and at
+    once are the same. With keys="rotated" they are cached as turned by the length at which they came, which is what transformers does when it decodes:
+    scores across the switch then mix factors.
 
     With lengths="per_call" all tokens of a row turn by the factors for the length of the row, its largest position in the call and 1. As for rope_dynamic,
     that is for bidirectional attention only.
 
-    Hook: rescore (rotate for rotated keys and lengths of the call). State: none. Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys are D + r wide, D where keys is "rotated". Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
@@ -36,7 +37,7 @@ class RoPELongRoPE(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         attention_factor: of cos and sin; sqrt(1 + ln(max_positions / L) / ln L) where not given, 1 where the range is not above L.
         layout, rotary: as RoPE.
-        keys: "raw" or "rotated".
+        keys: "raw" for the scores of keys that are turned when a query reads them, or "rotated".
         numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
             last query when transformers reads all its tokens at once.
         lengths: as rope_dynamic.
@@ -86,27 +87,20 @@ class RoPELongRoPE(PositionEncoding):
         self.cos, self.long_cos = (Table((turned.cos() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
         self.sin, self.long_sin = (Table((turned.sin() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
 
+    def key_size(self, head_size: int) -> int:
+        return head_size if self.keys == "rotated" or self.lengths == "per_call" else head_size + self.size
+
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to `key_size` wide ones."""
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
             of_q = torch.where(beyond, self.turned_far(q, positions), self.turned(q, positions))
             return of_q, torch.where(beyond, self.turned_far(k, positions), self.turned(k, positions))
-        if self.keys == "raw":
-            return q, k
-        return self.turned(q, positions), self.turned(k, positions)
-
-    def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
-    ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by both sets, and for each query the scores of its own taken."""
-        if self.keys == "rotated" or self.lengths == "per_call":
-            return ops.attend(q, keys, values, mask, None, scale)
-        by_token, key_positions = keys.transpose(1, 2), key_positions.clamp(max=self.cos.rows.size(0) - 1)  # past it: slots behind a shorter row
-        short = ops.products(self.turned(q, positions), self.turned(by_token, key_positions).transpose(1, 2))
-        long = ops.products(self.turned_far(q, positions), self.turned_far(by_token, key_positions).transpose(1, 2))
-        beyond = positions.ge(self.original).unsqueeze(1).unsqueeze(3)
-        return ops.mix(ops.shares(scale * torch.where(beyond, long, short), mask), values)
+        if self.keys == "rotated":
+            return self.turned(q, positions), self.turned(k, positions)
+        r, beyond = self.size, positions.ge(self.original)[:, :, None, None]
+        near, far = self.turned(q, positions)[..., :r].masked_fill(beyond, 0.0), self.turned_far(q[..., :r], positions).masked_fill(~beyond, 0.0)
+        return torch.cat((near, q[..., r:], far), dim=-1), torch.cat((self.turned(k, positions), self.turned_far(k[..., :r], positions)), dim=-1)
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,N,D] by the short factors; rotated keys by those of their place."""
@@ -150,12 +144,22 @@ class RoPELongRoPEOracle(Oracle):
         return out
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        if self.encoding.lengths == "per_call":
+        e = self.encoding
+        if e.lengths == "per_call":
             return self.turned(x, position, self.longest + 1)
-        return x if self.encoding.keys == "raw" else self.turned(x, position, position + 1)
+        if e.keys == "rotated":
+            return self.turned(x, position, position + 1)
+        whole = self.turned(x, position, position + 1)
+        own, none = whole[: e.size], np.zeros(e.size)
+        return np.concatenate((none, whole[e.size :], own) if position + 1 > e.original else (own, whole[e.size :], none))
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
-            q = self.turned(q, query, query + 1)
-            keys = np.stack([self.turned(key, p, query + 1) for key, p in zip(keys, positions, strict=True)])
-        return keys @ q / math.sqrt(len(q))
+    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+        e = self.encoding
+        if e.lengths == "per_call" or e.keys == "rotated":
+            return self.rotate(x, position)
+        return np.concatenate((self.turned(x, position, 0), self.turned(x, position, e.original + 1)[: e.size]))
+
+    def score_scale(self, head_size: int) -> float:
+        """Of heads that `rotate` made wider."""
+        e = self.encoding
+        return 1 / math.sqrt(head_size if e.lengths == "per_call" or e.keys == "rotated" else head_size - e.size)

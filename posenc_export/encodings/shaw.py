@@ -75,9 +75,9 @@ class Shaw(PositionEncoding):
             content = content + ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
         if self.mixed == "plain":
             return ops.attend(q, keys, values, mask, scale * content, scale)
-        shares = ops.shares(scale * (ops.products(q, keys) + content), mask)
+        y, shares = ops.attend_with_shares(q, keys, values, mask, scale * content, scale)
         relative = ops.collect(shares, index, self.left + self.right + 1) @ (table if mixed is None else mixed.to(torch.float32))
-        return ops.mix(shares, values) + relative.transpose(1, 2).flatten(2).to(values.dtype)
+        return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
     def oracle(self) -> Oracle:
         return ShawOracle(self)

@@ -82,11 +82,11 @@ class Together(PositionEncoding):
                 total = one if total is None else total + one
         return total
 
-    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
         """Of the part that acts by content; the others carry nothing in a layer."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                states = part.observe(x, positions, write_index, states)  # type: ignore[operator]
+                states = part.observe(x, k, positions, write_index, states)  # type: ignore[operator]
         return states
 
     def rescore(

@@ -56,7 +56,7 @@ class TransformerXL(PositionEncoding):
         self.width, self.clamp = geometry.width, clamp
         frequencies = 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.sin, self.cos = Table(np.sin(angles)), Table(np.cos(angles))
+        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines in front: as the keys meet the turned queries
         ends = np.outer(frequencies, (clamp, -clamp))  # behind and ahead of the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
         self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
@@ -74,10 +74,9 @@ class TransformerXL(PositionEncoding):
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)
-        sin, cos = self.sin(positions).unsqueeze(1), self.cos(positions).unsqueeze(1)
+        cos, sin = self.waves(positions).unsqueeze(1).split(self.width // 2, dim=-1)
         turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1).transpose(1, 2)
-        of_keys = torch.cat((self.cos.of_keys(key_positions), self.sin.of_keys(key_positions)), dim=-1).unsqueeze(1)
-        relative = ops.products(turned, of_keys)
+        relative = ops.products(turned, self.waves.of_keys(key_positions).unsqueeze(1))
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
             distances = ops.distances(positions, key_positions)

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc_export import encodings
 from posenc_export.encodings.base import Carried
 from posenc_export.export.fewer_bits import FORMATS
-from posenc_export.export.signatures import Model, has_cache, has_segments, wrap
+from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
@@ -18,8 +18,8 @@ from posenc_export.numerics import activation_tolerance, tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
-Q = "encoder_sequence_length"
-TRACE = {B: 2, S: 5, P: 3, T: 8, Q: 6}  # no 0 or 1: torch.export would fix those sizes
+Q, R = "encoder_sequence_length", "logits_count"
+TRACE = {B: 2, S: 5, P: 3, T: 8, Q: 6, R: 4}  # no 0 or 1: torch.export would fix those sizes
 
 
 def dtype_of(model: Model) -> str:
@@ -38,7 +38,8 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         geometry: capacity_bucket, continuation_rows, contiguous, and weights where they have few bits.
     """
     dtype = dtype_of(model)
-    sources, output = _ends(model)
+    wanted = [Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []
+    sources, output = _ends(model, R if wanted else S)
     ids: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
     where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
@@ -53,7 +54,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         dtype=dtype,
         layout=layout,
         config=to_json(model.config),
-        inputs=[*sources, where],
+        inputs=[*sources, where, *wanted],
         outputs=[output],
         states=states,
         max_positions=model.config.max_positions,
@@ -105,8 +106,8 @@ def extent(model: Model) -> Tuple[int, int]:
     return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
 
 
-def _ends(model: Model) -> Tuple[List[Value], Value]:
-    """What is read beside positions, and what comes out."""
+def _ends(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
+    """What is read beside positions, and what comes out; outputs: how many of a row, of a decoder."""
     dtype, width = dtype_of(model), model.config.width
     if isinstance(model, OwnModule):
         read = Value("input_ids", "int64", (B, S)) if model.vocabulary else Value("hidden_states", dtype, (B, S, width))
@@ -118,7 +119,7 @@ def _ends(model: Model) -> Tuple[List[Value], Value]:
         if model.config.head is None:
             given = model.config.key_values
             return ids, Value("last_hidden_state", dtype, (B, S, width)) if given is None else Value("encoder_key_values", dtype, (B, S, given.size))
-        return ids, Value("logits", dtype, (B, S, model.config.tokens.vocabulary))
+        return ids, Value("logits", dtype, (B, outputs, model.config.tokens.vocabulary))
     return [Value("hidden_states", dtype, (B, S, width))], Value("output", dtype, (B, S, width))
 
 

@@ -61,8 +61,10 @@ def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarra
     compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
     session.reset()
     for first in range(0, length, chunk):
-        made = session.prefill(_wide(tokens[:, first : first + chunk]), encoder=_wide_rows(encoder_rows(manifest, 1)) if first == 0 else None)
-        parts.append(made[:, max(compared - first, 0) :].copy())
+        end, encoder = min(first + chunk, length), _wide_rows(encoder_rows(manifest, 1)) if first == 0 else None
+        kept = max(0, end - max(compared, first))
+        made = session.prefill(_wide(tokens[:, first:end]), encoder=encoder, logits_to_keep=max(kept, 1))
+        parts.append(made[:, made.shape[1] - kept :])
     return tokens, np.concatenate(parts, axis=1)
 
 

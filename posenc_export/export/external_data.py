@@ -7,9 +7,9 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.runtime import files
+from posenc_export.runtime.rules import WEIGHTS
 from posenc_export.runtime.schema import File
 
-FILE_NAME = "model.onnx.data"
 SMALL = 1024  # bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads shapes, indices and scalars
 PAGE = 4096  # bytes; each tensor begins a page, so that it can be mapped into memory alone
 BLOCK = 16 << 20  # bytes copied at a time, of a tensor whose memory is not contiguous
@@ -24,7 +24,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
     large = [value for value in graph.initializers.values() if value.const_value is not None and value.const_value.nbytes >= SMALL]
     if not large:
         return None
-    with files.writing(folder / FILE_NAME) as stream:
+    with files.writing(folder / WEIGHTS) as stream:
         for value in large:
             tensor = value.const_value
             assert tensor is not None and value.name is not None
@@ -33,7 +33,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
             for block in [memoryview(tensor.tobytes())] if tensor.dtype.bitwidth < 8 else blocks(tensor.numpy()):  # two numbers of 4 bits in a byte
                 stream.write(block)
             length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(FILE_NAME, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
+            value.const_value = ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
     return stream.entry()
 
 

@@ -12,7 +12,7 @@ from posenc_export import __version__
 from posenc_export.export import external_data
 from posenc_export.export.describe import bound_of
 from posenc_export.export.fewer_bits import FORMATS, Grid
-from posenc_export.export.rewriter import Lowering, Rewriter, drop_dead
+from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_dead
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
@@ -26,13 +26,19 @@ SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does
 
 
 def write_onnx(
-    source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path, few_bits: Callable[[Sequence[Grid]], Any]
+    source: Source,
+    manifest: Manifest,
+    lowering: Sequence[Mapping[str, Lowering]],
+    folder: Path,
+    few_bits: Callable[[Sequence[Grid]], Any],
+    fusions: Sequence[Mapping[str, Fusion]] = (),
 ) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         lowering: tables of the target, each run over the whole graph before the next.
         few_bits: nodes of the target for weights of few bits, where the manifest says that it has such.
+        fusions: tables of the target for standard nodes, run in the same way over what was lowered.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -46,13 +52,15 @@ def write_onnx(
     if manifest.weights is not None:
         manifest = _in_few_bits(rewriter, manifest, few_bits)
     rewriter.finish()
+    for table in fusions:
+        rewriter.fuse(table)
     manifest = _drop_unread(graph, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
     weights = external_data.move_out(graph, folder)
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
-        written[external_data.FILE_NAME] = weights
+        written[external_data.WEIGHTS] = weights
     operators = collections.Counter(node.op_type for node in graph)
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
@@ -90,7 +98,7 @@ def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
         if past.uses():
-            kept.append(state)
+            kept.append(msgspec.structs.replace(state, axes=_described(past).axes))  # a lowering may widen a cache
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)

@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.describe import P, S, trace_inputs
+from posenc_export.export.describe import P, R, S, trace_inputs
 from posenc_export.export.signatures import wrap
 from posenc_export.export.source import Source, refuse_mutation
 from posenc_export.runtime import files, pt2_archive
@@ -52,5 +52,5 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
 def _named(shapes: Any, sizes: Dict[str, Any]) -> Any:
     """The dynamic axes of trace_inputs with one torch.export.Dim a name."""
     if isinstance(shapes, dict):
-        return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == P else 1)) for axis, name in shapes.items()}
+        return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name in (P, R) else 1)) for axis, name in shapes.items()}
     return type(shapes)(_named(part, sizes) for part in shapes)

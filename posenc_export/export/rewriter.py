@@ -1,6 +1,6 @@
-"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them."""
+"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them, and patterns of standard nodes by fewer ones."""
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +10,8 @@ from posenc_export import ops
 Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
 NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
+Replaced = List[Tuple[ir.Value, ir.Value]]  # values, and those that take their place
+Fusion = Callable[["Rewriter", ir.Node], Replaced]  # of a standard node; empty where its pattern does not hold
 
 
 class Rewriter:
@@ -42,6 +44,16 @@ class Rewriter:
                 made = table[node.op_type](self, node)
                 if made is not None:
                     node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
+
+    def fuse(self, table: Mapping[str, Fusion]) -> None:
+        """Offer every standard node that the table names, in graph order, to its row; nodes whose outputs a row replaces are gone for those behind them."""
+        for node in list(self.graph):
+            if node.graph is not None and not node.domain and node.op_type in table:
+                self._at = node
+                for old, new in table[node.op_type](self, node):
+                    old.replace_all_uses_with(new, replace_graph_outputs=True)
+                    self.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
+        drop_dead(self.graph)
 
     def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
         """The output of a new node."""
@@ -87,6 +99,16 @@ class Rewriter:
             self.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor))
         return self.graph.initializers[name]
 
+    def beside(self, matrices: Sequence[ir.Value]) -> ir.Value:
+        """An initialiser holding constant matrices [K,n] side by side, put together when it is read."""
+        parts = [matrix.const_value for matrix in matrices if matrix.const_value is not None]
+        shape, dtype = ir.Shape([size(matrices[0], 0), sum(size(matrix, 1) for matrix in matrices)]), parts[0].dtype
+        self._names += 1
+        value = ir.Value(name=f"lowered.weights_{self._names}", shape=shape, type=ir.TensorType(dtype))
+        value.const_value = ir.LazyTensor(lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1)), dtype, shape, name=value.name)
+        self.graph.register_initializer(value)
+        return value
+
     def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         """A graph input of that name, made where there is none yet."""
         for value in self.graph.inputs:
@@ -121,6 +143,7 @@ class Rewriter:
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
         drop_dead(self.graph)
+        self._seen.clear()  # some of these values were dropped
         self.graph.sort()  # a later phase may have used what an earlier one emitted further down
         left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
         if left:

@@ -1,6 +1,6 @@
 """The two calling conventions of an artefact, positions or mask, around the same model.
 
-Shapes: B batch, S new tokens, P past, T = P + S, E width.
+Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates, R tokens whose logits are wanted, V vocabulary.
 """
 
 from typing import List, Tuple
@@ -14,33 +14,36 @@ from posenc_export.models.stack import Stack
 
 
 class PositionSignature(torch.nn.Module):
-    """Native: position_ids [B,S] (-1 padding) and the key positions of the cache as a state."""
+    """Native: position_ids, of A axes [1+A,B,S], the place in the sequence (-1 padding), then the coordinates; and the key positions of the cache as a state."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,E], position_ids [B,S], past_positions [B,P] int64, states in layer order to output, key positions, states."""
+        """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64, states in layer order to output, key positions, states."""
+        places, coordinates = places_of(position_ids, self.axes)
         write_index = past_positions.ge(0).sum(1)
-        key_positions = ops.append_positions(past_positions, position_ids, write_index)
-        output, present = self.model(x, position_ids, position_ids, key_positions, write_index, states)
+        key_positions = ops.append_positions(past_positions, places, write_index)
+        output, present = self.model(x, places, coordinates, key_positions, write_index, states)
         return output, key_positions, present
 
 
-class GridSignature(torch.nn.Module):
-    """Native, for encodings of A axes: position_ids [1+A,B,S], the place in the sequence (-1 padding), then the coordinates."""
+class LogitsSignature(torch.nn.Module):
+    """As PositionSignature, for decoders: logits of the tokens at the columns logits_index alone."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Stack) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.axes = model, model.axes
 
-    def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """As PositionSignature.forward."""
-        places = position_ids[0]
+    def forward(
+        self, x: Tensor, position_ids: Tensor, logits_index: Tensor, past_positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, Tensor, List[Tensor]]:
+        """logits_index [B,R] int64, the rest as PositionSignature.forward, to logits [B,R,V], key positions, states."""
+        places, coordinates = places_of(position_ids, self.axes)
         write_index = past_positions.ge(0).sum(1)
         key_positions = ops.append_positions(past_positions, places, write_index)
-        output, present = self.model(x, places, position_ids[1:], key_positions, write_index, states)
+        output, present = self.model(x, places, coordinates, key_positions, write_index, states, None, logits_index)
         return output, key_positions, present
 
 
@@ -53,10 +56,22 @@ class CallSignature(torch.nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], states in layer order to output, states."""
-        places, coordinates = position_ids, position_ids
-        if self.axes > 0:
-            places, coordinates = position_ids[0], position_ids[1:]
+        places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states)
+        return output, present
+
+
+class CallLogitsSignature(torch.nn.Module):
+    """As CallSignature, for decoders: logits of the tokens at the columns logits_index alone."""
+
+    def __init__(self, model: Stack) -> None:
+        super().__init__()
+        self.model, self.axes = model, model.axes
+
+    def forward(self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """logits_index [B,R] int64, the rest as CallSignature.forward, to logits [B,R,V], states."""
+        places, coordinates = places_of(position_ids, self.axes)
+        output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, None, logits_index)
         return output, present
 
 
@@ -88,9 +103,7 @@ class SegmentSignature(torch.nn.Module):
 
     def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S], no states to output, no states."""
-        places, coordinates = position_ids, position_ids
-        if self.axes > 0:
-            places, coordinates = position_ids[0], position_ids[1:]
+        places, coordinates = places_of(position_ids, self.axes)
         return self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids)
 
 
@@ -110,6 +123,13 @@ class SegmentMaskSignature(torch.nn.Module):
 NAMES = ("positions", "mask")
 
 
+def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
+    """position_ids [B,S] or [1+A,B,S] to places in the sequence [B,S], and to coordinates: the same, or [A,B,S]."""
+    if axes > 0:
+        return position_ids[0], position_ids[1:]
+    return position_ids, position_ids
+
+
 def counted_from(attention_mask: Tensor) -> Tensor:
     """Positions [B,T] int64 of the ones of a mask [B,T], from 0; -1 elsewhere."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
@@ -123,6 +143,11 @@ def has_cache(model: Model) -> bool:
 def has_segments(model: Model) -> bool:
     """Whether token types are read beside the tokens."""
     return isinstance(model, Stack) and model.segments > 0
+
+
+def takes_logits_index(model: Model, signature: str) -> bool:
+    """Whether the graph is told which logits are wanted: decoders that read one token behind the other. Programs that feed an attention_mask know no such input."""
+    return signature == "positions" and isinstance(model, Stack) and model.config.head is not None and model.config.token_geometry.causal
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
@@ -139,6 +164,6 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
         return (SegmentSignature(model) if signature == "positions" else SegmentMaskSignature(model)).eval()
     if signature == "mask":
         return MaskSignature(model).eval()
-    if not has_cache(model):
-        return CallSignature(model).eval()
-    return (GridSignature(model) if model.axes else PositionSignature(model)).eval()
+    if isinstance(model, Stack) and takes_logits_index(model, signature):
+        return (LogitsSignature(model) if has_cache(model) else CallLogitsSignature(model)).eval()
+    return (PositionSignature(model) if has_cache(model) else CallSignature(model)).eval()

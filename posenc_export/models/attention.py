@@ -67,11 +67,11 @@ class Attention(torch.nn.Module):
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
             keys, values = ops.append(states[0], k, write_index), ops.append(states[1], v, write_index)
-            carried = self.encoding.observe(x, positions, write_index, states[2:])
+            carried = self.encoding.observe(x, k, positions, write_index, states[2:])
             present = [keys, values] + carried[: self.kept]
         else:
             keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]
-            carried = self.encoding.observe(x, positions, write_index, states)
+            carried = self.encoding.observe(x, k, positions, write_index, states)
         if self.by_content:
             y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
         else:

@@ -145,8 +145,11 @@ class Stack(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
         segments: Optional[Tensor] = None,
+        logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, the rest as AttentionBlock.forward, to logits [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], and new states.
+
+        logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are wanted; those of all where None.
 
         states: layer by layer; then, of a decoder that reads an encoder, the encoder's attention mask [B,Q] int64, and a key and a value [B,K,Q,D] for each
         layer that reads it. Those have no new values.
@@ -165,6 +168,8 @@ class Stack(torch.nn.Module):
                 read, next_given = given[next_given : next_given + 2], next_given + 2
             x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, read)
             present, first = present + carried, behind
+        if logits_index is not None:
+            x = ops.select_tokens(x, logits_index)
         return self.head(self.norm(x)), present
 
     @torch.jit.unused

@@ -5,9 +5,10 @@ from typing import Callable, Optional, Union
 
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.files import locate
+from posenc_export.runtime.files import check, checked, locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
+from posenc_export.runtime.rules import WEIGHTS, graph_file
 from posenc_export.runtime.schema import MOST_PROOFS, Proof
 from posenc_export.runtime.session import Session
 
@@ -29,8 +30,9 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     folder = locate(folder)
     if threads is not None and threads < 1:
         raise ValueError(f"runtime: expected at least 1 thread, got {threads}; leave it out for all cores")
-    manifest = manifests.read(folder, digest)
+    manifest = manifests.read_alone(folder, digest)
     if manifest.target in ("torchscript", "pt2"):
+        check(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.torch_files import load_torch
 
         if provider not in ("auto", "cpu"):
@@ -38,7 +40,8 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
         return Model(load_torch(folder, manifest, threads))
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
-    return Model(OrtGraph(folder / "model.onnx", manifest, choose_provider(provider, manifest), threads))
+    with checked(folder, manifest, meanwhile=WEIGHTS):
+        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads))
 
 
 def verify(

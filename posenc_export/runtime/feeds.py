@@ -1,6 +1,6 @@
 """What a graph is fed for a call, and the limits a call must keep.
 
-Shapes: B batch, S new tokens, T columns in use.
+Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are wanted.
 """
 
 from typing import Callable, Dict, List, Tuple
@@ -25,10 +25,31 @@ def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str
     return x, others
 
 
+def last_columns(counts: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Columns [B,R] of the last kept [B] of counts [B] tokens, which stand first in their rows; the last one again where a row keeps fewer than R, column 0 where
+    it has none."""
+    columns = (counts - kept)[:, None] + np.arange(int(kept.max(initial=0)))
+    return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])
+
+
 def build(
-    manifest: Manifest, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, length: np.ndarray, start: np.ndarray, slots: np.ndarray
+    manifest: Manifest,
+    x: np.ndarray,
+    others: Dict[str, np.ndarray],
+    counts: np.ndarray,
+    kept: np.ndarray,
+    length: np.ndarray,
+    start: np.ndarray,
+    slots: np.ndarray,
 ) -> Feeds:
-    """The inputs the manifest lists, by name: x [B,S] or [B,S,E], others [n,B,S], counts of tokens, tokens held and first positions [B], held slots [B,T-S]."""
+    """The inputs the manifest lists, by name.
+
+    Args:
+        x, others: tokens [B,S] or [B,S,E], and what stands beside them [n,B,S].
+        counts, kept: tokens of each row [B], and how many of the last ones have their logits wanted.
+        length, start: tokens held and first positions [B].
+        slots: held slots [B,T-S].
+    """
     offsets = np.arange(x.shape[1])
     inside = offsets[None] < counts[:, None]
     places = length[:, None] + offsets
@@ -41,6 +62,7 @@ def build(
         manifest.inputs[0].name: lambda: x,
         "token_type_ids": lambda: others["token_type_ids"][0] if "token_type_ids" in others else np.zeros_like(x),
         "position_ids": position_ids,
+        "logits_index": lambda: last_columns(counts, kept),
         "cache_position": lambda: places,
         "first_position": lambda: start[:, None].copy(),
         "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),  # a row without tokens: one, to be overwritten

@@ -3,9 +3,10 @@
 import hashlib
 import os
 import secrets
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Iterator, Union
+from typing import BinaryIO, Iterator, List, Optional, Union
 
 from posenc_export.runtime.schema import File, Manifest
 
@@ -96,11 +97,50 @@ def check(folder: Path, manifest: Manifest) -> None:
     Raises:
         ValueError: the first that is missing or altered.
     """
-    for name, listed in sorted(manifest.files.items()):
-        path = folder / name
-        if not path.is_file():  # a link to a file is allowed, since its content is compared
-            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
-        found = entry(path)
-        if found != listed:
-            got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
-            raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")
+    for name in sorted(manifest.files):
+        _compare(folder, name, manifest)
+
+
+@contextmanager
+def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
+    """Compare every file that the manifest lists: one of them while the context is open, in a thread, and the others before. It closes when all are compared.
+
+    Args:
+        meanwhile: a file that nothing in the context takes for more than numbers.
+
+    Raises:
+        ValueError: the first that is missing or altered, in place of what the context raises.
+    """
+    for name in sorted(manifest.files):
+        if name != meanwhile or _present(folder, name).stat().st_size != manifest.files[name].bytes:
+            _compare(folder, name, manifest)
+    if meanwhile not in manifest.files:
+        yield
+        return
+    found: List[File] = []
+
+    def read() -> None:
+        with suppress(OSError):  # met again below, where the caller sees it
+            found.append(entry(folder / meanwhile))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        _compare(folder, meanwhile, manifest, *found)
+
+
+def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] = None) -> None:
+    found, listed = found or entry(_present(folder, name)), manifest.files[name]
+    if found != listed:
+        got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
+        raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again") from None
+
+
+def _present(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.is_file():  # a link to a file is allowed, since its content is compared
+        raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
+    return path

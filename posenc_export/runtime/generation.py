@@ -32,8 +32,7 @@ def generate(
         raise ValueError(f"session: a prompt has a token in every row, got {counts}; leave empty rows out")
     stops = np.array(session.manifest.stop_ids if stop is None else stop, np.int64)
     random, going = np.random.default_rng(seed), np.ones(len(counts), bool)
-    output = session.prefill(prompt, encoder=encoder)
-    logits = np.stack([output[row, count - 1] for row, count in enumerate(counts)])
+    logits = session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
     for index in range(max_tokens):
         chosen = np.where(going, choose(logits, temperature, top_k, top_p, random), ENDED)
         yield chosen

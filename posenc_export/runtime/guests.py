@@ -31,6 +31,7 @@ class WithGuests:
         attention_mask: Optional[np.ndarray] = None,
         chunk: Optional[int] = None,
         encoder: Optional[Sequence[np.ndarray]] = None,
+        logits_to_keep: int = 0,
     ) -> np.ndarray:
         """As Session.prefill; the first time beside a guest."""
         rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
@@ -39,13 +40,16 @@ class WithGuests:
             together = [self.guests[0, :0]] * self.session.batch
             for index, row in zip(self.order, rows, strict=True):
                 together[index] = row
-            made = self.session.prefill(together, chunk=chunk)
+            made = self.session.prefill(together, chunk=chunk, logits_to_keep=logits_to_keep)
         else:
             self.order, self.guest = list(range(1, len(rows) + 1)), 0
             starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
             sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
-            made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources)
-        columns = max(len(row) for row in rows) if attention_mask is None else attention_mask.shape[1]
+            made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
+        longest = max(len(row) for row in rows)
+        if logits_to_keep:  # the last output of each row is in the last column
+            return made[self.order, -min(logits_to_keep, longest) :]
+        columns = longest if attention_mask is None else attention_mask.shape[1]
         output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
         for row, index in enumerate(self.order):
             where = np.arange(len(rows[row])) if attention_mask is None else np.flatnonzero(attention_mask[row])

@@ -9,7 +9,7 @@ import msgspec
 from posenc_export.runtime import files, rules
 from posenc_export.runtime.schema import SCHEMA, Axis, File, Manifest, Package, State, Value, digest_of
 
-__all__ = ["FILE_NAME", "SCHEMA", "Axis", "File", "Manifest", "Package", "State", "Value", "read", "write"]
+__all__ = ["FILE_NAME", "SCHEMA", "Axis", "File", "Manifest", "Package", "State", "Value", "read", "read_alone", "write"]
 
 FILE_NAME = "posenc.json"
 LONGEST = 64 << 20  # bytes; a manifest of a deep decoder has some 100 kB
@@ -31,10 +31,20 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
         digest: that the manifest must have (Manifest.digest), where it came another way than the files.
 
     Raises:
-        ValueError: no manifest, an altered manifest, another schema or digest, a field of another type or range, fields that contradict each other,
-            a missing or altered file.
+        ValueError: as `read_alone`; a missing or altered file.
     """
     folder = files.locate(folder)
+    manifest = read_alone(folder, digest)
+    files.check(folder, manifest)
+    return manifest
+
+
+def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
+    """Read posenc.json; the files that it lists are still to be compared (files.check).
+
+    Raises:
+        ValueError: no manifest, an altered manifest, another schema or digest, a field of another type or range, fields that contradict each other.
+    """
     content = _content(folder)
     if content.get("schema") != SCHEMA:
         raise ValueError(f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
@@ -44,7 +54,6 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
     manifest = _manifest(folder, content)
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
-    files.check(folder, manifest)
     return manifest
 
 

@@ -1,6 +1,7 @@
 """What the inputs, outputs and states of a graph mean to a program that runs it without a session: docs/runtimes and the doc strings of model.onnx.
 
-Shapes: B rows, S new tokens, P tokens in the cache, T = P + S, M capacity, Q tokens of an encoder, E width, V vocabulary, A coordinates.
+Shapes: B rows, S new tokens, R of them whose logits are wanted, P tokens in the cache, T = P + S, M capacity, Q tokens of an encoder, E width, V vocabulary,
+A coordinates.
 """
 
 import re
@@ -43,6 +44,12 @@ INPUTS: Dict[str, Meaning] = {
     "attention_mask": Meaning(
         "int64 [B,T]", "1 for a token and 0 for padding, over the columns in the cache and the new ones.", "signature mask", "1 for each token of the prompt [B,S]"
     ),
+    "logits_index": Meaning(
+        "int64 [B,R]",
+        "Columns 0 .. S-1 of the tokens of this call whose logits are wanted, in their order; R may be 0.",
+        "decoders with signature positions",
+        "S-1 for the token behind the prompt; 0, 1, ... S-1 for all",
+    ),
     "cache_position": Meaning(
         "int64 [B,S]",
         "Cache slot of each new token: the number of tokens that the row holds, then one more for each token.",
@@ -75,7 +82,7 @@ OF_ENCODER: Dict[str, Meaning] = {
     ),
 }
 OUTPUTS: Dict[str, str] = {
-    "logits": "Logits of the token after each new token.",
+    "logits": "Logits of the token after each new token; with input logits_index, after the tokens at these columns.",
     "last_hidden_state": "Hidden states behind the last layer; of a model without layers, the embedded tokens.",
     "encoder_key_values": "Keys and values of each token for the layers of a decoder that read this encoder.",
     "output": "Hidden states behind the block.",

@@ -20,7 +20,7 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.proof import BATCHES, SHORT, Beside, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
 from posenc_export.runtime.rules import graph_file
-from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_whole_calls
+from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.session import Session
 
 GUEST_LENGTH = 8  # tokens that a guest row may need
@@ -132,7 +132,7 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
     length = case.tokens.shape[1]
     if not manifest.states:
         return grid_of_whole_calls(length)
-    alone = grid(length)
+    alone = {**grid(length), **(grid_of_last_outputs() if manifest.input("logits_index") else {})}
     if manifest.layout == "columns" or length < GUEST_LENGTH:
         return alone
     cells = {**alone, "rows come and go": admitted}
@@ -164,8 +164,9 @@ def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
     length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], fill_chunk(session.manifest)
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))
-        made, begin = session.prefill(tokens[:, first:end], encoder=encoder_rows(session.manifest, 1) if first == 0 else None), max(compared, first)
+        begin, encoder = max(compared, first), encoder_rows(session.manifest, 1) if first == 0 else None
+        made = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
         if begin < end:
-            yield made[:, begin - first :], last[:, begin - compared : end - compared]
+            yield made, last[:, begin - compared : end - compared]
     if length > 1:
         yield session.step(tokens[:, -1]), last[:, -1]

@@ -126,8 +126,8 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
 
 
 def fill_chunk(manifest: Manifest) -> int:
-    """How many of them are fed at a time."""
-    return max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
+    """How many of them are fed at a time: fewer where the graph gives the outputs of all of them."""
+    return CHUNK if manifest.input("logits_index") else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
 
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:

@@ -18,25 +18,29 @@ class Reader:
     Args:
         manifest: description of the graph.
         memory: of the session; told which slots are written.
+        device: "cpu" or "cuda".
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+    def __init__(self, manifest: Manifest, memory: Memory, device: str) -> None:
         self.manifest, self.memory = manifest, memory
+        self._fewest = 0 if device == "cpu" else 1  # logits of a row that are asked for: CUDA has no kernel launch over nothing
+        self._selects = manifest.input("logits_index") is not None  # the graph gives the wanted outputs alone
 
     def read(self, state: Committed, first: int, given: Given, commit: Callable[[Committed], None]) -> List[List[np.ndarray]]:
-        """Feed rows from row `first` on, chunk by chunk; outputs of each row by chunk. The state behind each chunk is handed to `commit`."""
+        """Feed rows from row `first` on, chunk by chunk; the wanted outputs of each row by chunk. The state behind each chunk is handed to `commit`."""
         outputs: List[List[np.ndarray]] = [[] for _ in given.tokens]
         for begin in range(0, int(given.counts.max()), given.chunk):
             end = begin + given.chunk
             numbers = {name: [part[:, begin:end] for part in parts] for name, parts in given.numbers.items()}
-            made, state = self.feed(state, first, [row[begin:end] for row in given.tokens], numbers)
+            made, state = self.feed(state, first, [row[begin:end] for row in given.tokens], numbers, given.kept_of(begin, end))
             commit(state)
             for row, part in enumerate(made):
                 outputs[row].append(part)
         return outputs
 
-    def feed(self, state: Committed, first: int, tokens: List[np.ndarray], numbers: Beside) -> Tuple[List[np.ndarray], Committed]:
-        """One call, or one per row where the graph takes a single row, on the rows from `first` on; outputs [count,*] per row, and the state behind it."""
+    def feed(self, state: Committed, first: int, tokens: List[np.ndarray], numbers: Beside, kept: np.ndarray) -> Tuple[List[np.ndarray], Committed]:
+        """One call, or one per row where the graph takes a single row, on the rows from `first` on; the state behind it, and of each row the outputs of its
+        last tokens, as many as `kept` [rows] says."""
         counts = np.array([len(row) for row in tokens], np.int64)
         window = slice(first, first + len(tokens))
         numbers = self.with_places(state, window, counts, numbers)
@@ -45,14 +49,20 @@ class Reader:
         caches = state.caches.reserve(self.memory.used(state) + new, window.stop)
         self._remember(state, first, tokens, numbers, caches)
         self.memory.written = max(self.memory.written, self.memory.used(state) + new)
-        made, caches = caches.run(self._calls(state, first, tokens, numbers, counts))
+        made, caches = caches.run(self._calls(state, first, tokens, numbers, counts, kept))
         by_row = dict(made)
         none = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
-        outputs = [by_row.get(first + row, none)[:count] for row, count in enumerate(counts)]
+        outputs = [self._wanted(by_row.get(first + row, none), int(count), int(last)) for row, (count, last) in enumerate(zip(counts, kept, strict=True))]
         held = state.held.copy()
         held[window] += counts
         slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.memory.columns else state.slots
         return outputs, state.replace(held=held, slots=slots, caches=caches)
+
+    def _wanted(self, output: np.ndarray, count: int, kept: int) -> np.ndarray:
+        """Of a row of `count` tokens the outputs of the last `kept`; without those beside them, which would stay in memory."""
+        if self._selects or kept == count:
+            return output[:kept]
+        return output[count - kept : count].copy()
 
     def ready_to_step(self, state: Committed) -> Committed:
         """The state with a stepper, which takes tokens of every row from here.
@@ -67,7 +77,7 @@ class Reader:
         caches = state.caches.reserve(memory.used(state) + 1, state.rows)
         x = np.zeros([state.rows, 1, *(int(axis) for axis in source.axes[2:])], source.dtype)
         numbers = feeds.padded(list(x), self.with_places(state, slice(None), one, {}))[1]
-        built = feeds.build(manifest, x, numbers, one, state.held, state.start, state.slots)
+        built = feeds.build(manifest, x, numbers, one, one, state.held, state.start, state.slots)
         room = manifest.max_positions - int((state.start + state.held).max())
         if any(each.update == "in_place" for each in manifest.states):
             room = min(room, memory.most - int(state.held.max()), caches.capacity - memory.used(state))
@@ -100,23 +110,24 @@ class Reader:
                 states = caches.snapshot(first + index) if history.wants_mark(len(part)) else None
                 history.record(int(state.held[first + index]), states, part, {name: parts[index] for name, parts in numbers.items()})
 
-    def _calls(self, state: Committed, first: int, tokens: List[np.ndarray], numbers: Beside, counts: np.ndarray) -> List[Call]:
+    def _calls(self, state: Committed, first: int, tokens: List[np.ndarray], numbers: Beside, counts: np.ndarray, kept: np.ndarray) -> List[Call]:
         """One for all rows; or one for each, where the graph continues a single row at a time."""
         x, others = feeds.padded(tokens, numbers)
         held = state.held[first : first + len(tokens)]
         # Beside S > 1, a row without new tokens forbids one call: its padding would be written over its last token.
         if self.manifest.continuation_rows != 1 or len(tokens) == 1 or not held.any() or (x.shape[1] == 1 and counts.all()):
-            return [self._call(state, first, x, others, counts)]
+            return [self._call(state, first, x, others, counts, kept)]
         calls = []
         for row, count in enumerate(counts):
             width = x.shape[1] if self.memory.columns else int(count)
             if width:
                 one = slice(row, row + 1)
                 beside = {name: part[:, one, :width] for name, part in others.items()}
-                calls.append(self._call(state, first + row, np.ascontiguousarray(x[one, :width]), beside, counts[one]))
+                calls.append(self._call(state, first + row, np.ascontiguousarray(x[one, :width]), beside, counts[one], kept[one]))
         return calls
 
-    def _call(self, state: Committed, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray) -> Call:
+    def _call(self, state: Committed, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, kept: np.ndarray) -> Call:
         window = slice(first, first + len(x))
-        built = feeds.build(self.manifest, x, others, counts, state.held[window], state.start[window], state.slots[window])
+        kept = np.maximum(kept, self._fewest)
+        built = feeds.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])
         return Call(first, len(x), {**built, **(state.encoded.of(window) if state.encoded else {})})

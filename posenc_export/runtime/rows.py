@@ -28,6 +28,7 @@ class Given:
         columns: where they stood in what was handed in, of each row [count].
         shape: B and S of what was handed in.
         chunk: tokens of a row to be fed at a time.
+        logits_to_keep: how many of the last tokens of each row have their outputs wanted, at most those of the longest row; 0 for all.
     """
 
     tokens: List[np.ndarray]
@@ -36,12 +37,23 @@ class Given:
     columns: List[np.ndarray]
     shape: Tuple[int, ...]
     chunk: int
+    logits_to_keep: int
+
+    def kept_of(self, begin: int, end: int) -> np.ndarray:
+        """How many of the tokens begin .. end - 1 of each row have their outputs wanted [B]: the last ones of them."""
+        here = np.clip(self.counts - begin, 0, end - begin)
+        if not self.logits_to_keep:
+            return here
+        behind = np.maximum(self.counts - end, 0)
+        return np.clip(self.logits_to_keep - behind, 0, here)
 
     def spread(self, outputs: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Outputs of each row, by chunk [count,*], as one array [B,S,*] with zeros at padding."""
-        result = np.zeros((*self.shape, outputs[0][0].shape[-1]), outputs[0][0].dtype)
+        """Outputs of each row, by chunk [count,*], as one array [B,S,*] with zeros at padding; of the last tokens alone as [B,n,*] with zeros in front."""
+        count = self.logits_to_keep or self.shape[1]
+        result = np.zeros((self.shape[0], count, outputs[0][0].shape[-1]), outputs[0][0].dtype)
         for row, columns in enumerate(self.columns):
-            result[row, columns] = np.concatenate(outputs[row])
+            made = np.concatenate(outputs[row])
+            result[row, np.arange(count - len(made), count) if self.logits_to_keep else columns] = made
         return result
 
 
@@ -52,6 +64,7 @@ def take(
     chunk: Optional[int],
     grid: Optional[np.ndarray],
     token_types: Optional[np.ndarray],
+    logits_to_keep: Optional[int],
 ) -> Given:
     """What a caller handed in; arguments as Session.prefill.
 
@@ -63,15 +76,22 @@ def take(
     if not tokens:
         raise ValueError("session: expected at least one row, got none")
     counts = np.array([len(row) for row in tokens], np.int64)
-    size = manifest.chunk if chunk is None else chunk
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"session: chunk is a whole number of at least 1 token, got {shown(chunk)}")
+    size = _at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    kept = _at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     vocabulary = manifest.vocabulary
     if vocabulary:
         check_tokens(vocabulary, tokens)
     numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
+    longest = int(counts.max())
     # A bidirectional model sees a row at once.
-    return Given(tokens, numbers, counts, columns, padded.shape[:2], int(size) if manifest.states else max(int(counts.max()), 1))
+    fed = min(size, max(longest, 1)) if manifest.states else max(longest, 1)
+    return Given(tokens, numbers, counts, columns, padded.shape[:2], fed, min(kept, longest))
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"session: {name} is a whole number of at least {least}, got {shown(value)}")
+    return int(value)
 
 
 def shown(value: Any) -> str:

@@ -7,9 +7,10 @@ import msgspec
 from posenc_export.runtime.schema import Axis, Certificate, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
-Q = "encoder_sequence_length"
+Q, R = "encoder_sequence_length", "logits_count"
 ENDS = {"decoder": ("input_ids", "logits"), "encoder": ("input_ids", "last_hidden_state"), "block": ("hidden_states", "output")}
 GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx", "ort-cuda": "model.onnx", "torchscript": "model.pt", "pt2": "model.pt2"}
+WEIGHTS = "model.onnx.data"  # beside an ONNX graph: tensors, one behind the other
 GROWING = ("onnx", "torchscript", "pt2")
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32"}
@@ -118,7 +119,8 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
     for number in (size, width):
         if type(number) is not int:
             _refuse("config has the sizes of the model as whole numbers", repr(number)[:60])
-    given = Value(output, manifest.dtype, (B, S, size))
+    of_chosen = manifest.kind == "decoder" and manifest.input("logits_index") is not None
+    given = Value(output, manifest.dtype, (B, R if of_chosen else S, size))
     if _reads_features(manifest):  # how many numbers a token has is up to the part that reads them
         if len(first.axes) != 3 or not isinstance(first.axes[2], int):
             _refuse(f"inputs[0] is input_features {manifest.dtype} [{B},{S},numbers of a token]", _line(first))
@@ -143,6 +145,7 @@ def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
     values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
     if manifest.signature == "positions":
         values.append(Value("position_ids", "int64", ids))
+        values += [Value("logits_index", "int64", (B, R))] if manifest.kind == "decoder" else []
     found = {value.name: [value] for value in values}
     if manifest.signature == "mask":
         found["attention_mask"] = [Value("attention_mask", "int64", (B, axis)) for axis in (T, S)]
@@ -159,6 +162,7 @@ def _check_inputs(manifest: Manifest) -> None:
     if GRAPHS[manifest.target] != "model.onnx":  # called by position
         types = ["token_type_ids"] if manifest.segments else []
         wanted = [*types, "position_ids" if manifest.signature == "positions" else "attention_mask"]
+        wanted += ["logits_index"] if manifest.input("logits_index") else []
         found = [value.name for value in manifest.inputs[1:]]
         if found != wanted:
             _refuse(f"inputs behind the first are {', '.join(wanted)} for target {manifest.target}", ", ".join(found) or "none")

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def choose(logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: np.random.Generator) -> np.ndarray:
+def choose(logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: "np.random.Generator") -> np.ndarray:
     """Token ids [B] int64 from logits [B,V]: the largest at temperature 0, else a draw in float64; ties go to the lower id.
 
     Args:
@@ -21,7 +21,7 @@ def choose(logits: np.ndarray, temperature: float, top_k: int, top_p: float, ran
     return np.array([_draw(row.astype(np.float64) / temperature, top_k, top_p, random) for row in logits], np.int64)
 
 
-def _draw(scores: np.ndarray, top_k: int, top_p: float, random: np.random.Generator) -> int:
+def _draw(scores: np.ndarray, top_k: int, top_p: float, random: "np.random.Generator") -> int:
     order = np.argsort(-scores, kind="stable")[: top_k or None]
     shares = np.exp(scores[order] - scores[order[0]])
     shares /= shares.sum()

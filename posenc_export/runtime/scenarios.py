@@ -84,16 +84,23 @@ def left_padded(session: Session, case: Case) -> Pairs:
     """Row b behind b + 1 columns of padding, then steps."""
     rows, total = case.tokens.shape[:2]
     length = max(1, total // 2)
-    mask = np.zeros((rows, length + rows), np.int64)
-    padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
-    for row in range(rows):
-        mask[row, row + 1 : row + 1 + length] = 1
-        padded[row, row + 1 : row + 1 + length] = case.tokens[row, :length]
+    padded, mask = _behind_padding(case.tokens[:, :length])
     result = session.prefill(padded, attention_mask=mask, **case.beginning())
     for row in range(rows):
         yield result[row, row + 1 : row + 1 + length], case.full[row, :length]
     for index in range(length, min(length + 3, total)):
         yield session.step(case.tokens[:, index]), case.full[:, index]
+
+
+def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """tokens [B,n] or [B,n,E] with b + 1 columns of padding in front of row b, some behind it, and their mask, [B,n+B]."""
+    rows, length = tokens.shape[:2]
+    mask = np.zeros((rows, length + rows), np.int64)
+    padded = np.repeat(tokens[:, -1:], length + rows, axis=1)
+    for row in range(rows):
+        mask[row, row + 1 : row + 1 + length] = 1
+        padded[row, row + 1 : row + 1 + length] = tokens[row]
+    return padded, mask
 
 
 class Along:
@@ -109,14 +116,17 @@ class Along:
         self.tokens, self.full = list(case.tokens), list(case.full)
         self.at = [0] * len(case.tokens)
 
-    def read(self, counts: Sequence[int], **how: Any) -> Pairs:
-        """Up to counts[b] more tokens of row b in one call."""
+    def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
+        """Up to counts[b] more tokens of row b in one call; compared are the outputs of its last tokens, or of all where 0."""
         ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
         if ends == self.at:
             return
-        result = self.session.prefill([row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)], **how)
+        parts = [row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)]
+        result = self.session.prefill(parts, logits_to_keep=logits_to_keep, **how)
         for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
-            yield result[row, : end - at], self.full[row][at:end]
+            kept = min(logits_to_keep, end - at)
+            made = result[row, result.shape[1] - kept :] if logits_to_keep else result[row, : end - at]
+            yield made, self.full[row][end - len(made) : end]
         self.at = ends
 
     def step(self, times: int) -> Pairs:
@@ -140,6 +150,27 @@ def ragged(session: Session, case: Case) -> Pairs:
     yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
     yield from along.read([4 - row for row in rows])
     yield from along.step(3)
+
+
+def last_of_ragged(session: Session, case: Case) -> Pairs:
+    """Outputs of the last tokens of ragged rows alone, some within one chunk and some across two, on empty and on filled caches; then steps."""
+    rows, along = range(len(case.tokens)), Along(session, case)
+    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], 1, chunk=5, **case.beginning())
+    yield from along.read([4 - row for row in rows], 3, chunk=2)
+    yield from along.step(1)
+    yield from along.read([1 + 2 * row for row in rows], 1)
+    yield from along.step(2)
+
+
+def last_of_left_padded(session: Session, case: Case) -> Pairs:
+    """Outputs of the last tokens alone, row b behind b + 1 columns of padding, on empty and on filled caches."""
+    total = case.tokens.shape[1]
+    middle = max(1, total // 2)
+    for first, end, count, how in ((0, middle, 1, case.beginning()), (middle, total, 2, {})):
+        if first < end:
+            padded, mask = _behind_padding(case.tokens[:, first:end])
+            result = session.prefill(padded, attention_mask=mask, logits_to_keep=count, **how)
+            yield result, case.full[:, max(first, end - count) : end]
 
 
 def rewound(session: Session, case: Case) -> Pairs:
@@ -210,11 +241,7 @@ def admitted(session: Session, case: Case) -> Pairs:
 def padded_around(session: Session, case: Case) -> Pairs:
     """Row b behind b + 1 columns of padding, all tokens at once."""
     rows, length = case.tokens.shape[:2]
-    mask = np.zeros((rows, length + rows), np.int64)
-    padded = np.repeat(case.tokens[:, -1:], length + rows, axis=1)
-    for row in range(rows):
-        mask[row, row + 1 : row + 1 + length] = 1
-        padded[row, row + 1 : row + 1 + length] = case.tokens[row]
+    padded, mask = _behind_padding(case.tokens)
     result = session.prefill(padded, attention_mask=mask, **case.beginning())
     for row in range(rows):
         yield result[row, row + 1 : row + 1 + length], case.full[row]
@@ -226,6 +253,11 @@ def ragged_at_once(session: Session, case: Case) -> Pairs:
     together = session.prefill(rows, start=case.start)
     for row, tokens in enumerate(rows):
         yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+
+
+def grid_of_last_outputs() -> Dict[str, Scenario]:
+    """The scenarios of graphs that give the outputs of chosen tokens."""
+    return {"last of ragged rows": last_of_ragged, "last of left padding": last_of_left_padded}
 
 
 def grid_of_whole_calls(length: int) -> Dict[str, Scenario]:

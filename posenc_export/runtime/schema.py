@@ -194,7 +194,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     continuation_rows: Size
     contiguous: bool
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
-    chunk: AtLeastOne = 512
+    chunk: AtLeastOne = 256
     step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
     stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
     start_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)

@@ -45,7 +45,7 @@ class Session:
     ) -> None:
         self.manifest, self.provider = manifest, device
         self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
-        self._reader = Reader(manifest, self._memory)
+        self._reader = Reader(manifest, self._memory, device)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()
         self._now = nothing()
@@ -82,6 +82,7 @@ class Session:
         token_types: Optional[np.ndarray] = None,
         encoder: Optional[Rows] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
+        logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
         """Feed S tokens per row, behind those in the cache; output [B,S,*], zeros at padding.
 
@@ -95,12 +96,14 @@ class Session:
             encoder: what the encoder gave for each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads one, with the first tokens of its rows. Rows
                 that a rewind emptied keep theirs where None.
             encoder_attention_mask: [B,Q], 0 at padding of encoder.
+            logits_to_keep: outputs of the last n tokens of each row alone [B,n,*], those of its last token in the last column, zeros in front of a row of fewer
+                tokens; n is at most the tokens of the longest row. None or 0 for all. A graph with input logits_index computes no others.
 
         Raises:
             ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
             GraphError: the graph stopped; chunks that were read before are kept, as `length` says.
         """
-        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types)
+        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
         if not given.counts.any():
             raise ValueError(f"session: expected a token in some row, got {given.counts.tolist()} tokens")
         # A bidirectional model reads whole rows: nothing of the last call stays, once this one is known to fit.
@@ -170,7 +173,7 @@ class Session:
         self._now = state
         self._settle()
         if any(len(tokens) for tokens in again):
-            _, self._now = self._reader.feed(self._now, 0, again, numbers)
+            _, self._now = self._reader.feed(self._now, 0, again, numbers, np.zeros_like(back))
 
     @exclusive
     def fork(self) -> "Session":
@@ -193,11 +196,12 @@ class Session:
         grid: Optional[np.ndarray] = None,
         encoder: Optional[Rows] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
+        logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
         """New rows behind those that run, prefilled on their own; their output [n,S,*]. The rows that run stay as they are.
 
         Args:
-            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask: of the new rows, as `prefill`.
+            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: of the new rows, as `prefill`.
             start: position of each new row's first token, one or [n]; 0 where None.
 
         Raises:
@@ -205,7 +209,7 @@ class Session:
             GraphError: the graph stopped; no row was admitted.
         """
         feeds.check_rows(self.manifest, "admit")
-        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, None)
+        given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep)
         if not given.counts.all():
             raise ValueError(f"session: expected a token in every admitted row, got {given.counts.tolist()} tokens")
         starts = rows.per_row("start", start, len(given.tokens))

@@ -9,6 +9,7 @@ from posenc_export.runtime.manifest import Value
 from posenc_export.runtime.rows import array_of, check_tokens
 
 FEW = 64  # counters
+CONSTANT = ("first_position", "attention_mask", "logits_index")  # inputs that are the same for every step of a binding
 
 
 class Stepper:
@@ -28,7 +29,7 @@ class Stepper:
         self.reached: Tuple[int, Any] = (0, caches)
         self.room = room
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
-        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, "first_position", "attention_mask", *constant)])
+        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, *CONSTANT, *constant)])
         self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
         self.take = self._taker()
 

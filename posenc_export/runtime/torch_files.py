@@ -18,7 +18,7 @@ DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexE
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
-    """A model.pt of TorchScript or a model.pt2 of torch.export, after its hash was compared (manifest.read).
+    """A model.pt of TorchScript or a model.pt2 of torch.export, after its hash was compared (files.check).
 
     TorchScript is a program: it runs what it says. A .pt2 is loaded only where nothing in it is unpickled or evaluated (pt2_archive.py).
 

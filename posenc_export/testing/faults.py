@@ -43,8 +43,8 @@ class Faulty(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         return self.inner.bias(self.of_call(q_positions), self.of_keys(k_positions, q_positions.size(1)))
 
-    def observe(self, x: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        return self.inner.observe(x, positions, write_index, self.carried(states))
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        return self.inner.observe(x, k, positions, write_index, self.carried(states))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]

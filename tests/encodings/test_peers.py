@@ -64,7 +64,8 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
         expected = theirs(x, torch.ones(1, 1, 30, 30).long(), rel_embeddings=table)[0]
         q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query_proj, theirs.key_proj, theirs.value_proj))
         places = torch.arange(30)[None]
-        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), torch.zeros(1, 1, 30, 30), places, places, ours.score_scale(16), [])
+        carried = ours.observe(x, k, places, torch.zeros(1).long(), [])
+        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), torch.zeros(1, 1, 30, 30), places, places, ours.score_scale(16), carried)
     assert torch.allclose(y, expected, atol=1e-5)
 
 
@@ -227,7 +228,8 @@ def test_raw_keys_of_transformers_numerics_are_those_of_its_full_pass(name: str,
     cos, sin = theirs(torch.zeros(1), places)
     of_q, of_k = apply_rotary_pos_emb(q, k, cos, sin)
     expected = torch.softmax(of_q[:, :, -1:] @ of_k.transpose(2, 3) / 32**0.5, dim=-1) @ v
-    y = ours.rescore(q[:, :, -1:].transpose(1, 2), k, v, torch.zeros(1, 1, 1, length), places[:, -1:], places, ours.score_scale(32), [])
+    queries, keys = ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places)
+    y = ours.rescore(queries[:, -1:], keys.transpose(1, 2), v, torch.zeros(1, 1, 1, length), places[:, -1:], places, ours.score_scale(32), [])
     assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=2e-6)
 
 

@@ -22,7 +22,7 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
     """What ours makes of random queries, keys and values, and what plain attention with that bias does."""
     q, k, v = torch.randn(3, 1, 30, 6, 16)
     mask = torch.full((30, 30), -torch.inf).triu(1)[None, None] if causal else torch.zeros(1, 1, 30, 30)
-    carried = ours.observe(x, PLACES, torch.zeros(1).long(), states)
+    carried = ours.observe(x, k, PLACES, torch.zeros(1).long(), states)
     y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, PLACES, PLACES, 0.25, carried)
     shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 4 + bias + mask, dim=-1)
     return y, (shares @ v.transpose(1, 2)).transpose(1, 2).flatten(2)

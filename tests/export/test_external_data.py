@@ -16,7 +16,7 @@ from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
-DATA = external_data.FILE_NAME
+DATA = external_data.WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,29 @@ def _flipped(content: bytes) -> bytes:
 
 
 CHANGES: Dict[str, Callable[[bytes], bytes]] = {"one bit": _flipped, "truncated": lambda content: content[:-1], "longer": lambda content: content + b"\0"}
+
+
+@pytest.mark.parametrize(("name", "change"), [("model.onnx", "one bit"), (DATA, "truncated")])
+def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
+    name: str, change: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _copied(made["ort"], tmp_path / "artefact")
+    (folder / name).write_bytes(CHANGES[change]((folder / name).read_bytes()))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=f"expected {name} with"):
+        load(folder, provider="cpu")
+
+
+def test_changed_weights_are_refused_whatever_onnx_runtime_says_of_them(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _copied(made["ort"], tmp_path / "artefact")
+    (folder / DATA).write_bytes(_flipped((folder / DATA).read_bytes()))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no session")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(ValueError, match=f"expected {DATA} with"):
+        load(folder, provider="cpu")
 
 
 @pytest.mark.parametrize("change", CHANGES)

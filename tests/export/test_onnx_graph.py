@@ -82,6 +82,18 @@ def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(target: str, ki
     assert worst_error(found, _run(folder, folder / "model.onnx")) <= load(folder, provider="cpu").manifest.reference.tolerance
 
 
+def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer(made: Any) -> None:
+    graph = onnx.load(made("alibi", "ort") / "model.onnx", load_external_data=False).graph
+    biases = {node.input[10] for node in graph.node if node.op_type == "GroupQueryAttention"}
+    assert [node.op_type for node in graph.node if set(node.output) & biases] == ["Mul"]  # of slopes and distances: no mask, no copy
+
+
+def test_the_tokens_of_a_decoder_are_chosen_before_the_last_norm(made: Any) -> None:
+    graph = onnx.load(made("rope", "onnx") / "model.onnx", load_external_data=False).graph
+    (chosen,) = [node for node in graph.node if node.op_type == "GatherND"]
+    assert [node.op_type for node in graph.node if chosen.output[0] in node.input] == ["RMSNormalization"]
+
+
 OPSETS = [("rope", "onnx", 23), ("rope", "ort", 23), ("rope", "onnx-static", 24), ("cope", "ort", 24), ("encoder", "onnx-static", 23)]
 
 

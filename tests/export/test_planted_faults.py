@@ -15,15 +15,17 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope_normalized import RoPENormalized
 from posenc_export.export import export
-from posenc_export.export.describe import Model, eager
+from posenc_export.export.describe import Model, bound_of, eager
 from posenc_export.export.expected import of_module
 from posenc_export.export.verify import certify
 from posenc_export.models.parts.residuals import Post, Pre
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import decoder_config
+from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.proof import Expected
+from posenc_export.runtime.scenarios import last_of_ragged
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -174,7 +176,7 @@ def _scaled_once_more(model: Any) -> None:
 
 def _forgets_gates(e: Any) -> None:
     right = e.observe
-    e.observe = lambda x, positions, write_index, states: right(x, positions, write_index, [torch.zeros_like(states[0])])
+    e.observe = lambda x, k, positions, write_index, states: right(x, k, positions, write_index, [torch.zeros_like(states[0])])
 
 
 def _forgets_tokens(e: Any) -> None:
@@ -185,8 +187,8 @@ def _forgets_tokens(e: Any) -> None:
 def _gates_through_a_sigmoid(e: Any) -> None:
     right = e.observe
 
-    def observe(x: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
-        present = right(x, positions, write_index, states)
+    def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
+        present = right(x, k, positions, write_index, states)
         logs = torch.sigmoid(e.gate(x)).log().transpose(1, 2).unsqueeze(3)  # log of a float32 that has become 0
         return [torch.cat((states[0], torch.where(positions.ge(0)[:, None, :, None], logs, present[0][:, :, states[0].size(2) :])), dim=2)]
 
@@ -202,7 +204,7 @@ PLANTS |= {
     "scores scaled that are not": ("t5", _scaled_once_more),
     "clip off by one": ("shaw", _each(_clipped_short)),
     "sign of the relative distance, shaw": ("shaw", _each(_other_sign)),
-    "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("sin", lambda rows: -rows))),
+    "sign of the relative distance, transformer_xl": ("transformer_xl", _each(_table("waves", lambda rows: rows * np.repeat((1.0, -1.0), rows.shape[1] // 2)))),
     "sign of the relative distance, deberta": ("deberta", _each(lambda e: e.of_distance.copy_(e.of_distance.flip(0)))),
     "distances that are not clamped": ("transformer_xl-clamped", _each(lambda e: setattr(e, "clamp", 0))),
     "missing u": ("transformer_xl", _each(_without("u"))),
@@ -404,6 +406,17 @@ def test_layer_encodings_in_another_order_are_seen() -> None:
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])
 def test_a_session_that_does_not_carry_states_is_seen(variant: str) -> None:
     assert not _certificate(variant, session=ForgetsStates)["passed"]
+
+
+@pytest.mark.xdist_group("rope")
+def test_logits_of_the_last_column_in_place_of_the_last_token_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = decoder("rope")
+    module, manifest = eager(sources(config).model)
+    session, case, bound = Session(TorchGraph(module, manifest).open, manifest), _expected(config, manifest).cases[0], bound_of(sources(config).model, manifest)
+    assert all(worst_error(*pair) <= bound for pair in last_of_ragged(session, case))
+    session.reset()
+    monkeypatch.setattr(ops, "select_tokens", lambda x, index: x[:, x.size(1) - index.size(1) :])
+    assert any(worst_error(*pair) > bound for pair in last_of_ragged(session, case))
 
 
 def _mask_seeing(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:

@@ -63,7 +63,7 @@ class Driver:
             self._look_ahead(twin)
 
     def _prefill(self, twin: Twin, call: Call) -> None:
-        """rows: [text, beside, tokens] of each; start; padding: seed, or None for a list; chunk."""
+        """rows: [text, beside, tokens] of each; start; padding: seed, or None for a list; chunk; keep: logits_to_keep."""
         rows = self._before(twin, len(call["rows"]), call["start"])
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if np.shape(call["start"]) in ((), (len(more),)) else None
@@ -130,7 +130,7 @@ class Driver:
         beside = np.zeros((self.subject.beside.shape[1], len(count), width), np.int64)
         for row, where in enumerate(columns):
             beside[:, row, where] = numbers[row]
-        arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask, "chunk": call["chunk"]}
+        arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask, "chunk": call["chunk"], "logits_to_keep": call.get("keep")}
         if any(token.beside >= 0 for row in more for token in row):
             arguments |= {"grid": beside} if self.manifest.axes else {"token_types": beside[0]} if self.subject.segments else {}
         return arguments, columns
@@ -147,15 +147,16 @@ class Driver:
 
     def _take(self, rows: List[Reading], more: List[List[Token]], call: Call, output: np.ndarray, columns: List[np.ndarray]) -> None:
         """Rows read what a prefill or admit took; its output is theirs, and zeros at padding."""
-        size = call["chunk"] or self.manifest.chunk
+        size, keep = call["chunk"] or self.manifest.chunk, call.get("keep") or 0
         rest = output.copy()
         for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
-            first = row.length
             row.read(tokens, size)
-            rest[index, columns[index]] = 0
+            where = output.shape[1] - 1 - np.arange(min(keep, len(tokens)))[::-1] if keep else columns[index]
+            rest[index, where] = 0
             if tokens:
-                self._compare(output[index, columns[index]], row, first, call)
+                self._compare(output[index, where], row, row.length - len(where), call)
         assert not rest.any(), f"{call['do']}: outputs at padding are zeros"
+        assert not keep or output.shape[1] == min(keep, max(map(len, more))), f"{call['do']}: outputs of {keep} tokens at most"
         self._own(output)
 
     def _step(self, twin: Twin, call: Call) -> None:
@@ -196,7 +197,7 @@ class Driver:
         self.twins = [*self.twins[: SESSIONS - 1], other]
 
     def _admit(self, twin: Twin, call: Call) -> None:
-        """rows, start, padding, chunk: as prefill."""
+        """rows, start, padding, chunk, keep: as prefill."""
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         shaped = np.shape(call["start"]) in ((), (len(more),))
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if shaped else []

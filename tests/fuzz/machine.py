@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
 
     def common(self, draw: Callable[[Any], Any]) -> Dict[str, Any]:
         chunk = draw(st.one_of(st.none(), st.sampled_from([1, 2, 3, 5, 16, 10**6])))
-        return {"padding": draw(st.one_of(st.none(), st.integers(0, 99))), "chunk": chunk}
+        return {"padding": draw(st.one_of(st.none(), st.integers(0, 99))), "chunk": chunk, "keep": draw(st.sampled_from([None, None, 0, 1, 1, 3, 40]))}
 
     @rule(data=st.data())
     def prefill(self, data: Any) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -60,6 +61,12 @@ CASES = [
 @pytest.mark.parametrize(("name", "target", "pattern"), CASES)
 def test_logits_are_those_of_transformers(name: str, target: str, pattern: str, folders: Path) -> None:
     assert share(DECODER[pattern](*_prepared(name, target, folders))) <= 1
+
+
+def test_the_logits_that_are_kept_are_those_of_transformers(folders: Path) -> None:
+    peer, session = _prepared("phi3", "ort", folders)
+    tokens = tokens_of()
+    assert share([(session.prefill(tokens, logits_to_keep=3, chunk=7), theirs(peer, tokens, logits_to_keep=np.arange(37, 40)))]) <= 1
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK["ort"] else pytest.mark.exhaustive) for name in MODELS])

@@ -56,6 +56,8 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(sess
         (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
         (lambda s: s.prefill(TOKENS.astype(np.float32)), "inputs are int64, got float32"),
         (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "a token in some row"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=-1), "logits_to_keep is a whole number of at least 0, got -1"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "logits_to_keep is a whole number of at least 0, got .1."),
         (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "attention_mask is"),
         (lambda s: (s.prefill(TOKENS), s.rewind(13)), "a rewind is 0 .."),
         (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "start is given for an empty cache"),

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Tuple
 from posenc_export.export.onnx_file import write_onnx
 from posenc_export.export.pt2_file import write_pt2
 from posenc_export.export.source import Source
-from posenc_export.export.targets import onnx_growing, onnx_static, ort
+from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_layers
 from posenc_export.export.targets.fewer_bits import Fused, Standard
 from posenc_export.export.torchscript_file import write_torchscript
 from posenc_export.runtime.manifest import Manifest
@@ -64,7 +64,7 @@ TARGETS = {
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
@@ -89,7 +89,7 @@ TARGETS = {
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
         {"positions": "rows"},  # its GroupQueryAttention reads lengths on the host: those computed from a mask on the device read as 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},

@@ -12,6 +12,7 @@ from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
 DOMAIN = "com.microsoft"
+AFTER_SOFTMAX = 2  # of qk_output
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
@@ -78,8 +79,8 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         bias = _sum(rewriter, [node.inputs[3], content])
     else:
         bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], content]))
-    assert append_value.inputs[1] is not None
-    sources = [q, append_key.inputs[1], append_value.inputs[1]]
+    new_values, given = _as_wide_as_keys(rewriter, append_key, append_value)
+    sources = [q, append_key.inputs[1], new_values]
     attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node), **(seen or {})}
     tables: List[Optional[ir.Value]] = [None, None]
     if rotation is None:
@@ -88,21 +89,47 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
         attributes |= {"do_rotary": 1, "rotary_interleaved": number(rotation, "interleaved")}
         sources = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
-    y, present_key, present_value = rewriter.emit_all(
-        "GroupQueryAttention",
-        [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias, standard.sinks_of(node)],
-        3,
-        DOMAIN,
-        attributes,
-    )
+    reader = standard.shares_of(node)
+    inputs = [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias, standard.sinks_of(node)]
+    attributes |= {} if reader is None else {"qk_output": AFTER_SOFTMAX}
+    y, present_key, present_value, *shares = rewriter.emit_all("GroupQueryAttention", inputs, 3 if reader is None else 4, DOMAIN, attributes)
+    if reader is not None:
+        reader.outputs[0].replace_all_uses_with(_where_seen(rewriter, shares[0], node.inputs[3]))
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
+    if given < size(append_key.inputs[0], 3):
+        y = _first_of_heads(rewriter, y, number(node, "heads"), given)
     return y if attention_mask is None else _at_tokens(rewriter, y, semantic_mask.inputs[0])
 
 
 def _fits(rewriter: Rewriter, node: ir.Node, append_key: ir.Node, append_value: ir.Node) -> bool:
-    """Whether the node takes it: keys as wide as values, and in float16 no scores from content, which may leave the range of its bias."""
-    return size(append_key.inputs[0], 3) == size(append_value.inputs[0], 3) and (standard.content_of(node) is None or rewriter.dtype == "float32")
+    """Whether the node takes it: values no wider than keys, and in float16 no scores from content, which may leave the range of its bias."""
+    return size(append_key.inputs[0], 3) >= size(append_value.inputs[0], 3) and (standard.content_of(node) is None or rewriter.dtype == "float32")
+
+
+def _as_wide_as_keys(rewriter: Rewriter, append_key: ir.Node, append_value: ir.Node) -> Tuple[Optional[ir.Value], int]:
+    """New values [B,S,K,D] and their size D. The node has one head size: narrower values get zeros behind them, and their cache is as wide as that of the keys."""
+    past, new, wide = append_value.inputs[0], append_value.inputs[1], size(append_key.inputs[0], 3)
+    given = size(past, 3)
+    if given < wide:
+        assert past is not None and past.shape is not None
+        past.shape = ir.Shape([*past.shape[:3], wide])
+        new = rewriter.emit("Pad", [new, rewriter.constant([0, wide - given]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
+        new.shape = ir.Shape([None, None, size(append_value.inputs[1], 2), wide])
+    return new, given
+
+
+def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
+    """shares [B,H,S,T] of keys that a query sees, 0 for others: the node leaves slots behind a shorter row as they were."""
+    seen = rewriter.emit("Greater", [mask, rewriter.constant(standard.LEAST, "float32")])
+    return rewriter.emit("Where", [seen, shares, rewriter.constant(0, "float32")])
+
+
+def _first_of_heads(rewriter: Rewriter, y: ir.Value, heads: int, count: int) -> ir.Value:
+    """y [B,S,H*D] with the first `count` entries of each head."""
+    by_head = rewriter.emit("Reshape", [y, rewriter.constant([0, 0, heads, -1])])
+    first = rewriter.emit("Slice", [by_head, rewriter.constant([0]), rewriter.constant([count]), rewriter.constant([3])])
+    return rewriter.packed(first)
 
 
 def _seen(mask: ir.Node) -> Optional[Dict[str, int]]:
@@ -132,7 +159,7 @@ def _in_dtype(rewriter: Rewriter, scores: Optional[ir.Value]) -> Optional[ir.Val
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Written in place into the whole buffer, which is the output; readers get its valid slots."""
+    """Written in place into the whole buffer, which is the output; readers of all slots get the valid ones."""
     past, new, write_index = node.inputs
     update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
     attention_mask = by_columns(rewriter)
@@ -143,7 +170,8 @@ def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
     valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
     for reader, index in list(node.outputs[0].uses()):
-        reader.replace_input_with(index, valid)
+        if reader.op_type != "GatherElements":  # which reads what it names alone
+            reader.replace_input_with(index, valid)
     return buffer
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number, producer, size
 
 NEVER = -np.inf
+LEAST = -1e30  # of scores in a softmax, as in ops.shares: one of nothing but -inf is not a number
 
 
 def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -117,6 +118,8 @@ def scores_of(node: ir.Node) -> Dict[str, float]:
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attention over keys and values [B,K,T,D] that stand as they are, in float32: Attention keeps its products in the dtype of q, and float16 ends at 65504."""
+    if shares_of(node) is not None:
+        return _attend_with_shares(rewriter, node)
     q, keys, values = (in_float(rewriter, value) for value in node.inputs[:3])
     mask = whole_mask(rewriter, node)
     if sinks_of(node) is not None:
@@ -124,6 +127,22 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
     y = rewriter.emit("Attention", [by_head, keys, values, mask], attributes=scores_of(node))
     return in_dtype(rewriter, rewriter.packed(rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
+
+
+def shares_of(node: ir.Node) -> Optional[ir.Node]:
+    """The Shares of an Attend, where they are read."""
+    return next((user for user, _ in node.outputs[0].uses() if user.op_type == "Shares"), None)
+
+
+def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Product, softmax and mixture one by one, as ops.attend_with_shares."""
+    reader = shares_of(node)
+    assert reader is not None
+    found = rewriter.emit("Mul", [_products(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
+    scores = rewriter.emit("Clip", [rewriter.emit("Add", [found, whole_mask(rewriter, node)]), rewriter.constant(LEAST, "float32")])
+    shares = rewriter.emit("Softmax", [scores], attributes={"axis": -1})
+    reader.outputs[0].replace_all_uses_with(shares)
+    return _mix(rewriter, node, shares, node.inputs[2])
 
 
 def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], values: Optional[ir.Value], mask: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value, ir.Value]:
@@ -142,31 +161,59 @@ def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], val
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """q k of grouped heads: [B,S,H,D] and [B,K,T,D] to [B,H,S,T] float32."""
-    q, keys = (in_float(rewriter, value) for value in node.inputs)
-    by_head = rewriter.emit("Transpose", [q], attributes={"perm": [0, 2, 1, 3]})
-    turned = rewriter.emit("Transpose", [keys], attributes={"perm": [0, 1, 3, 2]})
+    return _products(rewriter, node, *node.inputs)
+
+
+def _products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value]) -> ir.Value:
+    by_head = rewriter.emit("Transpose", [in_float(rewriter, q)], attributes={"perm": [0, 2, 1, 3]})
+    turned = rewriter.emit("Transpose", [in_float(rewriter, keys)], attributes={"perm": [0, 1, 3, 2]})
     return _grouped(rewriter, node, by_head, turned)
 
 
 def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """shares [B,H,S,T] of grouped values [B,K,T,D] to [B,S,H*D]."""
-    shares, values = node.inputs
+    return _mix(rewriter, node, *node.inputs)
+
+
+def _mix(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: Optional[ir.Value]) -> ir.Value:
     y = _grouped(rewriter, node, shares, in_float(rewriter, values))
     return rewriter.packed(in_dtype(rewriter, rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
 
 
 def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value]) -> ir.Value:
-    """left [B,H,S,*] times right [B,K,*,n], a right for every H/K lefts: [B,H,S,n]. Sizes in T are read from the values: they are the target's own."""
+    """left [B,H,S,*] times right [B,K,*,n], a right for every H/K lefts: [B,H,S,n]. The lefts of a right are rows of one product, which reads the right once."""
     heads, kv_heads = number(node, "heads"), number(node, "kv_heads")
     if heads == kv_heads:
         return rewriter.emit("MatMul", [left, right])
-    shape = rewriter.emit("Shape", [left])
-    inner = rewriter.emit("Slice", [shape, rewriter.constant([2]), rewriter.constant([4])])
-    groups = rewriter.emit("Concat", [rewriter.constant([0, kv_heads, heads // kv_heads]), inner], attributes={"axis": 0})
-    grouped = rewriter.emit("Reshape", [left, groups])
-    y = rewriter.emit("MatMul", [grouped, rewriter.emit("Unsqueeze", [right, rewriter.constant([2])])])
-    rows = rewriter.emit("Slice", [rewriter.emit("Shape", [y]), rewriter.constant([3]), rewriter.constant([5])])
-    return rewriter.emit("Reshape", [y, rewriter.emit("Concat", [rewriter.constant([0, heads]), rows], attributes={"axis": 0})])
+    as_rows = rewriter.emit("Reshape", [left, rewriter.constant([0, kv_heads, -1, 0])])
+    y = rewriter.emit("MatMul", [as_rows, right])
+    return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
+
+
+def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """RotaryEmbedding of the keys for each query, as rows of a batch [B*S,K,T,D], and one product for each."""
+    q, keys, angles = (in_float(rewriter, value) for value in node.inputs)
+    heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(node.inputs[0], 3), size(node.inputs[2], 4)
+    queries = rewriter.emit("Shape", [q], attributes={"start": 1, "end": 2})
+    slots = rewriter.emit("Shape", [keys], attributes={"start": 2, "end": 3})
+    one, rest = rewriter.constant([1]), rewriter.constant([-1])
+    for_each = rewriter.emit("Concat", [one, queries, one, one, one], attributes={"axis": 0})
+    repeated = rewriter.emit("Expand", [rewriter.emit("Unsqueeze", [keys, one]), for_each])
+    batch = rewriter.emit("Concat", [rest, rewriter.constant([kv_heads]), slots, rewriter.constant([head_size])], attributes={"axis": 0})
+    rows = rewriter.emit("Concat", [rest, slots, rewriter.constant([half])], attributes={"axis": 0})
+    waves = [rewriter.emit("Reshape", [rewriter.emit(op, [angles]), rows]) for op in ("Cos", "Sin")]
+    attributes = {"interleaved": number(node, "interleaved"), **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
+    turned = rewriter.emit("RotaryEmbedding", [rewriter.emit("Reshape", [repeated, batch]), *waves], attributes=attributes)
+    grouped = rewriter.emit("Reshape", [q, rewriter.constant([-1, kv_heads, heads // kv_heads, head_size])])
+    y = rewriter.emit("MatMul", [grouped, rewriter.emit("Transpose", [turned], attributes={"perm": [0, 1, 3, 2]})])
+    of_tokens = rewriter.emit("Shape", [q], attributes={"start": 0, "end": 2})
+    by_token = rewriter.emit("Reshape", [y, rewriter.emit("Concat", [of_tokens, rewriter.constant([heads]), slots], attributes={"axis": 0})])
+    return rewriter.emit("Transpose", [by_token], attributes={"perm": [0, 2, 1, 3]})
+
+
+def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    x, index = node.inputs
+    return rewriter.emit("GatherND", [x, rewriter.emit("Unsqueeze", [index, rewriter.constant([2])])], attributes={"batch_dims": 1})
 
 
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -184,7 +231,8 @@ def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
     """index [B,1 or H,S,T] as [B,H,S,T], H from like."""
-    heads = rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
+    known = like is not None and like.shape is not None and isinstance(like.shape[1], int)
+    heads = rewriter.constant([size(like, 1)]) if known else rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
     shape = rewriter.emit("Concat", [rewriter.constant([1]), heads, rewriter.constant([1, 1])], attributes={"axis": 0})
     return rewriter.emit("Expand", [index, shape])
 
@@ -233,7 +281,9 @@ LOWERING = {
     "Rotate": rotate,
     "Attend": attend,
     "Products": products,
+    "TurnedProducts": turned_products,
     "Mix": mix,
+    "SelectTokens": select_tokens,
     "Pick": pick,
     "Collect": collect,
     "SuffixSum": suffix_sum,
