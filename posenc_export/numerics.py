@@ -25,6 +25,45 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     return SAFETY * max(depth, 1) * (UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF["float32"] * math.sqrt(max(reduction, 1)))
 
 
+def rounding_noise(bits: int, shared: int) -> float:
+    """Root of the mean squared error, relative to that of the numbers, of numbers of normal distribution that are rounded to codes of one scale.
+
+    The largest of n such numbers is sqrt(2 ln n) times their deviation; it has the last code, and errors are uniform within a step: 1 / sqrt(12) of it.
+
+    Args:
+        bits: of a code, with its sign.
+        shared: numbers n that share a scale.
+    """
+    return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
+
+
+def activation_tolerance(depth: int, shared: int) -> float:
+    """Largest error, relative to the largest magnitude of the reference, of activations that are rounded to 8 bits before each product.
+
+    Roundings of different numbers are independent: a sum has their relative error, and errors of layers add in quadrature.
+
+    Args:
+        depth: number of blocks the value passes, at least 1.
+        shared: activations that share a scale.
+    """
+    return SAFETY * rounding_noise(8, shared) * math.sqrt(max(depth, 1))
+
+
+def deviation_bound(depth: int, bits: int, shared: int) -> float:
+    """Root of the mean squared error of outputs, relative to that of the outputs, up to which rounded weights explain it.
+
+    A value passes a table, four products of each block and a head, each with the noise of its weights and of its activations, and these errors add in
+    quadrature. Twice that, since trained weights have longer tails than a normal distribution; at most a half, whatever the depth.
+
+    Args:
+        depth: number of blocks the value passes, at least 1.
+        bits: of a weight.
+        shared: weights, and activations, that share a scale.
+    """
+    noise = math.hypot(rounding_noise(bits, shared), rounding_noise(8, shared))
+    return min(0.5, 2 * noise * math.sqrt(4 * max(depth, 1) + 2))
+
+
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """Largest |actual - expected| over the largest |expected|; infinite where actual is not finite."""
     if actual.shape != expected.shape:

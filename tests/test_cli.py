@@ -23,6 +23,10 @@ BAD = {
     "heads not divisible": [*BLOCK, "--kv-heads", "3", "--target", "ort"],
     "head size the kernel refuses": [*BLOCK, "--head-size", "12", "--target", "ort"],
     "unknown target": [*BLOCK, "--target", "onx"],
+    "unknown format of weights": [*BLOCK, "--target", "ort", "--weights", "int3"],
+    "two formats of weights": [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],
+    "few bits on TorchScript": [*BLOCK, "--target", "torchscript", "--weights", "int4"],
+    "few bits in float16": [*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"],
     "unknown preset": ["export", "tiny-rop", "--target", "ort"],
     "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
     "not a number": [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
@@ -45,6 +49,16 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path:
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
     assert len(errors) == 1 and "got" in errors[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_inspect_prints_the_format_of_weights_and_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    place = str(tmp_path / "artefact")
+    assert main([*BLOCK, "--target", "ort", "--weights", "int4", "-o", place, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["passed"] and float(row["from float32"]) > 0
+    assert main(["inspect", place]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))
+    assert f"int4 in 2 matrices, {row['from float32']} from the float32 module" in line
 
 
 def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:

@@ -67,7 +67,7 @@ WRONG = {
     "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
     "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
     "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
-    "weights beside a checkpoint": (["{checkpoint}", "--weights", "x"], "got --weights"),
+    "weights beside a checkpoint": (["{checkpoint}", "--weights", "x.safetensors"], "got --weights"),
     "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
     "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions beside --longer copied, got none"),
     "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned encoding on tokens, got NoPE"),

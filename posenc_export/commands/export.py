@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.terminal import FAILED_CHECK, nearest, refuse, show, summary
 
@@ -28,6 +28,7 @@ OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings, of any model but Whisper: tokens, positions, segments and norm before the layers"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
+FILE = ".safetensors"
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -39,12 +40,14 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and counts positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
     exporting.add_argument("--dtype", help="of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
+    few = "int8, int4 or int4-128: linear layers and token table in few bits. For a block, also a .safetensors file, beside a format or alone: see below"
+    exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
-    block = exporting.add_argument_group("of a block")
+    of_file = "--weights FILE.safetensors holds q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it"
+    block = exporting.add_argument_group("of a block", of_file)
     for name, default in BLOCK.items():  # None where not given: a preset refuses even the default
         choices = ("causal", "bidirectional") if name == "attention" else None
         block.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=MEANING[name])
-    block.add_argument("--weights", type=Path, help="a .safetensors file with q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it")
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
     checkpoint = exporting.add_argument_group("of a checkpoint")
     checkpoint.add_argument("--layer", type=int, help="export the attention of this layer alone, as a block")
@@ -59,15 +62,16 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.export import VerificationError, folders
 
     targets = list(dict.fromkeys(options.target))
+    options.few_bits, options.weights = _weights(options.weights)
     _check_export(targets, options)
     model = _model(options)
     try:
-        certificates = _write(model, targets, options)
+        made = _write(model, targets, options)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
     options.say.close()
-    rows = [{"target": t, "folder": str(f), **summary(c)} for t, f, c in zip(targets, folders(targets, options.output), certificates, strict=True)]
+    rows = [{"target": t, "folder": str(f), **summary(m.certificate), **_deviation(m)} for t, f, m in zip(targets, folders(targets, options.output), made, strict=True)]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
     return 0
 
@@ -79,7 +83,20 @@ def _check_export(targets: List[str], options: argparse.Namespace) -> None:
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
-    check_export(targets, options.output, options.signature, options.dtype)
+    check_export(targets, options.output, options.signature, options.dtype, options.few_bits)
+
+
+def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
+    """The format and the file among the values of --weights.
+
+    Raises:
+        ValueError: several formats or several files.
+    """
+    places = [Path(value) for value in given if value.endswith(FILE) or Path(value).exists()]
+    formats = [value for value in given if Path(value) not in places]
+    if len(places) > 1 or len(formats) > 1:
+        raise ValueError(f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once")
+    return next(iter(formats), None), next(iter(places), None)
 
 
 def _model(options: argparse.Namespace) -> Any:
@@ -181,8 +198,14 @@ def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
-def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Optional[Dict[str, Any]]]:
-    """Write all artefacts, or none; returns their certificates."""
+def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Any]:
+    """Write all artefacts, or none; returns their manifests."""
     from posenc_export.export import export_all
 
-    return [made.certificate for made in export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say)]
+    return export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say, options.few_bits)
+
+
+def _deviation(manifest: Any) -> Dict[str, Any]:
+    """How far weights of few bits are from float32; nothing for others."""
+    found = manifest.weights and manifest.weights.deviation
+    return {"from float32": f"{found.error:.1e}", "greedy": f"{found.agreement:.0%}" if found.agreement else "-"} if found else {}

@@ -1,25 +1,29 @@
 """Write artefact folders: graph and manifest are made in a temporary folder, verified, then published in one step (export/publish.py)."""
 
 import difflib
+import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Union
+from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import loaders
+from posenc_export.export import deviation, loaders
 from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import of_module
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.foreign import named
 from posenc_export.export.publish import Workshop, check_place, sweep
 from posenc_export.export.signatures import NAMES
-from posenc_export.export.source import Sources
+from posenc_export.export.source import Source, Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import check
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.proof import Expected
+from posenc_export.runtime.schema import Weights
 
 Progress = Callable[[str], None]
 MAKERS = ("torch", "onnx", "onnxscript")
@@ -38,6 +42,7 @@ def export(
     dtype: Optional[str] = None,
     verify: bool = True,
     progress: Optional[Progress] = None,
+    weights: Optional[str] = None,
 ) -> Manifest:
     """Write `model` to `folder` for `target`, and verify it (export/verify.py) before it is published.
 
@@ -50,13 +55,14 @@ def export(
         dtype: "float32" or "float16", of weights, activations and caches; the first of the target's dtypes where None.
         verify: run the parity grid and write its certificate.
         progress: called with a line at each stage.
+        weights: "int8", "int4" or "int4-128" for linear layers and the token table in few bits (fewer_bits.FORMATS); None for weights in dtype.
 
     Raises:
-        ValueError: unknown target, signature or dtype, a folder that holds other files, a module that the target cannot represent.
+        ValueError: unknown target, signature, dtype or format of weights, a folder that holds other files, a module that the target cannot represent.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an artefact that was there is unchanged.
     """
-    return export_all(model, [target], folder, signature, dtype, verify, progress)[0]
+    return export_all(model, [target], folder, signature, dtype, verify, progress, weights)[0]
 
 
 def export_all(
@@ -67,6 +73,7 @@ def export_all(
     dtype: Optional[str] = None,
     verify: bool = True,
     progress: Optional[Progress] = None,
+    weights: Optional[str] = None,
 ) -> List[Manifest]:
     """As `export`, for several targets: all artefacts are published when the last one is verified, or none is.
 
@@ -74,7 +81,7 @@ def export_all(
         output: the folder of the artefact for one target; for several, the folder that holds one subfolder for each, with its name.
     """
     output, say = Path(output), progress or silent
-    check_export(targets, output, signature, dtype)
+    check_export(targets, output, signature, dtype, weights)
     sources = model if isinstance(model, Sources) else Sources(model)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # then the outer folder is published in one step
@@ -83,7 +90,7 @@ def export_all(
     workshop = Workshop([output] if whole else places)
     with workshop as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, signature, dtype, verify, say) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, signature, dtype, weights, verify, say) for target, folder in zip(targets, made, strict=True)]
         workshop.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -93,32 +100,55 @@ def folders(targets: Sequence[str], output: Path) -> List[Path]:
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
 
-def check_export(targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None) -> None:
+def check_export(
+    targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None, weights: Optional[str] = None
+) -> None:
     """Validate targets, options and folders before exporting.
 
     Raises:
-        ValueError: unknown target, signature or dtype, one that a target does not take, a folder that an artefact cannot replace.
+        ValueError: unknown target, signature, dtype or format of weights, one that a target does not take, a folder that an artefact cannot replace.
     """
     for target in targets:
-        _check_names(target, signature, dtype)
+        _check_names(target, signature, dtype, weights)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
             raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
         if signature not in kind.layout:
             raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
+        if weights is not None and not (kind.few_bits and dtype in (None, "float32")):
+            able = ", ".join(name for name, other in TARGETS.items() if other.few_bits)
+            found = target if dtype is None else f"{target} in {dtype}"
+            raise ValueError(f"export: expected one of the targets {able} in float32 for weights {weights}, got {found}; choose among these or leave weights out")
     for place in folders(targets, output):
         check_place(place)
 
 
-def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], verify: bool, say: Progress) -> Manifest:
+def _make(
+    sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], weights: Optional[str], verify: bool, say: Progress
+) -> Manifest:
     """Write and verify one artefact in `folder`."""
     kind = TARGETS[target]
-    source = sources.of(dtype or kind.dtypes[0])
-    folder.mkdir(parents=True)
+    source = sources.of(dtype or kind.dtypes[0], weights)
     say(f"{target}: tracing and lowering")
-    manifest = describe(source.model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
-    with named(target, source.model, manifest.packages):
-        manifest = kind.write(source, manifest, folder)
+    described = describe(source.model, target, signature, kind.layout[signature], kind.update, weights=weights and Weights(weights), **kind.geometry)
+    manifest, expected = _written(source, described, folder, verify)
+    if not verify:
+        return manifest
+    manifest = check(folder, manifest, source.model, expected, say)
+    if manifest.weights is None:
+        return manifest
+    aside = folder.with_name(f"{folder.name}.float32")
+    say(f"{target}: the same weights in float32")
+    plain = check(aside, _written(source, described.replace(weights=None), aside, verify)[0], source.model, expected, say)
+    shutil.rmtree(aside)
+    return deviation.write(folder, manifest, plain, sources.of("float32").model)
+
+
+def _written(source: Source, described: Manifest, folder: Path, verify: bool) -> Tuple[Manifest, Expected]:
+    """An artefact in a new folder, not verified yet, and what its module gives."""
+    folder.mkdir(parents=True)
+    with named(described.target, source.model, described.packages):
+        manifest = TARGETS[described.target].write(source, described, folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
     _write_text(text_of(source.model), folder)
@@ -127,7 +157,7 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
     manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
-    return check(folder, manifest, source.model, expected, say) if verify else manifest
+    return manifest, expected
 
 
 def _write_text(text: Text, folder: Path) -> None:
@@ -137,8 +167,9 @@ def _write_text(text: Text, folder: Path) -> None:
         files.write(folder / name, content)
 
 
-def _check_names(target: str, signature: str, dtype: Optional[str]) -> None:
-    for what, name, names in (("target", target, list(TARGETS)), ("signature", signature, list(NAMES)), ("dtype", dtype, ["float32", "float16"])):
+def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str]) -> None:
+    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS)}
+    for (what, names), name in zip(known.items(), (target, signature, dtype, weights), strict=True):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; " + (f"did you mean {near[0]}?" if near else "choose among these"))

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.encodings.base import Carried
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
-from posenc_export.numerics import tolerance
+from posenc_export.numerics import activation_tolerance, tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -34,7 +35,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     Args:
         layout: "rows" or "columns" (runtime.manifest).
         update: "append" or "in_place", of every cache.
-        geometry: capacity_bucket, continuation_rows, contiguous.
+        geometry: capacity_bucket, continuation_rows, contiguous, and weights where they have few bits.
     """
     dtype = dtype_of(model)
     wanted = [Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []
@@ -95,8 +96,14 @@ def step_weights(model: Model) -> int:
 
 def bound_of(model: Model, manifest: Manifest) -> float:
     """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
-    depth, reduction = model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
-    return tolerance(manifest.dtype, depth, reduction)
+    depth, reduction = extent(model)
+    of_weights = tolerance(manifest.dtype, depth, reduction)
+    return of_weights if manifest.weights is None else of_weights + activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
+
+
+def extent(model: Model) -> Tuple[int, int]:
+    """How many blocks a value passes, and the longest sum in them."""
+    return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
 
 
 def _ends(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:

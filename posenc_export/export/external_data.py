@@ -28,12 +28,11 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
         for value in large:
             tensor = value.const_value
             assert tensor is not None and value.name is not None
-            array = tensor.numpy()
             stream.align(PAGE)
             offset = stream.bytes
-            for block in blocks(array):
+            for block in [memoryview(tensor.tobytes())] if tensor.dtype.bitwidth < 8 else blocks(tensor.numpy()):  # two numbers of 4 bits in a byte
                 stream.write(block)
-            length, shape = stream.bytes - offset, ir.Shape(array.shape)
+            length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
     return stream.entry()
 

@@ -2,7 +2,7 @@
 
 import collections
 from pathlib import Path
-from typing import Dict, Mapping, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from posenc_export import __version__
 from posenc_export.export import external_data
 from posenc_export.export.describe import bound_of
+from posenc_export.export.fewer_bits import FORMATS, Grid
 from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_dead
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
@@ -25,12 +26,18 @@ SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does
 
 
 def write_onnx(
-    source: Source, manifest: Manifest, lowering: Sequence[Mapping[str, Lowering]], folder: Path, fusions: Sequence[Mapping[str, Fusion]] = ()
+    source: Source,
+    manifest: Manifest,
+    lowering: Sequence[Mapping[str, Lowering]],
+    folder: Path,
+    few_bits: Callable[[Sequence[Grid]], Any],
+    fusions: Sequence[Mapping[str, Fusion]] = (),
 ) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         lowering: tables of the target, each run over the whole graph before the next.
+        few_bits: nodes of the target for weights of few bits, where the manifest says that it has such.
         fusions: tables of the target for standard nodes, run in the same way over what was lowered.
 
     Raises:
@@ -42,6 +49,8 @@ def write_onnx(
     rewriter = Rewriter(graph, manifest.dtype)
     for phase in lowering:
         rewriter.run(phase)
+    if manifest.weights is not None:
+        manifest = _in_few_bits(rewriter, manifest, few_bits)
     rewriter.finish()
     for table in fusions:
         rewriter.fuse(table)
@@ -54,6 +63,21 @@ def write_onnx(
         written[external_data.WEIGHTS] = weights
     operators = collections.Counter(node.op_type for node in graph)
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
+
+
+def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid]], Any]) -> Manifest:
+    """Replace constants by codes of the manifest's format, and count them.
+
+    Raises:
+        ValueError: no constant that has one.
+    """
+    assert manifest.weights is not None
+    nodes = few_bits(FORMATS[manifest.weights.format].grids)
+    rewriter.replace_nodes(nodes.table())
+    matrices = nodes.weights.count()
+    if not matrices:
+        raise ValueError(f"export: expected linear layers or a token table for weights {manifest.weights.format}, got a model without; leave weights out")
+    return manifest.replace(weights=msgspec.structs.replace(manifest.weights, matrices=matrices))
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:

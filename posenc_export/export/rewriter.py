@@ -9,6 +9,7 @@ from posenc_export import ops
 
 Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
+NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
 Replaced = List[Tuple[ir.Value, ir.Value]]  # values, and those that take their place
 Fusion = Callable[["Rewriter", ir.Node], Replaced]  # of a standard node; empty where its pattern does not hold
 
@@ -34,6 +35,15 @@ class Rewriter:
             if node.domain == ops.DOMAIN and node.op_type in table:
                 self._at = node
                 node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
+
+    def replace_nodes(self, table: Mapping[str, NodeLowering]) -> None:
+        """Replace nodes of standard operators that the table names, in graph order; those for which it gives None stay."""
+        for node in list(self.graph):
+            if node.domain == "" and node.op_type in table:
+                self._at = node
+                made = table[node.op_type](self, node)
+                if made is not None:
+                    node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
 
     def fuse(self, table: Mapping[str, Fusion]) -> None:
         """Offer every standard node that the table names, in graph order, to its row; nodes whose outputs a row replaces are gone for those behind them."""
@@ -76,6 +86,18 @@ class Rewriter:
             self.graph.register_initializer(value)
             self._seen[key] = (value,)
         return self._seen[key][0]
+
+    def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
+        """The initialiser of that name, made where there is none yet. Unlike in `constant`, contents are not compared.
+
+        Args:
+            dtype: that of the array where None; INT4 for numbers in an array of int8.
+        """
+        if name not in self.graph.initializers:
+            array = made() if dtype is None else made().astype(dtype.numpy())
+            tensor = ir.tensor(array, dtype=dtype, name=name)
+            self.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor))
+        return self.graph.initializers[name]
 
     def beside(self, matrices: Sequence[ir.Value]) -> ir.Value:
         """An initialiser holding constant matrices [K,n] side by side, put together when it is read."""

@@ -3,13 +3,14 @@
 import copy
 import logging
 import warnings
-from typing import Dict, Union
+from typing import Dict, Optional, Tuple, Union
 
 import onnx_ir as ir
 import torch
 
 from posenc_export import ops
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
+from posenc_export.export.fewer_bits import rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
@@ -40,7 +41,7 @@ class Source:
 
 
 class Sources:
-    """The sources of one model by dtype.
+    """The sources of one model by dtype and format of weights.
 
     Args:
         model: float32, of this package or a module around one; left as it is, and as it is for as long as this is used.
@@ -51,13 +52,14 @@ class Sources:
 
     def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
         self.model = as_model(model)
-        self._by_dtype: Dict[str, Source] = {}
+        self._made: Dict[Tuple[str, Optional[str]], Source] = {}
 
-    def of(self, dtype: str) -> Source:
-        """The model in a dtype, in eval mode."""
-        if dtype not in self._by_dtype:
-            self._by_dtype[dtype] = Source(in_dtype(self.model, dtype))
-        return self._by_dtype[dtype]
+    def of(self, dtype: str, weights: Optional[str] = None) -> Source:
+        """The model in a dtype, in eval mode; with its weights rounded to a format of fewer_bits where one is given."""
+        if (dtype, weights) not in self._made:
+            model = in_dtype(self.model, dtype)
+            self._made[dtype, weights] = Source(model if weights is None else rounded(model, weights))
+        return self._made[dtype, weights]
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

@@ -8,6 +8,7 @@ import torch
 
 from posenc_export.export.describe import Model, bound_of
 from posenc_export.export.expected import of_module
+from posenc_export.export.fewer_bits import rounded
 from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype
 from posenc_export.models import oracle
@@ -69,6 +70,8 @@ def verify(
     if to_json(made.config) != manifest.config:
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
     made = in_dtype(made, manifest.dtype)
+    if manifest.weights is not None:
+        made = rounded(made, manifest.weights.format)
     session, *beside = sessions(loaded, 1)
     certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
     manifests.write(manifest.replace(certificate=certificate), folder)

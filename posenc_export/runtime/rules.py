@@ -224,6 +224,8 @@ def _check_caches(manifest: Manifest) -> None:
 
 def _check_files(manifest: Manifest) -> None:
     graph = GRAPHS[manifest.target]
+    if manifest.weights is not None and (graph != "model.onnx" or manifest.dtype != "float32"):
+        _refuse("weights of few bits belong to model.onnx in float32", f"{manifest.weights.format} for target {manifest.target} in {manifest.dtype}")
     if "posenc.json" in manifest.files:
         _refuse("files are those beside posenc.json", "posenc.json")
     graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))

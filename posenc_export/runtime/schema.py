@@ -13,7 +13,7 @@ FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
-LATER = ("encoder", "packages", "start_ids")  # fields of a manifest that came after others of the schema; left out where they are empty
+LATER = ("encoder", "packages", "start_ids", "weights")  # fields of a manifest that came after others of the schema; left out where they are empty
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
@@ -117,6 +117,40 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
     version: Text
 
 
+class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far an artefact with weights of few bits is from the float32 module, on the inputs of its reference.
+
+    Args:
+        error: root of the mean squared difference of outputs, relative to that of the module's outputs.
+        bound: above which an export fails.
+        agreement: share of tokens for which the largest logit is the same; 0 where there are no logits.
+        tokens: how many were compared.
+        exact: worst error of the grid for the same weights in float32: without the rounding of activations.
+        exact_tolerance: what that error stays within.
+    """
+
+    error: Finite
+    bound: Finite
+    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
+    tokens: AtLeastOne
+    exact: Finite
+    exact_tolerance: Finite
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights of few bits.
+
+    Args:
+        format: as `posenc export --weights` takes it.
+        matrices: constants in that format; all others are float32.
+        deviation: None where the artefact was not verified.
+    """
+
+    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
+    matrices: Size = 0
+    deviation: Optional[Deviation] = None
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
@@ -138,6 +172,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         start_ids: token ids that a decoder begins with which reads an encoder.
         encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
+        weights: their format where it has few bits; None for dtype.
         packages: encodings from outside this package, by name, and the package of each: what is needed to build the model again, and not to run it.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
@@ -168,6 +203,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    weights: Optional[Weights] = None
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None

@@ -8,6 +8,7 @@ from posenc_export.export.onnx_file import write_onnx
 from posenc_export.export.pt2_file import write_pt2
 from posenc_export.export.source import Source
 from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_layers
+from posenc_export.export.targets.fewer_bits import Fused, Standard
 from posenc_export.export.torchscript_file import write_torchscript
 from posenc_export.runtime.manifest import Manifest
 
@@ -24,6 +25,7 @@ class Target:
         update: of its caches, "append" or "in_place".
         geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
         dtypes: it can be written in, the usual one first.
+        few_bits: whether it takes weights of few bits, in float32.
     """
 
     graph: str
@@ -33,6 +35,7 @@ class Target:
     update: str
     geometry: Dict[str, Any]
     dtypes: Tuple[str, ...] = ("float32", "float16")
+    few_bits: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -43,26 +46,29 @@ TARGETS = {
     "onnx": Target(
         "ai.onnx operators, opset 23",
         "grows: past in, present out",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.LOWERING, folder, Standard),
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+        few_bits=True,
     ),
     "onnx-static": Target(
         "ai.onnx operators, opset 24 (23 without caches)",
         "fixed capacity, in place, grown in buckets",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.LOWERING, folder),
+        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.LOWERING, folder, Standard),
         ROWS,
         "in_place",
         {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
+        few_bits=True,
     ),
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, ort_layers.FUSIONS),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
+        few_bits=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",
@@ -83,7 +89,7 @@ TARGETS = {
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, ort_layers.FUSIONS),
+        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
         {"positions": "rows"},  # its GroupQueryAttention reads lengths on the host: those computed from a mask on the device read as 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},

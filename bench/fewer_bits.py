@@ -1,0 +1,104 @@
+"""Trained decoders with weights of few bits, on target ort: size, held-out bits per byte, greedy agreement. Writes bench/results/fewer_bits.json
+and the table of docs/fewer-bits.md.
+
+    python -m bench.fewer_bits [--preset tiny-rope] [--windows 400]
+"""
+
+import argparse
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+
+from posenc_export.export import Sources, export
+from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
+from posenc_export.models.train import corpus
+from posenc_export.numerics import worst_error
+from posenc_export.runtime import load
+
+RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
+ROWS = 50  # windows at a time
+PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+COLUMNS = ("decoder", "weights", "KB on disk", "bits per byte", "above float32", "agreement", "worst error")
+MEASURED = ("int8", "int4")
+
+
+def windows(count: int) -> np.ndarray:
+    """Held-out text as windows [count,257] of the trained length and the byte behind it, those of models.train.bits_per_byte."""
+    held = corpus()[1].numpy()
+    whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(-1, TRAINED_LENGTH + 1)
+    return whole[:count].astype(np.int64)
+
+
+def logits_of(folder: Path, rows: np.ndarray) -> List[np.ndarray]:
+    """Logits [ROWS,256,V] of each group of windows, as the artefact gives them."""
+    session, made = load(folder).session(batch=ROWS), []
+    for first in range(0, len(rows), ROWS):
+        session.reset()
+        made.append(session.prefill(rows[first : first + ROWS, :-1], chunk=TRAINED_LENGTH))
+    return made
+
+
+def bits(logits: List[np.ndarray], rows: np.ndarray) -> float:
+    """Mean bits per byte."""
+    total = 0.0
+    for index, part in enumerate(logits):
+        wanted, wide = rows[index * ROWS : (index + 1) * ROWS, 1:, None], part.astype(np.float64)
+        largest = wide.max(-1, keepdims=True)
+        total += float((largest + np.log(np.exp(wide - largest).sum(-1, keepdims=True)) - np.take_along_axis(wide, wanted, -1)).sum())
+    return total / (len(rows) * TRAINED_LENGTH) / math.log(2)
+
+
+def agreement(one: List[np.ndarray], other: List[np.ndarray]) -> float:
+    """Share of tokens with the same largest logit."""
+    return float(np.mean([a.argmax(-1) == b.argmax(-1) for a, b in zip(one, other, strict=True)]))
+
+
+def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
+    """Figures of a preset in float32 and in every format, by format."""
+    sources, found = Sources(load_preset(name)), {}
+    plain: List[np.ndarray] = []
+    for weights in (None, *MEASURED):
+        with tempfile.TemporaryDirectory() as place:
+            manifest = export(sources, "ort", Path(place) / "made", weights=weights, verify=False)
+            logits = logits_of(Path(place) / "made", rows)
+        plain = plain or logits
+        figures = {"bytes": sum(manifest.files[file].bytes for file in ("model.onnx", "model.onnx.data")), "bits_per_byte": round(bits(logits, rows), 4)}
+        figures |= {"agreement": round(agreement(logits, plain), 4), "worst_error": round(worst_error(np.concatenate(logits), np.concatenate(plain)), 4)}
+        found[weights or "float32"] = figures
+        print(name, weights or "float32", figures, flush=True)
+    return found
+
+
+def table(presets: Dict[str, Any]) -> str:
+    """Figures of all presets in Markdown."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for name, formats in presets.items():
+        for weights, found in formats.items():
+            cells = [name, weights, f"{found['bytes'] / 1000:.0f}", f"{found['bits_per_byte']:.4f}"]
+            if weights != "float32":
+                cells += [f"{found['bits_per_byte'] - formats['float32']['bits_per_byte']:+.4f}", f"{found['agreement']:.1%}"]
+                cells.append(f"{found['worst_error']:.3f}")
+            lines.append(f"| {' | '.join([*cells, *[''] * (len(COLUMNS) - len(cells))])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(given: Optional[List[str]] = None) -> None:
+    """Measure the presets and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", action="append", choices=sorted(PRESETS), help="several times for several (default: all)")
+    parser.add_argument("--windows", type=int, default=400, help="of held-out text")
+    options = parser.parse_args(given)
+    rows = windows(options.windows)
+    found = {name: measure(name, rows) for name in options.preset or PRESETS}
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2], encoding="utf-8")
+    RESULTS.write_text(json.dumps({"windows": len(rows), "length": TRAINED_LENGTH, "presets": found}, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

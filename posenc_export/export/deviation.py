@@ -1,0 +1,59 @@
+"""How far an artefact with weights of few bits is from its float32 module, on the inputs of its reference."""
+
+from pathlib import Path
+from typing import List, Tuple
+
+import msgspec
+import numpy as np
+
+from posenc_export.export.describe import Model, extent
+from posenc_export.export.expected import of_module
+from posenc_export.export.fewer_bits import FORMATS
+from posenc_export.export.verify import VerificationError
+from posenc_export.numerics import deviation_bound
+from posenc_export.runtime import load
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.proof import rounded_up
+from posenc_export.runtime.schema import Deviation
+
+CELL = "difference from the float32 module"
+
+
+def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Manifest:
+    """Measure the deviation of a certified artefact and write it into the manifest.
+
+    Args:
+        exact: of the artefact with the same weights in float32, certified too.
+        model: the float32 module, its weights not rounded.
+
+    Raises:
+        VerificationError: the artefact is further from the module than its format explains.
+    """
+    weights, proof = manifest.weights, exact.certificate
+    assert weights is not None and proof is not None and manifest.certificate is not None
+    actual, expected = _outputs(folder, manifest, model)
+    error = rounded_up(float(np.sqrt(np.square(actual - expected).mean() / (np.square(expected).mean() or 1.0))))
+    kind = FORMATS[weights.format]
+    bound = deviation_bound(extent(model)[0], kind.projections.bits, kind.shared)
+    if not error <= bound:
+        raise VerificationError({**manifest.certificate, "passed": False, "tolerance": bound, "cells": {CELL: error}})
+    agreement = float((actual.argmax(-1) == expected.argmax(-1)).mean()) if manifest.kind == "decoder" else 0.0
+    found = Deviation(error, bound, round(agreement, 3), int(np.prod(expected.shape[:-1])), max(proof["cells"].values()), proof["tolerance"])
+    manifest = manifest.replace(weights=msgspec.structs.replace(weights, deviation=found))
+    manifests.write(manifest, folder)
+    return manifest
+
+
+def _outputs(folder: Path, manifest: Manifest, model: Model) -> Tuple[np.ndarray, np.ndarray]:
+    """What the artefact and the module give for every case of the reference [cases*B,L,V], float64."""
+    session, actual, expected = load(folder, threads=1).session(), [], []
+    for case in of_module(model, manifest, filled=False).cases.values():
+        session.reset()
+        actual.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()))
+        expected.append(case.full)
+    return _whole(actual), _whole(expected)
+
+
+def _whole(parts: List[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts).astype(np.float64)

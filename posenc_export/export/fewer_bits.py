@@ -1,0 +1,146 @@
+"""Weights of few bits: the grids of each format, a model with its weights rounded to them, and the codes of a weight that lies on a grid."""
+
+import copy
+from dataclasses import dataclass
+from typing import Dict, Optional, Set, Tuple
+
+import numpy as np
+import torch
+
+from posenc_export.encodings.base import PositionEncoding
+from posenc_export.models.own import Model
+from posenc_export.models.parts.experts import Experts
+
+LONGEST_ROW = 4096  # inputs of a linear layer, for bounds that follow their logarithm
+ROWS = 4096  # outputs of a weight that are rounded at a time
+# Of a scale, relative to the one that takes the largest weight of a block to the last code. Smaller scales clip that weight and round the others finer.
+# Above 16/15 the largest weight would round to another code than the last, by which `Grid.codes` finds the scale again.
+SEARCHED = tuple(float(factor) for factor in np.linspace(0.75, 1.05, 13))
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A weight as code * scale.
+
+    Args:
+        codes: [N,blocks,block] int8, 0 behind the last input.
+        scales: [N,blocks] float32, of either sign.
+        inputs: number of inputs K.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    inputs: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Weights -2^(bits-1) * scale .. (2^(bits-1) - 1) * scale, one scale for each block of neighbouring inputs of an output.
+
+    The scale has the sign that gives the largest weight of a block the lowest code: that is one code more than a symmetric grid has.
+
+    Args:
+        bits: of a code, 4 or 8.
+        block: inputs that share a scale; all of them where None.
+    """
+
+    bits: int
+    block: Optional[int]
+
+    def rounded(self, weight: np.ndarray) -> np.ndarray:
+        """The nearest weight on the grid: [N,K] float32 to [N,K] float32. The scale of each block is the one of the smallest squared error among SEARCHED."""
+        parts = [self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)]
+        return np.concatenate(parts)
+
+    def codes(self, weight: np.ndarray) -> Optional[Codes]:
+        """Codes that give a weight [N,K] float32 bit by bit; None where it does not lie on the grid."""
+        blocks = self._blocks(weight)
+        scales = self._scales(blocks)
+        codes = self._nearest(blocks, scales)
+        if not np.array_equal(codes * scales[..., None], blocks):
+            return None
+        return Codes(codes.astype(np.int8), scales, weight.shape[1])
+
+    def _rounded(self, weight: np.ndarray) -> np.ndarray:
+        blocks = self._blocks(weight)
+        largest = self._scales(blocks)
+        best, error = largest, np.full(largest.shape, np.inf, np.float32)
+        for factor in SEARCHED if self.bits < 8 else (1.0,):  # with 8 bits clipping costs more than a finer grid gains
+            scales = largest * np.float32(factor)
+            found = np.square(self._nearest(blocks, scales) * scales[..., None] - blocks).sum(2)
+            best, error = np.where(found < error, scales, best), np.minimum(found, error)
+        return (self._nearest(blocks, best) * best[..., None]).reshape(len(weight), -1)[:, : weight.shape[1]]
+
+    def _blocks(self, weight: np.ndarray) -> np.ndarray:
+        """[N,K] as [N,blocks,block], 0 behind the last input."""
+        block = self.block or weight.shape[1]
+        count = -(-weight.shape[1] // block)
+        padded = np.zeros((len(weight), count * block), np.float32)
+        padded[:, : weight.shape[1]] = weight
+        return padded.reshape(len(weight), count, block)
+
+    def _scales(self, blocks: np.ndarray) -> np.ndarray:
+        """By which the largest weight of each block has the lowest code [N,blocks]; a division by a power of two, hence exact."""
+        at = np.abs(blocks).argmax(2)[..., None]
+        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-(1 << (self.bits - 1)))
+
+    def _nearest(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Codes as float32."""
+        half = 1 << (self.bits - 1)
+        return np.clip(np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[..., None]), -half, half - 1)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Grids of a model.
+
+    Args:
+        projections: of linear layers.
+        tables: of token tables, and of heads that share one.
+    """
+
+    projections: Grid
+    tables: Grid
+
+    @property
+    def grids(self) -> Tuple[Grid, ...]:
+        """Those that it has."""
+        return tuple(dict.fromkeys((self.projections, self.tables)))
+
+    @property
+    def shared(self) -> int:
+        """Most weights, and activations, that share a scale."""
+        return self.projections.block or LONGEST_ROW
+
+
+FORMATS: Dict[str, Format] = {
+    "int8": Format(Grid(8, None), Grid(8, 32)),
+    "int4": Format(Grid(4, 32), Grid(4, 32)),
+    "int4-128": Format(Grid(4, 128), Grid(4, 128)),
+}
+
+
+def rounded(model: Model, weights: str) -> Model:
+    """A copy of a float32 model with the weights of its linear layers and its token table on the grids of a format.
+
+    What belongs to encodings, norms, biases, convolutions and tables of token types stays as it is.
+
+    Raises:
+        ValueError: a model with experts, whose weights are no linear layers.
+    """
+    if any(isinstance(part, Experts) for part in model.modules()):
+        raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
+    made, kept, done = copy.deepcopy(model), _kept(model), set()
+    with torch.no_grad():
+        for kind, grid in ((torch.nn.Embedding, FORMATS[weights].tables), (torch.nn.Linear, FORMATS[weights].projections)):
+            for name, part in made.named_modules():
+                if isinstance(part, kind) and name not in kept and id(part.weight) not in done:  # a tied head has the grid of its table
+                    part.weight.copy_(torch.from_numpy(grid.rounded(part.weight.numpy())))
+                    done.add(id(part.weight))
+    return made
+
+
+def _kept(model: Model) -> Set[str]:
+    """Names of modules that stay in float32: those of encodings, and tables of token types."""
+    inside = {id(part) for encoding in model.modules() if isinstance(encoding, PositionEncoding) for part in encoding.modules()}
+    return {name for name, part in model.named_modules(remove_duplicate=False) if id(part) in inside or name.rpartition(".")[2] == "segments"}

@@ -1,0 +1,165 @@
+"""Nodes for constant weights that lie on a grid of few bits. What does not lie on one stays a float32 constant, so that no lowering here changes a weight."""
+
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.fewer_bits import Codes, Grid
+from posenc_export.export.rewriter import NodeLowering, Rewriter
+
+DOMAIN = "com.microsoft"
+INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: it rounds activations to 8 bits in blocks of a row, so that what a token gives does not depend on others
+SMALLEST = float(np.finfo(np.float32).tiny)  # scale of a token whose activations are all 0
+
+OnGrid = Tuple[Grid, Codes]
+
+
+class Weights:
+    """Codes of the constants of a graph, found once for each.
+
+    Args:
+        grids: tried in their order.
+    """
+
+    def __init__(self, grids: Sequence[Grid]) -> None:
+        self.grids = grids
+        self._found: Dict[str, Optional[OnGrid]] = {}
+
+    def count(self) -> int:
+        """Constants that lie on a grid."""
+        return sum(found is not None for found in self._found.values())
+
+    def of_product(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
+        """Name and codes of the constant [K,N] by which a MatMul multiplies, which may be a table [N,K] transposed."""
+        value = node.inputs[1]
+        producer = None if value is None else value.producer()
+        if producer is not None and producer.op_type == "Transpose" and _is_matrix(producer.inputs[0]):
+            return self._of(producer.inputs[0], "rows", lambda table: table)
+        return self._of(value, "columns", lambda weight: np.ascontiguousarray(weight.T))
+
+    def of_table(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
+        """Name and codes of the table [N,K] whose rows a Gather takes."""
+        axis = node.attributes.get_int("axis", 0)
+        return self._of(node.inputs[0] if axis == 0 else None, "rows", lambda table: table)
+
+    def _of(self, source: Optional[ir.Value], outputs: str, by_output: Callable[[np.ndarray], np.ndarray]) -> Tuple[str, Optional[OnGrid]]:
+        """A name for a constant read in one way, its grid and its codes; none for what is no constant matrix or lies on no grid.
+
+        Args:
+            outputs: whether its "rows" or its "columns" are outputs.
+            by_output: brings it to [N,K].
+        """
+        if source is None or not _is_matrix(source):
+            return "", None
+        name = f"{source.name}.{outputs}"
+        if name not in self._found:
+            assert source.const_value is not None
+            weight = by_output(source.const_value.numpy())
+            found = ((grid, grid.codes(weight)) for grid in self.grids)
+            self._found[name] = next(((grid, codes) for grid, codes in found if codes is not None), None)
+        return name, self._found[name]
+
+
+class Fused:
+    """com.microsoft operators: MatMulNBits and GatherBlockQuantized for blocks, which share one tensor where a head is tied, and integer products for grids
+    with one scale for an output."""
+
+    def __init__(self, grids: Sequence[Grid]) -> None:
+        self.weights = Weights(grids)
+
+    def table(self) -> Mapping[str, NodeLowering]:
+        """Lowerings by operator."""
+        return {"MatMul": self.product, "Gather": self.rows}
+
+    def product(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+        """x W for x [B,S,K]."""
+        name, found = self.weights.of_product(node)
+        if found is None:
+            return None
+        grid, codes = found
+        if grid.block is None:
+            return self._by_token(rewriter, node.inputs[0], name, codes)
+        sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": INT8_ACTIVATIONS}
+        inputs = [node.inputs[0], self._packed(rewriter, name, grid, codes), rewriter.weight(f"{name}.scales", lambda: codes.scales)]
+        return rewriter.emit("MatMulNBits", inputs, DOMAIN, sizes)
+
+    def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+        """Rows of a table for ids [B,S]."""
+        name, found = self.weights.of_table(node)
+        if found is None or found[0].block is None:
+            return None
+        grid, codes = found
+        scales = rewriter.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
+        attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
+        blocks = rewriter.emit("GatherBlockQuantized", [self._packed(rewriter, name, grid, codes), node.inputs[1], scales], DOMAIN, attributes)
+        flat = rewriter.emit("Reshape", [blocks, rewriter.constant([0, 0, -1])])
+        if codes.codes[0].size == codes.inputs:
+            return flat
+        return rewriter.emit("Slice", [flat, rewriter.constant([0]), rewriter.constant([codes.inputs]), rewriter.constant([2])])
+
+    def _by_token(self, rewriter: Rewriter, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+        """Activations are rounded to 8 bits with one scale for a token: what a token gives does not depend on those beside it, as it does in DynamicQuantizeMatMul."""
+        largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), rewriter.constant([-1])], attributes={"keepdims": 1})
+        of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
+        of_token = rewriter.emit("Max", [of_token, rewriter.constant(SMALLEST, "float32")])
+        one, zero = rewriter.constant(1, "float32"), rewriter.constant(128, "uint8")
+        whole = rewriter.emit("QuantizeLinear", [rewriter.emit("Div", [x, of_token]), one, zero])
+        weight = rewriter.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes[:, 0].T))
+        scales = rewriter.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
+        return rewriter.emit("Mul", [rewriter.emit("MatMulIntegerToFloat", [whole, weight, one, scales, zero], DOMAIN), of_token])
+
+    def _packed(self, rewriter: Rewriter, name: str, grid: Grid, codes: Codes) -> ir.Value:
+        """Codes above 0 [N,blocks,bytes] uint8, two of 4 bits in a byte, the first in its lower half."""
+
+        def made() -> np.ndarray:
+            unsigned = (codes.codes.astype(np.int16) + (1 << (grid.bits - 1))).astype(np.uint8)
+            return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
+
+        return rewriter.weight(f"{name}.codes", made)
+
+
+class Standard:
+    """ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime makes one MatMulNBits, and Gather of codes before DequantizeLinear.
+
+    A tied head has codes of its own: a table that is read by row and multiplied from the left would be turned into float32 as a whole at each step.
+    """
+
+    def __init__(self, grids: Sequence[Grid]) -> None:
+        self.weights = Weights(grids)
+
+    def table(self) -> Mapping[str, NodeLowering]:
+        """Lowerings by operator."""
+        return {"MatMul": self.product, "Gather": self.rows}
+
+    def product(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+        """x W for x [B,S,K]."""
+        name, found = self.weights.of_product(node)
+        if found is None:
+            return None
+        grid, codes = found
+        stored = rewriter.weight(f"{name}.codes", lambda: np.ascontiguousarray(_flat(codes).T), ir.DataType.INT4 if grid.bits == 4 else None)
+        scales = rewriter.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy() if grid.block is None else np.ascontiguousarray(codes.scales.T))
+        how: Dict[str, Any] = {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
+        return rewriter.emit("MatMul", [node.inputs[0], rewriter.emit("DequantizeLinear", [stored, scales], attributes=how)])
+
+    def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+        """Rows of a table for ids [B,S]; codes of 4 bits stand in 8, which Gather takes."""
+        name, found = self.weights.of_table(node)
+        if found is None or found[0].block is None:
+            return None
+        grid, codes = found
+        table = rewriter.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
+        scales = rewriter.weight(f"{name}.scales_to_gather", lambda: codes.scales)
+        gathered = [rewriter.emit("Gather", [part, node.inputs[1]]) for part in (table, scales)]
+        return rewriter.emit("DequantizeLinear", gathered, attributes={"axis": 2, "block_size": grid.block})
+
+
+def _flat(codes: Codes) -> np.ndarray:
+    """Codes by output and input [N,K] int8."""
+    return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
+
+
+def _is_matrix(value: Optional[ir.Value]) -> bool:
+    """Whether a value is a constant float32 matrix."""
+    return value is not None and value.const_value is not None and value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) == 2
