@@ -20,11 +20,12 @@
 #define FLOAT16 ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
 #define INT32 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
 #define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
-enum { FEEDS = 3, STATES = 10 };
+enum { FEEDS = 4, STATES = 10 };
 
 // Inputs: what a call brings, then the states. Outputs: the logits, then what the states become.
 static const char* const INPUTS[] = {
     "input_ids",
+    "logits_index",
     "seqlens_k",
     "total_sequence_length",
     "past_key_values.0.key",
@@ -131,7 +132,6 @@ int main(int count_of_arguments, char** arguments) {
   int64_t* tokens = malloc(sizeof(int64_t) * (size_t)count);
   for (int64_t i = 0; i < count; ++i) tokens[i] = atoll(arguments[3 + i]);
   OrtValue *inputs[FEEDS + STATES], *outputs[1 + STATES];
-  inputs[3] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[4] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[5] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[6] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
@@ -141,14 +141,16 @@ int main(int count_of_arguments, char** arguments) {
   inputs[10] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[11] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[12] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  inputs[13] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
 
   for (int left = atoi(arguments[2]); left > 0; --left) {
     inputs[0] = copied(tokens, SIZES(1, count));
-    inputs[1] = integers(INT32, held + count - 1, 0, SIZES(1));
-    inputs[2] = integers(INT32, held + count, 0, NULL, 0);
+    inputs[1] = integers(INT64, count - 1, 0, SIZES(1, 1));
+    inputs[2] = integers(INT32, held + count - 1, 0, SIZES(1));
+    inputs[3] = integers(INT32, held + count, 0, NULL, 0);
     memset(outputs, 0, sizeof outputs);
     check(ort->Run(session, NULL, INPUTS, (const OrtValue* const*)inputs, FEEDS + STATES, OUTPUTS, 1 + STATES, outputs));
-    const size_t words = entries_of(outputs[0]) / (size_t)count, last = entries_of(outputs[0]) - words;
+    const size_t words = entries_of(outputs[0]) / (size_t)1, last = entries_of(outputs[0]) - words;
     int64_t best = 0;
     for (size_t word = 1; word < words; ++word)
       if (number(data_of(outputs[0]), last + word) > number(data_of(outputs[0]), last + (size_t)best)) best = (int64_t)word;

@@ -36,12 +36,12 @@ States empty() {
   };
 }
 
-// Read x, new tokens of one row behind `held` ones: the output of each. `states` become those of the next call.
+// Read x, new tokens of one row behind `held` ones: the logits of the last. `states` become those of the next call.
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
   const int64_t count = x.size(1);
   const c10::List<at::Tensor> rest(States(states.begin() + 1, states.end()));
-  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), states[0], rest}).toTuple()->elements();
+  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), states[0], rest}).toTuple()->elements();
   states = {results[1].toTensor()};
   for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);
   return results[0].toTensor();

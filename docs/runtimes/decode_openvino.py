@@ -33,10 +33,11 @@ def empty():
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    """Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call."""
     new = x.shape[1]
     feeds = {
         "input_ids": x,
+        "logits_index": np.array([[new - 1]], np.int64),
         "seqlens_k": np.array([held + new - 1], np.int32),
         "total_sequence_length": np.array(held + new, np.int32),
     }

@@ -32,12 +32,13 @@ def empty():
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the output of each, and the states for the next call."""
+    """Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call."""
     new = x.shape[1]
     slots = np.arange(held, held + new, dtype=np.int64)[None]
     feeds = {
         "input_ids": x,
         "position_ids": start + slots,
+        "logits_index": np.array([[new - 1]], np.int64),
     }
     # By order: inputs and then states, as the graph has them.
     output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))

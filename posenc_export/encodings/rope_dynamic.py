@@ -20,8 +20,8 @@ class RoPEDynamic(PositionEncoding):
     theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) where n is above L, theta up to there.
 
     Keys are cached raw and turned when read, by the query's own frequencies: one token at a time, in chunks and at once are the same.
-    Memory beside the scores: the keys turned for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" they are cached as turned by the length
-    at which they came, which is what transformers does when it decodes: scores across the switch then mix frequencies.
+    Memory beside the scores: the keys turned for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" they are cached as
+    turned by the length at which they came, which is what transformers does when it decodes: scores across the switch then mix frequencies.
 
     With lengths="per_call" all tokens of a row turn by the length of the row, n - 1 being its largest position in the call. What a token gets then depends on
     how a sequence is cut into calls, so no cache can go with it: bidirectional attention only, where a call is a whole sequence.

@@ -16,7 +16,7 @@ from posenc_export.text import BYTES
 
 ASSETS = ("index.html", "page.js", "model.js")
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # the build for WebAssembly alone: 14 MB instead of 27
-INPUTS = ("input_ids", "position_ids", "attention_mask")  # that page.js can fill
+INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask")  # that page.js can fill
 DISTANCES = 48  # tokens back that a page draws
 CONTEXT = 1024  # bytes of text that a page reads at most
 

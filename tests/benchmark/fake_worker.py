@@ -18,7 +18,7 @@ class FakeSession:
     def reset(self) -> None:
         self.length = 0
 
-    def prefill(self, inputs, chunk) -> None:
+    def prefill(self, inputs, logits_to_keep) -> None:
         assert len(inputs) == int(os.environ.get("FAKE_WORKER_BATCH", "1"))
         self.length += inputs.shape[1]
 

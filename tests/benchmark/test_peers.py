@@ -58,13 +58,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
-    """Outputs behind a prompt, of steps, of steps after a rewind, and of a step behind a prompt in two chunks."""
-    found = [np.asarray(session.prefill(tokens[:, :16], chunk=16))[:, -1]]
+    """Outputs behind a prompt, of steps, of steps after a rewind, and of a step behind a prompt in two calls, where a row is alone."""
+    found = [np.asarray(session.prefill(tokens[:, :16], logits_to_keep=1))[:, -1]]
     found += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
     session.rewind(3)
     found += [np.array(session.step(tokens[:, index])) for index in range(17, 24)]
     session.reset()
-    session.prefill(tokens[:, :20], chunk=12)
+    for part in np.split(tokens[:, :20], [12] if len(tokens) == 1 else [], axis=1):
+        session.prefill(part, logits_to_keep=1)
     return np.stack([*found, np.array(session.step(tokens[:, 20]))])
 
 

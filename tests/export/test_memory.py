@@ -36,7 +36,8 @@ print(memory("VmHWM") - before, sum(4 * parameter.numel() for parameter in model
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["ort", "onnx"])
 def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(target: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), target], check=True, env=environment, capture_output=True, text=True)

@@ -32,22 +32,23 @@ def _parallel() -> StackConfig:
     return replace(GATED, layers={name: replace(kind, residual={"name": "parallel"}, norms=kind.norms[:1]) for name, kind in GATED.layers.items()})
 
 
+LAST = {"Unsqueeze": 1, "GatherND": 1}  # the tokens whose logits are wanted
 # Of each model: nodes of a layer, and those before and behind its two layers.
 LAYERS: Dict[str, Any] = {
     "gated": (
         GATED,
         {"RMSNormalization": 2, "MatMul": 4, "GroupQueryAttention": 1, "Add": 2, "Split": 1, "QuickGelu": 1, "Mul": 1},
-        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1},
+        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "parallel": (
         _parallel(),
         {"RMSNormalization": 1, "MatMul": 3, "GroupQueryAttention": 1, "Add": 2, "Split": 1, "QuickGelu": 1, "Mul": 1},
-        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1},
+        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "plain": (
         PLAIN,
         {"LayerNormalization": 2, "MatMul": 4, "GroupQueryAttention": 1, "Add": 6, "Gelu": 1},
-        {"Gather": 1, "LayerNormalization": 1, "MatMul": 1},
+        {"Gather": 1, "LayerNormalization": 1, "MatMul": 1, **LAST},
     ),
 }
 

@@ -117,4 +117,4 @@ def test_a_planted_fault_of_a_session_is_found_by_random_calls(owner: type, name
     machine = machine_of(made(Spec("rope", "decoder", "ort")))
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises((AssertionError, ValueError)):
-        run_state_machine_as_test(machine, settings=settings(FAST, max_examples=60, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(machine, settings=settings(FAST, max_examples=300, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]

@@ -29,5 +29,3 @@ MODELS: Dict[str, Dict[str, Any]] = {
     },
 }  # fmt: skip
 CONFIGS = {"deepseek_v3": "DeepseekV3Config"}
-# Whose values are not as wide as keys: GroupQueryAttention takes them alike.
-APART = ("deepseek_v3", "deepseek_v3 dense")

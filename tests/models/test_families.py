@@ -16,7 +16,6 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models import latent  # noqa: E402
 from tests.models.checkpoints import BY_COLUMN, MODELS, saved  # noqa: E402
 from tests.models.patterns import BY_POSITION, DECODER, share, theirs, tokens_of  # noqa: E402
 
@@ -48,7 +47,6 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
 
 
 QUICK = {"ort": ("phi3", "gemma2", "gpt_oss", "falcon with alibi"), "torchscript": tuple(dict.fromkeys(name.split()[0] for name in MODELS))}
-NO_NODE = ("phi3", *latent.APART)  # LongRoPE chooses its factors by query; values are as wide as keys in the node
 CASES = [
     pytest.param(name, target, pattern, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive)
     for name in MODELS
@@ -72,7 +70,7 @@ def test_the_logits_that_are_kept_are_those_of_transformers(folders: Path) -> No
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK["ort"] else pytest.mark.exhaustive) for name in MODELS])
 def test_every_layer_is_one_node_on_ort(name: str, folders: Path) -> None:
     manifest = _prepared(name, "ort", folders)[1].manifest
-    assert manifest.operators.get("GroupQueryAttention", 0) == (0 if name in NO_NODE else len(manifest.config["order"]))
+    assert manifest.operators["GroupQueryAttention"] == len(manifest.config["order"])
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name])

@@ -25,6 +25,7 @@ from tests.models.test_recent_families import config_of  # noqa: E402
 YARN = latent.MODELS["deepseek_v3"]["rope_parameters"]
 
 
+@pytest.mark.exhaustive
 def test_an_export_is_certified_against_the_oracle(tmp_path: Path) -> None:
     manifest = export_model(from_pretrained(saved("deepseek_v3", tmp_path / "checkpoint")[1]), "ort", tmp_path / "exported")
     assert manifest.certificate is not None and manifest.certificate["passed"]

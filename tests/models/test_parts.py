@@ -130,7 +130,7 @@ MODELS: Dict[str, Any] = {
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
     "no segments": (replace(encoder("learned"), tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
-QUICK = {"all of them": ("ort", "torchscript"), "chunk": ("ort", "torchscript"), "near": ("torchscript",), "no segments": ("torchscript",)}
+QUICK = {"all of them": ("ort", "torchscript"), "chunk": ("torchscript",), "near": ("torchscript",), "no segments": ("torchscript",)}
 
 
 @functools.lru_cache(2)

@@ -90,10 +90,10 @@ def order_of(session: Session, call: str) -> List[int]:
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
-WHOLE = ("rope", "fox")  # on every target; of the others, `make test` takes ort and torchscript
+WHOLE = ("rope", "fox")  # on every target; of the others, `make test` takes torchscript
 EACH = [  # one worker exports a kind
     pytest.param(
-        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[0] in WHOLE or case[1] in ("ort", "torchscript") else [pytest.mark.exhaustive])]
+        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[0] in WHOLE or case[1] == "torchscript" else [pytest.mark.exhaustive])]
     )
     for case in CASES
 ]

@@ -31,7 +31,7 @@ def _own(config: Any) -> Sources:
     return made
 
 
-@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "ort-cuda"])
+@pytest.mark.parametrize("target", ["onnx", "ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx-static", "ort-cuda"))])
 def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(target: str, tmp_path: Path) -> None:
     made = export(_own(decoder("rope")), target, tmp_path / "artefact")
     said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "artefact")], check=True, capture_output=True, text=True)

@@ -41,7 +41,7 @@ class GenaiSession:
         parameters.set_search_options(max_length=self.most)
         self.generator, self.tokens = onnxruntime_genai.Generator(self.model, parameters), np.zeros((1, 0), np.int32)
 
-    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
         return self._append(inputs)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:

@@ -73,7 +73,8 @@ class HandGraph:
         inputs = [source, *(helper.make_tensor_value_info(f"past.{name}", FLOAT, cache) for name in names)]
         inputs += [helper.make_tensor_value_info("seqlens_k", INT32, ["batch"]), helper.make_tensor_value_info("total_sequence_length", INT32, [])]
         outputs = [result, *(helper.make_tensor_value_info(f"present.{name}", FLOAT, cache) for name in names)]
-        weights = [onnx.numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name) for name, array in self.weights.items()]
+        arrays = {name: array if array.dtype == np.int64 else np.ascontiguousarray(array, np.float32) for name, array in self.weights.items()}
+        weights = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
         graph = helper.make_graph(self.nodes, "hand_written", inputs, outputs, weights)
         imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()  # type: ignore[no-any-return]
@@ -88,7 +89,7 @@ def block(config: Dict[str, Any], weights: Arrays) -> bytes:
 
 
 def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """The graph of a decoder that `shapes.is_llama` takes: input_ids [B,S] to logits [B,S,V]. weights: under the names of Stack."""
+    """The graph of a decoder that `shapes.is_llama` takes: input_ids [B,S] to the logits of the last tokens [B,1,V]. weights: under the names of Stack."""
     layers, epsilon = len(config["order"]), config["norm"]["epsilon"]
     graph = HandGraph(config["layers"][config["order"][0]]["attention"], config["max_positions"])
     table = graph.weights["table"] = weights["tokens.embedding.weight"]
@@ -103,6 +104,7 @@ def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
         following = "norm.weight" if layer == layers - 1 else f"layers.{layer + 1}.residual.attention_norm.weight"
         x, total = graph.normed(total, added, f"norm.after.{layer}", weights[following], epsilon)
     graph.weights["head"] = weights.get("head.linear.weight", table).T
-    graph.node("MatMul", [x, "head"], ["logits"])
+    graph.weights |= {"from": np.array([-1]), "to": np.array([np.iinfo(np.int64).max]), "of_tokens": np.array([1])}
+    graph.node("MatMul", [graph.node("Slice", [x, "from", "to", "of_tokens"], ["last"]), "head"], ["logits"])
     source = helper.make_tensor_value_info("input_ids", INT64, ["batch", "new"])
-    return graph.model(source, helper.make_tensor_value_info("logits", FLOAT, ["batch", "new", config["tokens"]["vocabulary"]]), layers)
+    return graph.model(source, helper.make_tensor_value_info("logits", FLOAT, ["batch", 1, config["tokens"]["vocabulary"]]), layers)

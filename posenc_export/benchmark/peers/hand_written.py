@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
 from posenc_export.benchmark.peers import hand_graph
 from posenc_export.benchmark.peers.rebuilt import rebuilt
 from posenc_export.runtime.manifest import Manifest
@@ -53,9 +53,9 @@ class HandSession:
     def reset(self) -> None:
         self.length = 0
 
-    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
         """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
-        return in_chunks(self._call, inputs, chunk if len(inputs) == 1 else inputs.shape[1])
+        return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         self._advance(1)
@@ -80,7 +80,8 @@ class HandSession:
     def _bound(self, inputs: np.ndarray) -> Any:
         """A binding of inputs and caches, and the array that the output goes to; OrtValues only borrow arrays, which the session keeps."""
         source, result = self.session.get_inputs()[0], self.session.get_outputs()[0]
-        output = np.zeros((*inputs.shape[:2], result.shape[-1]), np.float32)
+        rows = result.shape[1] if isinstance(result.shape[1], int) else inputs.shape[1]
+        output = np.zeros((len(inputs), rows, result.shape[-1]), np.float32)
         binding = self.session.io_binding()
         fed = {source.name: inputs, "seqlens_k": self.seqlens, "total_sequence_length": self.total, **self.caches}
         for name, array in fed.items():

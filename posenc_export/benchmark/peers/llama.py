@@ -68,16 +68,17 @@ class LlamaSession:
     def reset(self) -> None:
         self.cache = DynamicCache(config=self.model.config)
 
-    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
-        return in_chunks(self._call, inputs, chunk)
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
+        return in_chunks(lambda tokens: self._call(tokens, logits_to_keep), inputs)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._call(inputs[:, None])[:, 0]
+        return self._call(inputs[:, None], 1)[:, 0]
 
     def rewind(self, n: int) -> None:
         self.cache.crop(-n)
 
-    def _call(self, tokens: np.ndarray) -> np.ndarray:
+    def _call(self, tokens: np.ndarray, logits_to_keep: int) -> np.ndarray:
         with torch.inference_mode():
-            logits: np.ndarray = self.model(input_ids=torch.from_numpy(tokens), past_key_values=self.cache, use_cache=True).logits.numpy()
+            made = self.model(input_ids=torch.from_numpy(tokens), past_key_values=self.cache, use_cache=True, logits_to_keep=logits_to_keep)
+        logits: np.ndarray = made.logits.numpy()
         return logits

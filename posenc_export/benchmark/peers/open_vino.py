@@ -37,8 +37,8 @@ class OpenVinoSession:
         self.request.reset_state()
         self.length = 0
 
-    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
-        return in_chunks(self._call, inputs, chunk)
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
+        return in_chunks(self._call, inputs)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         return self._call(inputs[:, None])[:, 0]

@@ -9,7 +9,7 @@ import onnxruntime
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
-from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
 from posenc_export.runtime.manifest import Manifest
 
 
@@ -33,9 +33,9 @@ class OptimumSession:
         self.past: Any = None
         self.length = 0
 
-    def prefill(self, inputs: np.ndarray, chunk: int) -> np.ndarray:
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
         """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
-        return in_chunks(self._call, inputs, chunk if len(inputs) == 1 else inputs.shape[1])
+        return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         return self._call(inputs[:, None])[:, 0]

@@ -18,7 +18,7 @@ def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attention-23 with past and present: it appends and attends in one node, in float32, where nothing else reads keys and values."""
     appended = standard.appended_here(node)
-    if appended is None or rewriter.dtype != "float32" or standard.sinks_of(node) is not None:
+    if appended is None or rewriter.dtype != "float32" or standard.sinks_of(node) is not None or standard.shares_of(node) is not None:
         return standard.attend(rewriter, node)
     append_key, append_value = appended
     past_key, new_key, past_value, new_value = *append_key.inputs[:2], *append_value.inputs[:2]

@@ -62,10 +62,9 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """GroupQueryAttention, where it alone reads the keys and values it appends; else attention over the valid slots."""
     appended = standard.appended_here(node)
-    if appended is None or not _fits(rewriter, node, *appended):
+    if appended is None or not _fits(rewriter, node):
         return standard.attend(rewriter, node)
     append_key, append_value = appended
-    _check_head_size(append_key)
     q, attention_mask = node.inputs[0], by_columns(rewriter)
     semantic_mask = producer(node.inputs[3], "Mask")
     assert semantic_mask is not None and not number(semantic_mask, "after")  # a cache looks back
@@ -79,16 +78,10 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         bias = _sum(rewriter, [node.inputs[3], content])
     else:
         bias = _in_dtype(rewriter, _sum(rewriter, [semantic_mask.inputs[2], content]))
-    new_values, given = _as_wide_as_keys(rewriter, append_key, append_value)
-    sources = [q, append_key.inputs[1], new_values]
-    attributes: Dict[str, Any] = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node), **(seen or {})}
-    tables: List[Optional[ir.Value]] = [None, None]
-    if rotation is None:
-        sources = [_rotated(rewriter, value) for value in sources]
-    else:
-        tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
-        attributes |= {"do_rotary": 1, "rotary_interleaved": number(rotation, "interleaved")}
-        sources = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
+    sources, tables, turned = _turned(rewriter, [q, append_key.inputs[1], append_value.inputs[1]], rotation)
+    values, wide = size(append_value.inputs[0], 3), _widened(append_key, append_value)
+    sources = [_padded(rewriter, value, wide) for value in sources]
+    attributes = {"num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node), **(seen or {}), **turned}
     reader = standard.shares_of(node)
     inputs = [*_projections(rewriter, sources), append_key.inputs[0], append_value.inputs[0], seqlens, total, *tables, None, bias, standard.sinks_of(node)]
     attributes |= {} if reader is None else {"qk_output": AFTER_SOFTMAX}
@@ -97,26 +90,43 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         reader.outputs[0].replace_all_uses_with(_where_seen(rewriter, shares[0], node.inputs[3]))
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
-    if given < size(append_key.inputs[0], 3):
-        y = _first_of_heads(rewriter, y, number(node, "heads"), given)
+    if values < wide:
+        y = _first_of_heads(rewriter, y, number(node, "heads"), values)
     return y if attention_mask is None else _at_tokens(rewriter, y, semantic_mask.inputs[0])
 
 
-def _fits(rewriter: Rewriter, node: ir.Node, append_key: ir.Node, append_value: ir.Node) -> bool:
-    """Whether the node takes it: values no wider than keys, and in float16 no scores from content, which may leave the range of its bias."""
-    return size(append_key.inputs[0], 3) >= size(append_value.inputs[0], 3) and (standard.content_of(node) is None or rewriter.dtype == "float32")
+def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
+    """Whether the node takes it: in float16 no scores from content, which may leave the range of its bias."""
+    return standard.content_of(node) is None or rewriter.dtype == "float32"
 
 
-def _as_wide_as_keys(rewriter: Rewriter, append_key: ir.Node, append_value: ir.Node) -> Tuple[Optional[ir.Value], int]:
-    """New values [B,S,K,D] and their size D. The node has one head size: narrower values get zeros behind them, and their cache is as wide as that of the keys."""
-    past, new, wide = append_value.inputs[0], append_value.inputs[1], size(append_key.inputs[0], 3)
-    given = size(past, 3)
-    if given < wide:
+def _turned(
+    rewriter: Rewriter, sources: List[Optional[ir.Value]], rotation: Optional[ir.Node]
+) -> Tuple[List[Optional[ir.Value]], List[Optional[ir.Value]], Dict[str, Any]]:
+    """Queries, keys and values as the node reads them, its tables of cos and sin, and its attributes of rotation: it turns them itself, or reads turned ones."""
+    if rotation is None:
+        return [_rotated(rewriter, value) for value in sources], [None, None], {}
+    tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
+    unturned = [rotated.inputs[0] if (rotated := producer(value, "Rotate")) else value for value in sources]
+    return unturned, list(tables), {"do_rotary": 1, "rotary_interleaved": number(rotation, "interleaved")}
+
+
+def _widened(append_key: ir.Node, append_value: ir.Node) -> int:
+    """The head size of the node, which has one for keys and values, a multiple of 8. Both caches get it; what is narrower has zeros behind it."""
+    caches = [append_key.inputs[0], append_value.inputs[0]]
+    wide = -(-max(size(past, 3) for past in caches) // 8) * 8
+    for past in caches:
         assert past is not None and past.shape is not None
         past.shape = ir.Shape([*past.shape[:3], wide])
-        new = rewriter.emit("Pad", [new, rewriter.constant([0, wide - given]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
-        new.shape = ir.Shape([None, None, size(append_value.inputs[1], 2), wide])
-    return new, given
+    return wide
+
+
+def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optional[ir.Value]:
+    """Heads [B,S,N,D] with zeros behind them, [B,S,N,wide]."""
+    missing = wide - size(value, 3)
+    if not missing:
+        return value
+    return rewriter.emit("Pad", [value, rewriter.constant([0, missing]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
 
 
 def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
@@ -188,7 +198,11 @@ def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]
 
 def _rotated(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
     node = producer(value, "Rotate")
-    return value if node is None else standard.rotate(rewriter, node)
+    if node is None:
+        return value
+    turned = standard.rotate(rewriter, node)
+    turned.shape = node.outputs[0].shape
+    return turned
 
 
 def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[Optional[ir.Value]]:
@@ -198,12 +212,6 @@ def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
         return [split.inputs[0], None, None]
     return list(parts)
-
-
-def _check_head_size(append_key: ir.Node) -> None:
-    found = size(append_key.inputs[0], 3)
-    if found % 8:
-        raise ValueError(f"export: expected a head size that is a multiple of 8 for target ort (GroupQueryAttention), got {found}; choose target onnx or another size")
 
 
 LOWERING = (
