@@ -1,6 +1,6 @@
 """Tokens per second of `posenc serve` over clients, with all rows decoded together and one after the other.
 
-    python bench/serve.py [--json bench/results/serve.json]
+    python -m bench.serve [--json bench/results/serve.json]
 
 Two servers of each model stand side by side, `--rows 16` and `--rows 1`, one thread for an operator each; clients on the loopback interface send ragged prompts
 and read streams. The servers are asked in turn, so that what disturbs the machine disturbs both; medians over rounds.

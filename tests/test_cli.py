@@ -21,7 +21,6 @@ BAD = {
     "unknown parameter": [*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"],
     "odd rotary size": [*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"],
     "heads not divisible": [*BLOCK, "--kv-heads", "3", "--target", "ort"],
-    "head size the kernel refuses": [*BLOCK, "--head-size", "12", "--target", "ort"],
     "unknown target": [*BLOCK, "--target", "onx"],
     "unknown format of weights": [*BLOCK, "--target", "ort", "--weights", "int3"],
     "two formats of weights": [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],

@@ -14,9 +14,11 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import files, load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
+from tests.traces import sources
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 DATA = external_data.WEIGHTS
+pytestmark = pytest.mark.xdist_group("weights beside the graph")  # one process makes the artefacts
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     """An artefact for each target, not to be changed."""
     folder = tmp_path_factory.mktemp("made")
     for target in ONNX_TARGETS:
-        export(seeded(decoder("rope")), target, folder / target, verify=False)
+        export(sources(decoder("rope")), target, folder / target, verify=False)
     return {path.name: path for path in folder.iterdir()}
 
 

@@ -45,7 +45,7 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
 
 
 CALLS = [(target, signature) for target, signatures in SIGNATURES.items() for signature in signatures]
-QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "mask"): ("bert", "deberta-v2"), ("onnx", "positions"): ("modernbert",)}
+QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "mask"): ("bert", "deberta-v2")}
 CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive) for name in MODELS for call in CALLS]
 
 

@@ -46,7 +46,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, SESSIONS[name, target].session()
 
 
-QUICK = {"ort": ("phi3", "gemma2", "gpt_oss", "falcon with alibi"), "torchscript": tuple(dict.fromkeys(name.split()[0] for name in MODELS))}
+QUICK = {"ort": ("phi3", "gemma2", "falcon with alibi"), "torchscript": tuple(dict.fromkeys(name.split()[0] for name in MODELS))}
 CASES = [
     pytest.param(name, target, pattern, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive)
     for name in MODELS

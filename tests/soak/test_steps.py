@@ -16,6 +16,7 @@ def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -
     assert figure["steps_per_second"] > 0
 
 
+@pytest.mark.exhaustive
 def test_memory_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: List[Any] = []
 

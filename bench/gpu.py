@@ -1,7 +1,7 @@
 """The CUDA provider: proofs of every encoding on a GPU, and decode and prefill of a float16 decoder against transformers.
 
-    python -m bench.cuda proofs --json FILE [--names NAME ...]
-    python -m bench.cuda latency --json FILE
+    python -m bench.gpu proofs --json FILE [--names NAME ...]
+    python -m bench.gpu latency --json FILE
 
 Latency: one process per contestant, in turn, ROUNDS times; the median of the rounds' medians and their spread. All contestants have the same weights:
 a decoder of 12 layers of 768 (124 million parameters) in float16, one row. A step takes a token from the host and gives logits to the host.
@@ -155,7 +155,7 @@ def latency() -> Dict[str, Any]:
         rounds: Dict[str, List[Dict[str, Any]]] = {name: [] for name in CONTESTANTS}
         for index in range(ROUNDS):
             for name in CONTESTANTS:
-                ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "bench.cuda", "round", name, str(folder)], capture_output=True, text=True, check=False)
+                ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "bench.gpu", "round", name, str(folder)], capture_output=True, text=True, check=False)
                 if ran.returncode:
                     rounds[name].append({"error": ran.stderr[-800:]})
                     continue
