@@ -20,6 +20,7 @@ VARIANTS = {
     "sinusoidal_2d-grid": {"name": "sinusoidal_2d", "first": "column", "layout": "interleaved", "rows": 500, "columns": 70, "factor": 0.5, "scale": 2.0},
     "learned_2d-beside": {"name": "learned_2d", "rows": 60, "columns": 700, "join": "column_row"},
     "learned-offset": {"name": "learned", "offset": 2},
+    "rope_linear-spread": {"name": "rope_linear", "factor": 0.4},
     "rope_dynamic-short": {"name": "rope_dynamic", "factor": 4.0, "original_max_positions": 20, "layout": "interleaved", "rotary": 8},
     "rope_dynamic-rotated": {"name": "rope_dynamic", "original_max_positions": 20, "keys": "rotated"},
     "rope_longrope-short": {"name": "rope_longrope", "original_max_positions": 20, "rotary": 8, "short_factor": "1;1.5;2;3", "long_factor": "1;3;7;16"},

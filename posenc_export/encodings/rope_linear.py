@@ -14,11 +14,11 @@ class RoPELinear(Rotary):
 
     Args:
         geometry: head size D.
-        factor: by how much the range is stretched.
+        factor: by how much the range is stretched; below 1 positions are spread apart, alpha = 1 / factor above 1.
         theta, layout, rotary, numerics: as RoPE.
 
     Raises:
-        ValueError: as RoPE; a factor below 1.
+        ValueError: as RoPE; a factor that is not above 0.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class RoPELinear(Rotary):
     ) -> None:
         size = rotary_size("rope_linear", geometry, rotary)
         check_choice("rope_linear", "layout", layout, LAYOUTS)
-        if not theta > 0 or not 1 <= factor < math.inf:
-            raise ValueError(f"rope_linear: theta is above 0 and factor at least 1, got {theta} and {factor}")
+        if not theta > 0 or not 0 < factor < math.inf:
+            raise ValueError(f"rope_linear: theta and factor are above 0, got {theta} and {factor}")
         super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope_linear", numerics)) / factor, layout)
         self.theta, self.factor = float(theta), float(factor)
 
