@@ -167,7 +167,7 @@ def attend(
 
 
 def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
-    """What `attend` gives, and the shares of the keys [B,H,S,T] float32: 0 where a query does not see, and nothing that is read for a query that sees nothing."""
+    """The output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that a query does not see. For a query that sees no key, both have no meaning."""
     if not torch.jit.is_scripting():
         if emitting():
             y = attend(q, keys, values, mask, content, scale)

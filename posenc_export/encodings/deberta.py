@@ -74,7 +74,7 @@ class DeBERTa(PositionEncoding):
         by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(self.of_queries.weight, self.of_queries.bias)
         if not self.causal:
             return [by_key]
-        # NaN and infinities of padding must not stay in a cache.
+        # Padding may hold NaN or infinities, which a cache would keep.
         by_key = torch.where(positions.ge(0).unsqueeze(1).unsqueeze(3), by_key, torch.zeros_like(by_key))
         return [ops.append(states[0], by_key.transpose(1, 2), write_index)]
 

@@ -130,7 +130,7 @@ def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optiona
 
 
 def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
-    """shares [B,H,S,T] of keys that a query sees, 0 for others: the node leaves slots behind a shorter row as they were."""
+    """shares [B,H,S,T] of keys that a query sees, 0 for others: the node does not write the entries behind a shorter row."""
     seen = rewriter.emit("Greater", [mask, rewriter.constant(standard.LEAST, "float32")])
     return rewriter.emit("Where", [seen, shares, rewriter.constant(0, "float32")])
 
