@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Callable, Optional, Union
 
 from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime import providers
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.files import check, checked, locate
 from posenc_export.runtime.manifest import Manifest
@@ -19,7 +20,7 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     """The model of an artefact folder, after its files are checked against its manifest.
 
     Args:
-        provider: "auto", "cpu" or "cuda".
+        provider: "auto", "cpu", "cuda", "openvino" or "openvino-bf16".
         threads: of one operator; all cores where None.
         digest: that the artefact must have (`posenc inspect` prints it), where it came another way than the files.
 
@@ -31,13 +32,17 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     if threads is not None and threads < 1:
         raise ValueError(f"runtime: expected at least 1 thread, got {threads}; leave it out for all cores")
     manifest = manifests.read_alone(folder, digest)
+    providers.check_name(provider, manifest)
     if manifest.target in ("torchscript", "pt2"):
         check(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.torch_files import load_torch
 
-        if provider not in ("auto", "cpu"):
-            raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {provider}; export target onnx or ort")
         return Model(load_torch(folder, manifest, threads))
+    if provider in providers.OPENVINO:
+        from posenc_export.runtime.openvino_graph import OpenVinoGraph
+
+        with checked(folder, manifest, meanwhile=WEIGHTS):
+            return Model(OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads))
     from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
