@@ -19,6 +19,7 @@ from posenc_export.benchmark import Report, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short import block_config, decoder_config
+from posenc_export.runtime.providers import OPENVINO
 from posenc_export.terminal import Progress
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
@@ -33,6 +34,7 @@ class Part:
         contexts, prompts: numbers of tokens at decode and at prefill.
         runtimes: that take part where they are installed.
         seconds: of measuring for each contestant and number of tokens.
+        providers: of OpenVINO, where it is installed, on the artefacts that it runs; each copies the weights.
     """
 
     targets: Tuple[str, ...]
@@ -40,12 +42,13 @@ class Part:
     prompts: Tuple[int, ...]
     runtimes: Tuple[str, ...]
     seconds: float
+    providers: Tuple[str, ...] = ()
 
 
 LOADERS = ("genai", "openvino")  # which load a folder with signature mask
 PARTS: Dict[str, Part] = {
     "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written",), 1.5),
-    "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5),
+    "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
     "model": Part(("ort",), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
 }
 
@@ -88,7 +91,9 @@ def measured(name: str, folder: Path, threads: int, without: Sequence[str], say:
     part = PARTS[name]
     runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
     folders = exported(name, folder, runtimes, say)
-    return run(folders, runtimes, part.contexts, part.prompts, threads=threads, seconds=part.seconds, different_models=True, progress=say)
+    providers = () if "openvino" in without or RUNTIMES["openvino"].missing() else part.providers
+    works = part.contexts, part.prompts
+    return run(folders, runtimes, *works, threads=threads, seconds=part.seconds, different_models=True, providers=providers, progress=say)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,8 @@ formed within one run, round by round. It is blank where samples stayed disturbe
 
 `ort`, `onnx`, `onnx-static` and `torchscript` are targets of `posenc export`, behind the encoding's name. `hand-written` is a graph of the fused operators of ONNX
 Runtime written node by node (posenc_export/benchmark/peers/hand_graph.py), `transformers` is LlamaForCausalLM in eager mode; both have the same weights.
-`genai` (onnxruntime-genai) and `openvino` load an artefact with signature `mask`. Of a prompt, the logits of its last token are
+`genai` (onnxruntime-genai) and `openvino` load an artefact with signature `mask`; `openvino` keeps the caches as variables of its own. An artefact with `(openvino)`
+or `(openvino-bf16)` behind its name runs under this provider. Of a prompt, the logits of its last token are
 computed; artefacts with signature `mask` compute those of every token.
 
 Written by `python -m bench.speed`, which measures everything again, `--only PART` a part of it. `posenc bench` does the same for artefacts of one's own.

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+BFLOAT16 = 2.0**-8  # unit roundoff of what numbers are rounded to inside a graph that computes in bfloat16
 BUFFER = 1 << 16  # numbers compared at a time
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding by a small constant factor
 
@@ -52,6 +53,18 @@ def activation_tolerance(depth: int, shared: int) -> float:
         shared: activations that share a scale.
     """
     return SAFETY * rounding_noise(8, shared) * math.sqrt(products_passed(depth))
+
+
+def bfloat16_tolerance(products: int) -> float:
+    """Largest error, relative to the largest magnitude of the reference, of a graph whose products take bfloat16 and sum in float32.
+
+    Both operands are rounded: their errors are uniform within the unit roundoff, which is 1 / sqrt(3) of it as a root of the mean square. Roundings of different
+    numbers are independent, and errors of successive products add in quadrature.
+
+    Args:
+        products: of the graph; a value passes them all at most.
+    """
+    return SAFETY * BFLOAT16 * math.sqrt(2 / 3 * max(products, 1))
 
 
 def deviation_bound(depth: int, bits: int, shared: int) -> float:

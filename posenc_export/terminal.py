@@ -19,6 +19,7 @@ EXTRAS = {
     "onnxscript": "export",
     "safetensors": "export",
     "onnxruntime": "cpu' or 'posenc-export[gpu",
+    "openvino": "openvino",
     "matplotlib": "report",
     "tokenizers": "text",
     "fastapi": "serve",

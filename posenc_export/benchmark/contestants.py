@@ -9,6 +9,7 @@ from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.providers import OPENVINO, not_for_openvino
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Contestant:
         runtime: "artefact" or a name of RUNTIMES.
         folder: the artefact, or the one whose config the runtime builds.
         artefact: name of the folder in the report.
-        provider: "cpu" or "cuda".
+        provider: as `load` takes it.
     """
 
     label: str
@@ -33,14 +34,18 @@ class Contestant:
     provider: str = "cpu"
 
 
-def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False) -> List[Contestant]:
+def gather(
+    folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False, providers: Sequence[str] = ()
+) -> List[Contestant]:
     """Other runtimes first, then the folders as given.
 
     Args:
         different_models: folders may hold models of different descriptions.
+        providers: that run the folders too, beside the CPU and CUDA.
 
     Raises:
-        ValueError: no folder, folders of different models, an unknown runtime, one that is not installed or takes none of the folders, artefacts that do not load.
+        ValueError: no folder, folders of different models, an unknown runtime or provider, one that takes none of the folders, a runtime that is not installed,
+            artefacts that do not load.
     """
     if not folders:
         raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
@@ -59,7 +64,10 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], differe
     own = []
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
-        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in _providers(manifest)]
+        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in (*_providers(manifest), *_asked(providers, manifest))]
+    for provider in providers:
+        if all(each.provider != provider for each in own):
+            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add one of target onnx or ort")
     others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
     labels = numbered([contestant.label for contestant in others + own])
     return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
@@ -112,6 +120,14 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
         return ("cuda",)
     capable = manifest.target.startswith("onnx") or (manifest.target == "ort" and manifest.dtype == "float16")
     return ("cpu", "cuda") if capable and cuda_present() else ("cpu",)
+
+
+def _asked(providers: Sequence[str], manifest: Manifest) -> List[str]:
+    """Those of the providers asked for that take an artefact."""
+    unknown = sorted(set(providers) - set(OPENVINO))
+    if unknown:
+        raise ValueError(f"benchmark: expected providers among {', '.join(OPENVINO)} beside cpu and cuda, got {', '.join(unknown)}; choose among these")
+    return list(dict.fromkeys(providers)) if not_for_openvino(manifest) is None else []
 
 
 def _on(label: str, provider: str) -> str:

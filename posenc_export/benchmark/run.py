@@ -98,7 +98,7 @@ class Race:
     def _row(self, phase: str, tokens: int, contestant: Contestant, samples: Samples, fastest: Samples, bandwidths: Dict[int, float]) -> Row:
         times = spread(samples.seconds)
         size = step_bytes(contestant.manifest, tokens, self.batch)
-        bandwidth = bandwidths.get(size) if contestant.provider == "cpu" else None
+        bandwidth = bandwidths.get(size) if contestant.provider in ("cpu", "openvino") else None
         comparable = not samples.kept_disturbed and not fastest.kept_disturbed
         return Row(
             phase=phase,
@@ -129,6 +129,7 @@ def run(
     threads: int = 2,
     seconds: float = 1.5,
     different_models: bool = False,
+    providers: Sequence[str] = (),
     progress: Optional[Progress] = None,
 ) -> Report:
     """Time prefill and decode.
@@ -142,14 +143,15 @@ def run(
         rounds: samples per contestant, number of tokens and phase; a long prefill gets fewer.
         seconds: time per contestant and number of tokens, prefill of the context not counted.
         different_models: compare models of different descriptions.
+        providers: "openvino", "openvino-bf16" or both, each on the folders that it takes.
         progress: called with one line at each stage.
 
     Raises:
-        ValueError: no or unequal folders, no usable number of tokens, a runtime that is missing or takes none of the folders, a contestant that fails.
+        ValueError: no or unequal folders, no usable number of tokens, a runtime or provider that is missing or takes none of the folders, a contestant that fails.
     """
     if min(rounds, threads, batch) < 1 or seconds <= 0:
         raise ValueError(f"benchmark: expected rounds, threads, batch and seconds above 0, got {rounds}, {threads}, {batch} and {seconds}; give larger ones")
-    contestants = gather(folders, runtimes, different_models)
+    contestants = gather(folders, runtimes, different_models, providers)
     steps = all(contestant.manifest.states for contestant in contestants)
     cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:

@@ -18,6 +18,8 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
     timing.add_argument("folders", type=Path, nargs="+", help="of artefacts, all of one model unless --different-models is given")
     beside = f"another runtime of the same model, beside the artefacts: {', '.join(RUNTIMES)}; may be given several times"
     timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=beside)
+    providers = "another provider, beside cpu and cuda, for the artefacts that it runs: openvino or openvino-bf16; may be given twice"
+    timing.add_argument("--provider", action="append", default=[], metavar="NAME", help=providers)
     timing.add_argument("--different-models", action="store_true", help="compare artefacts of different models in one table")
     contexts = "numbers of cached tokens at which a decode step is timed; those beyond the range of a model are left out (default: %(default)s)"
     timing.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), metavar="N,N,...", help=contexts)
@@ -52,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         threads=options.threads,
         seconds=options.seconds,
         different_models=options.different_models,
+        providers=tuple(options.provider),
         progress=options.say,
     )
     options.say.close()

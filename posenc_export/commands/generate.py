@@ -7,6 +7,8 @@ from typing import Any, List
 
 import numpy as np
 
+from posenc_export.runtime.providers import HELP
+
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """What `posenc generate` takes."""
@@ -18,7 +20,7 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
     generating.add_argument("--top-k", type=int, default=0, help="choose among this many of the likeliest tokens; 0 for all (default: 0)")
     generating.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens of this total probability (default: 1)")
     generating.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
-    generating.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    generating.add_argument("--provider", default="auto", help=HELP)
     generating.set_defaults(run=run)
 
 

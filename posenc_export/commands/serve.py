@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from posenc_export.runtime.providers import HELP
+
 CONTEXT = 4096  # tokens of a row unless told, where the range of positions has as many
 
 
@@ -22,7 +24,7 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument("--max-prompt", type=int, help="most tokens of a prompt (default: context - 1)")
     serving.add_argument("--max-tokens", type=int, help="most tokens of a continuation (default: context - 1)")
     serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two steps of the rows that run (default: 256)")
-    serving.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    serving.add_argument("--provider", default="auto", help=HELP)
     serving.add_argument("--threads", type=int, help="of one operator (default: all cores)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
     serving.set_defaults(run=run)

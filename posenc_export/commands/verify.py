@@ -4,13 +4,14 @@ import argparse
 import json
 from pathlib import Path
 
+from posenc_export.runtime.providers import HELP
 from posenc_export.terminal import FAILED_CHECK, show
 
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
     """What `posenc verify` takes."""
     verifying.add_argument("folder", type=Path, help="of an artefact")
-    verifying.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    verifying.add_argument("--provider", default="auto", help=HELP)
     verifying.add_argument("--no-record", action="store_true", help="leave the manifest as it is, where the folder cannot be written")
     verifying.add_argument("--digest", help="digest that the artefact must have, where it came another way than the files")
     verifying.set_defaults(run=run)

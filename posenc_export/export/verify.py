@@ -22,6 +22,7 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, rounded_up, where
+from posenc_export.runtime.providers import rounding
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import shown
 
@@ -106,7 +107,7 @@ def certify(session: Session, model: Model, expected: Expected, progress: Progre
 
 
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
-    bound = bound_of(model, session.manifest)
+    bound = bound_of(model, session.manifest) + rounding(session.provider, session.manifest)
     passed = all(error <= bound for error in cells.values())
     found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
     return {**found, "against": against(model)}

@@ -1,4 +1,4 @@
-"""Run an artefact: numpy, msgspec and ONNX Runtime, nothing else."""
+"""Run an artefact: numpy, msgspec and ONNX Runtime, nothing else; by name under OpenVINO."""
 
 from pathlib import Path
 from typing import Callable, Optional, Union
@@ -20,7 +20,7 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     """The model of an artefact folder, after its files are checked against its manifest.
 
     Args:
-        provider: "auto", "cpu", "cuda", "openvino" or "openvino-bf16".
+        provider: of ONNX Runtime "auto", "cpu" or "cuda"; "openvino" in float32, "openvino-bf16" in bfloat16. "auto" never takes OpenVINO.
         threads: of one operator; all cores where None.
         digest: that the artefact must have (`posenc inspect` prints it), where it came another way than the files.
 
@@ -65,7 +65,8 @@ def verify(
         record: write the proof into the manifest; False for a folder that cannot be written.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}.
+        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}. In bfloat16 the tolerance is that of the artefact and the rounding of
+        every product (numerics.bfloat16_tolerance).
 
     Raises:
         ValueError: as `load`; an artefact without a reference.
@@ -79,6 +80,7 @@ def verify(
     expected = reference.read(manifest, folder)
     session, *beside = measuring.sessions(model, threads)
     cells, bound = measuring.measure(session, expected, progress or (lambda _: None), beside), manifest.reference.tolerance  # type: ignore[union-attr]
+    bound += providers.rounding(session.provider, manifest)
     found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
     if not record:
         return found

@@ -10,7 +10,7 @@ class Model:
     """What `load` gives. It may be shared between threads; a session belongs to one.
 
     Args:
-        graph: OrtGraph or TorchGraph.
+        graph: OrtGraph, OpenVinoGraph or TorchGraph.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -23,7 +23,7 @@ class Model:
 
     @property
     def provider(self) -> str:
-        """Where the graph runs: "cpu" or "cuda"."""
+        """What runs the graph: a name of `load`, and never "auto"."""
         return str(self.graph.device)
 
     def session(self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:

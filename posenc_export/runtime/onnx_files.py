@@ -6,26 +6,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, Set, Tuple, Union
 
-from onnxruntime.capi import onnxruntime_pybind11_state as states
-
 from posenc_export.runtime.manifest import Manifest
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
-REFUSALS = (
-    states.EngineError,
-    states.EPFail,
-    states.Fail,
-    states.InvalidArgument,
-    states.InvalidGraph,
-    states.InvalidProtobuf,
-    states.ModelLoadCanceled,
-    states.ModelLoaded,
-    states.ModelRequiresCompilation,
-    states.NoModel,
-    states.NoSuchFile,
-    states.NotFound,
-    states.NotImplemented,
-    states.RuntimeException,
+REFUSALS = (  # of onnxruntime.capi.onnxruntime_pybind11_state
+    "EngineError",
+    "EPFail",
+    "Fail",
+    "InvalidArgument",
+    "InvalidGraph",
+    "InvalidProtobuf",
+    "ModelLoadCanceled",
+    "ModelLoaded",
+    "ModelRequiresCompilation",
+    "NoModel",
+    "NoSuchFile",
+    "NotFound",
+    "NotImplemented",
+    "RuntimeException",
 )
 # Of each message of onnx.proto, the fields that lead to tensors, and the message each one holds.
 FIELDS: Dict[str, Dict[int, str]] = {
@@ -122,9 +120,12 @@ def refused(path: Path) -> Iterator[None]:
     Raises:
         ValueError: the file, and the first line of the reason.
     """
+    from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+    errors = (UnicodeDecodeError, *(getattr(states, name) for name in REFUSALS))  # UnicodeDecodeError: names that are no UTF-8
     try:
         yield
-    except (*REFUSALS, UnicodeDecodeError) as error:  # UnicodeDecodeError: names that are no UTF-8
+    except errors as error:
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"

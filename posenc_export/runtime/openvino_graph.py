@@ -15,8 +15,6 @@ from posenc_export.runtime.ort_caches import OrtCaches
 from posenc_export.runtime.rules import check_graph
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
-# Operators that OpenVINO 2026.4 does not read, or reads wrongly: its GRU is another one where rows end at different steps.
-REFUSED = ("TensorScatter", "GRU")
 TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}
 REMEDY = "give provider cpu"
 
@@ -44,9 +42,6 @@ class OpenVinoGraph:
 
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         self.manifest, self.device = manifest, provider
-        lacking = [name for name in REFUSED if name in manifest.operators]
-        if lacking:
-            raise ValueError(f"runtime: expected operators that provider {provider} has, got {', '.join(lacking)}; {REMEDY}")
         check_external(path, manifest)
         compiled = _compiled(path, provider, threads)
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
@@ -72,7 +67,7 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         _check_float64(graph)
         compiled = core.compile_model(graph, "CPU", settings)
     except RuntimeError as error:
-        raise ValueError(f"runtime: expected {path.name} to be a graph that OpenVINO {openvino.__version__} reads, got {_reason(error)}; {REMEDY}") from None
+        raise ValueError(f"runtime: expected {path.name} to be a graph that OpenVINO reads, got {_reason(error)}; {REMEDY}") from None
     if compiled.get_property("INFERENCE_PRECISION_HINT") != PRECISIONS[provider]:
         raise ValueError(f"runtime: expected a processor that computes in bfloat16 for provider {provider}, got one that does not; give provider openvino")
     return compiled

@@ -18,6 +18,7 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
+from posenc_export.runtime import providers
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import FAILED
@@ -164,7 +165,7 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 def where(session: Session) -> str:
     """The processor or GPU, and the library that runs the graph."""
-    library = "torch" if session.manifest.target in ("torchscript", "pt2", "eager") else "onnxruntime"
+    library = providers.library(session.provider, session.manifest)
     found = f"{_gpu() if session.provider == 'cuda' else processor()}, {library}"
     for name in (library, f"{library}-gpu"):
         try:

@@ -18,7 +18,7 @@ class Reader:
     Args:
         manifest: description of the graph.
         memory: of the session; told which slots are written.
-        device: "cpu" or "cuda".
+        device: what runs the graph, Model.provider.
     """
 
     def __init__(self, manifest: Manifest, memory: Memory, device: str) -> None:

@@ -67,7 +67,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured of an artefact, where, and against what.
 
     Args:
-        provider: "cpu" or "cuda".
+        provider: as `load` takes it; "cpu" or "cuda" for "auto".
         machine: processor or GPU, and the library that ran the graph.
         cells: worst error by name of a cell of the grid.
         against: what the cells of the oracle were compared with.

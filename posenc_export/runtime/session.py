@@ -31,7 +31,7 @@ class Session:
         batch: rows that caches have room for at first.
         capacity: most slots of in-place caches, at most the range of positions; the whole range where None.
         rewind: tokens that `rewind` can take back, from the furthest a row has read, where states are replaced by each call; memory follows it.
-        device: "cpu" or "cuda".
+        device: what runs the graph, Model.provider.
     """
 
     def __init__(

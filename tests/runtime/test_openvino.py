@@ -1,0 +1,126 @@
+"""OpenVINO as a provider: every set of operators through the whole grid, and refusals of what it does not compute as it is written."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from posenc_export.cli import main
+from posenc_export.export import export
+from posenc_export.numerics import BFLOAT16, bfloat16_tolerance, worst_error
+from posenc_export.runtime import load, providers, verify
+from posenc_export.runtime import manifest as manifests
+from tests.tiny import block, decoder, encoder
+from tests.traces import sources
+
+PRESENT = importlib.util.find_spec("openvino") is not None
+installed = pytest.mark.skipif(not PRESENT, reason="openvino is not installed")
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+# One encoding of each set of operators that a target lowers, without those that are refused below.
+ENCODINGS = ("rope", "alibi", "t5", "learned", "rope_longrope", "conditional_conv", "fire", "logn")
+QUICK = [("rope", "ort", "positions"), ("rope", "onnx", "mask")]
+SLOW = [(name, target, signature) for name in ENCODINGS for target in ("onnx", "ort") for signature in ("positions", "mask")]
+GRID = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SLOW if case not in QUICK)]
+
+
+def _made(config: Any, target: str, folder: Path, signature: str = "positions", **how: Any) -> Path:
+    export(sources(config), target, folder, signature=signature, verify=False, **how)
+    return folder
+
+
+@installed
+@pytest.mark.parametrize(("name", "target", "signature"), GRID)
+def test_every_cut_gives_what_the_module_gives(name: str, target: str, signature: str, tmp_path: Path) -> None:
+    found = verify(_made(decoder(name, max_positions=64), target, tmp_path / "a", signature), provider="openvino")
+    assert found["passed"] and found["provider"] == "openvino" and "openvino 20" in found["machine"]
+
+
+@installed
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("config", "target"),
+    [(config, target) for config in (block("rope"), block("mrope"), encoder("learned"), encoder("t5"), decoder("shaw")) for target in ("onnx", "ort")],
+    ids=str,
+)
+def test_other_models_give_what_the_module_gives_or_are_refused(config: Any, target: str, tmp_path: Path) -> None:
+    folder = _made(config, target, tmp_path / "a")
+    if manifests.read(folder).operators.get("GroupQueryAttention") and config == decoder("shaw"):
+        with pytest.raises(ValueError, match="expected model.onnx to be a graph that OpenVINO reads, got GroupQueryAttention: qk_output is not supported"):
+            load(folder, provider="openvino")
+    else:
+        assert verify(folder, provider="openvino")["passed"]
+
+
+@installed
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_of_few_bits_give_what_the_cpu_provider_gives(target: str, weights: str, tmp_path: Path) -> None:
+    folder = _made(decoder("rope", max_positions=64), target, tmp_path / "a", weights=weights)
+    tokens = np.random.default_rng(0).integers(61, size=(2, 12))
+    one, other = (load(folder, provider, 1).session().prefill(tokens) for provider in ("openvino", "cpu"))
+    assert worst_error(one, other) <= manifests.read(folder).reference.tolerance  # type: ignore[union-attr]
+
+
+@installed
+def test_bfloat16_is_proved_within_a_tolerance_of_its_own_beside_float32(tmp_path: Path) -> None:
+    folder = _made(decoder("rope", max_positions=64), "onnx", tmp_path / "a", "mask")
+    try:
+        found = verify(folder, provider="openvino-bf16")
+    except ValueError as error:
+        pytest.skip(str(error))  # a processor without bfloat16
+    verify(folder, provider="openvino")
+    tolerance = manifests.read(folder).reference.tolerance  # type: ignore[union-attr]
+    assert found["passed"] and found["tolerance"] > 100 * tolerance
+    assert max(found["cells"].values()) > tolerance  # it computes in bfloat16, and not in float32
+    assert [proof["provider"] for proof in manifests.read(folder).proofs] == ["openvino-bf16", "openvino"]
+
+
+@installed
+@pytest.mark.parametrize("name", ["fox", "cope", "rope_dynamic"])
+def test_arithmetic_in_float64_is_refused(name: str, tmp_path: Path) -> None:
+    folder = _made(decoder(name), "onnx", tmp_path / "a")
+    with pytest.raises(ValueError, match="expected a graph without float64 for provider openvino, got .* in float64; give provider cpu"):
+        load(folder, provider="openvino")
+
+
+@pytest.mark.skipif(PRESENT, reason="openvino is installed")
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _made(decoder("rope"), "ort", tmp_path / "a")
+    assert main(["verify", str(folder), "--provider", "openvino"]) == 2
+    assert "pip install 'posenc-export[openvino]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("provider", providers.OPENVINO)
+def test_targets_and_operators_that_openvino_lacks_are_refused_by_name(provider: str, tmp_path: Path) -> None:
+    read = manifests.read(_made(decoder("rope"), "ort", tmp_path / "a"))
+    for changed, found in ((replace(read, target="onnx-static"), "target onnx-static"), (replace(read, operators={"GRU": 1}), "operator GRU")):
+        with pytest.raises(ValueError, match=f"expected target onnx or ort without TensorScatter and GRU for provider {provider}, got {found}; give provider cpu"):
+            providers.check_name(provider, changed)
+    with pytest.raises(ValueError, match=f"expected provider cpu for target pt2, got {provider}; export target onnx or ort"):
+        providers.check_name(provider, replace(read, target="pt2"))
+
+
+def test_a_misspelled_provider_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 'openvino-fp16'; did you mean openvino-bf16?"):
+        load(_made(decoder("rope"), "ort", tmp_path / "a"), provider="openvino-fp16")
+
+
+def test_the_tolerance_of_bfloat16_explains_rounded_products() -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((64, 48)).astype(np.float32)
+    weights = [random.standard_normal((48, 48)).astype(np.float32) / np.sqrt(48, dtype=np.float32) for _ in range(8)]
+    exact = rounded = x
+    for weight in weights:
+        exact, rounded = exact @ weight, _bfloat16(rounded) @ _bfloat16(weight)
+    error = worst_error(rounded, exact)
+    assert BFLOAT16 / 8 < error <= bfloat16_tolerance(len(weights))
+
+
+def _bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounded to the nearest number whose lower 16 bits are zero."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
