@@ -1,4 +1,4 @@
-"""GLM-OCR, its text model (Z.ai 2026, GLM-OCR): that of GLM-4V without biases, heads of any size."""
+"""The text model of GLM-OCR (Z.ai 2026, GLM-OCR): that of GLM-4.1V without biases, with any head size."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
