@@ -132,7 +132,7 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "expected rotary_pct in place of"),
     "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
     "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
-    "gptj rotary": ("gptj", {"rotary": False}, "rotary is True"),
+    "gptj rotary": ("gptj", {"rotary": False}, "rotary to be True"),
     "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim to be 64, got 32"),
     "opt unknown": ("opt", {"rotary_dim": 32}, "rotary_dim=32"),
     "bloom sums": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),

@@ -54,7 +54,7 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "llama4_text: windows": ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types to be full_attention, or chunked_attention"),
     "llama4_text: chunks without a size": ("llama4_text", {"attention_chunk_size": None}, "chunked_attention with attention_chunk_size"),
     "llama4_text: a longer rotation": ("llama4_text", {"rope_parameters": YARN}, "keeps the lengths of queries and keys with use_qk_norm, got yarn"),
-    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers has an entry for each of 4 layers, got 1"),
+    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers with an entry for each of 4 layers, got 1"),
     "stablelm: another head size": ("stablelm", {"head_dim": 32}, "head_dim to be 16, got 32"),
 }
 

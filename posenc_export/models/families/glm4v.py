@@ -37,8 +37,8 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. The head size is width / heads; transformers reads head_dim only for the rotation."""
     config.needs("num_key_value_heads")
     config.only("head_dim", config.width // config.heads, config.width // config.heads)
-    turned = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=True), config.layers, [turned]))
+    axes_rotation = rotation(config)
+    return decoder(config, *alike(sandwich(config, bias=True), config.layers, [axes_rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

@@ -10,8 +10,8 @@ from posenc_export.models.families.vision import BASES, UNUSED, keys_tied_by_eit
 
 def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
-    turned = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [turned]))
+    axes_rotation = rotation(config)
+    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [axes_rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

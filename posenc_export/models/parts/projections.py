@@ -128,9 +128,9 @@ class Latent(torch.nn.Module):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""
         q = self.query_up(self.query_norm(self.query_down(x)))
-        latent, turning = self.down(x).split([self.rank, self.rotary], dim=-1)
+        latent, rotated = self.down(x).split([self.rank, self.rotary], dim=-1)
         own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
-        k = torch.cat((turning.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
+        k = torch.cat((rotated.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
         return q, k, v
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
