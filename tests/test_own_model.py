@@ -75,7 +75,7 @@ WRONG = {
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
     "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
     "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "expected o with shape"),
-    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "none.safetensors is a file"),
+    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "expected a file none.safetensors"),
     "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection among them, got q"),
 }
 

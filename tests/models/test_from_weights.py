@@ -144,5 +144,5 @@ def test_unknown_and_repeated_names_in_a_file_are_refused(tmp_path: Path) -> Non
         save_file({"q_proj.weight": torch.ones(1), extra: torch.ones(1)}, path)
         with pytest.raises(ValueError, match=message):
             read_file(path)
-    with pytest.raises(ValueError, match="is a file in"):
+    with pytest.raises(ValueError, match="expected a file none.safetensors in"):
         read_file(tmp_path / "none.safetensors")

@@ -268,15 +268,15 @@ def _beside(**changes: Any) -> Callable[[Dict[str, Any]], None]:
 
 REFUSED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None], str]] = {
     **{f"{name}: an unknown key": (name, _text(attention_sigmoid=True), "got attention_sigmoid=True") for name in CLASSES},
-    **{f"{name}: an unknown key beside": (name, _beside(attention_sigmoid=True), "got attention_sigmoid=True beside it") for name in CLASSES},
+    **{f"{name}: an unknown key beside": (name, _beside(attention_sigmoid=True), "got attention_sigmoid=True outside") for name in CLASSES},
     **{f"{name}: a longer rotation": (name, _rotation(rope_type="linear", factor=2.0), "yarn without mscale, with mrope_section, got linear") for name in CLASSES},
-    **{f"{name}: too few pairs": (name, _rotation(mrope_section=[2, 3, 2]), "pairs, got [2, 3, 2]") for name in CLASSES},
+    **{f"{name}: too few pairs": (name, _rotation(mrope_section=[2, 3, 2]), ", got [2, 3, 2]") for name in CLASSES},
     "qwen2_vl: two sections": ("qwen2_vl", _rotation(mrope_section=[4, 4]), "three integers above 0 with sum 8, got [4, 4]"),
     "qwen2_vl: usual sections": ("qwen2_vl", _text(rope_parameters={"rope_type": "default", "rope_theta": 1e4}), "got [16, 24, 24]"),
     "qwen2_vl: part of a head": ("qwen2_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "rotation of whole heads"),
     "qwen2_vl: axes in turn": ("qwen2_vl", _rotation(mrope_interleaved=True), "mrope_interleaved to be False for qwen2_vl, got True"),
     "qwen2_vl: another head size": ("qwen2_vl", _text(head_dim=32), "head_dim to be 16, got 32"),
-    "qwen2_vl: windows without a size": ("qwen2_vl", _text(layer_types=["sliding_attention"] * 2), "sliding_attention without one"),
+    "qwen2_vl: windows without a size": ("qwen2_vl", _text(layer_types=["sliding_attention"] * 2), "sliding_attention without a window"),
     "qwen2_vl: no mapping": ("qwen2_vl", _beside(text_config=3), "text_config to be a mapping, got 3"),
     "qwen3_vl: part of a head": ("qwen3_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]), "rotation of whole heads"),
     "glm4v: another head size": ("glm4v", _text(head_dim=32), "head_dim to be 16, got 32"),
