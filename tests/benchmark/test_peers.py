@@ -108,7 +108,7 @@ def test_a_runtime_that_takes_none_of_the_folders_is_refused(
 def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(folders: Callable[..., Path]) -> None:
     found = contestants.gather([folders("block-rope"), folders("block-rope", "onnx-static")], (), providers=("openvino",))
     assert [(each.manifest.target, each.provider) for each in found if each.provider != "cuda"] == [("ort", "cpu"), ("ort", "openvino"), ("onnx-static", "cpu")]
-    with pytest.raises(ValueError, match="expected a folder that provider openvino-bf16 runs, got onnx-static"):
+    with pytest.raises(ValueError, match="expected a folder that provider openvino-bf16 runs, got block-rope-onnx-static-positions; add one of target onnx or ort"):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
     with pytest.raises(ValueError, match="expected providers among openvino, openvino-bf16 beside cpu and cuda, got tpu"):
         contestants.gather([folders("block-rope")], (), providers=("tpu",))
