@@ -23,7 +23,11 @@ def test_segments_change_what_comes_out_and_are_first_where_not_given() -> None:
 
 @pytest.mark.parametrize(
     ("types", "message"),
-    [(np.full((1, 12), 3), "expected token_types in 0 .. 2, got 3"), (np.zeros((1, 11), np.int64), "expected token_types of shape"), (np.zeros((1, 12)), "with whole numbers, got .* float64")],
+    [
+        (np.full((1, 12), 3), "expected token_types in 0 .. 2, got 3"),
+        (np.zeros((1, 11), np.int64), "expected token_types of shape"),
+        (np.zeros((1, 12)), "with whole numbers, got .* float64"),
+    ],
 )
 def test_segments_that_do_not_fit_are_refused(types: np.ndarray, message: str) -> None:
     module, manifest = eager(seeded(encoder("alibi")))

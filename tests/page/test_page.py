@@ -25,7 +25,7 @@ from posenc_export.numerics import worst_error
 from posenc_export.page import write
 from posenc_export.page.folder import ASSETS, WEB
 from posenc_export.page.graph import PROMPT, _feeds
-from posenc_export.page.patterns import of_layers
+from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.serve.models import artefact
@@ -74,7 +74,7 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
 
 def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
     alibi: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"'))
-    layers = of_layers(manifests.read(folder).replace(config=alibi), 9)
+    layers = patterns_by_layer(manifests.read(folder).replace(config=alibi), 9)
     slopes = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
     assert len(layers) == 1 and layers[0] is not None
     assert layers[0]["heads"] == np.exp(-slopes[:, None] * np.arange(9)).round(4).tolist()
@@ -82,7 +82,7 @@ def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None
 
 def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path) -> None:
     t5: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"'))
-    assert of_layers(manifests.read(folder).replace(config=t5), 9) == [None]
+    assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
 def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -149,7 +149,7 @@ def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
 def test_an_artefact_whose_rows_share_columns_is_refused_by_name(target: str, signature: str, models: Dict[str, Model]) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
-    with pytest.raises(ValueError, match=f"serve: expected rows that come and go, got target {target} with signature {signature}; export target ort"):
+    with pytest.raises(ValueError, match=f"serve: expected rows with cache slots of their own, got target {target} with signature {signature}; export target ort"):
         check_model(manifest, LIMITS)
 
 
