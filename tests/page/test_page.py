@@ -1,4 +1,4 @@
-"""The folder of a page: its graph gives what the artefact gives, and what its heads attend to; a browser continues text as a session does."""
+"""The folder of a page: its graph gives the artefact's logits and the attention of each head; a browser generates the same text as a session."""
 
 import html
 import json
@@ -32,14 +32,14 @@ from tests.serve.models import artefact
 from tests.tiny import decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("serve")  # whose models these are
+pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 TEXT = "class Reader:\n    def __init__(self, path):\n        self."
 
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the names of onnxruntime-web."""
+    """Create a folder with the file names of onnxruntime-web."""
     folder = tmp_path_factory.mktemp("web") / "onnxruntime-web"
     (folder / "dist").mkdir(parents=True)
     for name in WEB:
@@ -59,7 +59,7 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
     assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in WEB)}
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
-    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # nothing from elsewhere
+    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
 
 
 def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(folder: Path, web: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Of a file server over tmp_path."""
+    """Start a file server for tmp_path and return its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""Texts that end: stop ids, rows that end before others, and what an artefact carries of its tokenizer."""
+"""Generation: stop ids, rows that end before others, and the tokenizer in an artefact."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What posenc.json may say, and that everything else is refused in one line that names the field."""
+"""Validation of posenc.json: every invalid content is refused with a message of one line that names the field."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ Content = Dict[str, Any]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    """Artefacts, not to be changed."""
+    """Export a few artefacts. Tests must not change them."""
     folder = tmp_path_factory.mktemp("made")
     for target in ("onnx", "ort", "torchscript"):
         export(sources(block("rope")), target, folder / target, verify=False)
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 
 def _changed(source: Path, folder: Path, change: Callable[[Content], Any]) -> Path:
-    """A copy whose manifest `change` altered, sealed anew."""
+    """Copy an artefact, apply `change` to its manifest, and update the seal."""
     folder.mkdir()
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -47,13 +47,13 @@ def _changed(source: Path, folder: Path, change: Callable[[Content], Any]) -> Pa
 
 
 def reseal(folder: Path, content: Content) -> None:
-    """Write a manifest with the seal it should have."""
+    """Write a manifest with a valid seal."""
     seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (folder / manifests.FILE_NAME).write_text(json.dumps({**content, "seal": seal}))
 
 
 def _set(*path: Any) -> Callable[[Content], None]:
-    """path[:-2] leads to a dict or list, whose item path[-2] becomes path[-1]."""
+    """Return a function that sets an item of nested JSON: path[:-2] are the keys to its container, path[-2] is its key, path[-1] the new value."""
 
     def change(content: Any) -> None:
         for part in path[:-2]:
@@ -220,7 +220,7 @@ def test_every_output_is_typed_and_the_checker_infers_the_same(config: Any, sign
 
 @dataclass
 class Declared:
-    """What a session tells of one value."""
+    """An input or output as ONNX Runtime declares it."""
 
     name: str
     type: str
@@ -257,7 +257,7 @@ def test_a_graph_that_declares_something_else_than_the_manifest_is_refused(name:
 
 
 def _external(location: str) -> bytes:
-    """A graph inside a graph whose constant stands in a file."""
+    """Return a serialised model with a nested graph whose constant is in an external file."""
     tensor = TensorProto(name="w", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="offset", value="0")
     tensor.external_data.add(key="location", value=location)

@@ -1,4 +1,4 @@
-"""Rows that come and go, and what a session keeps for rewinds."""
+"""Adding and removing rows, and the history that a session keeps for rewinds."""
 
 from typing import List
 
@@ -14,7 +14,7 @@ COLUMNS = ["onnx", "torchscript", "pt2"]
 
 
 def read(session: Session, kind: str, order: List[int]) -> None:
-    """A step of every row, compared."""
+    """Step every row and check the outputs."""
     at = session.length
     assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1
 

@@ -98,7 +98,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Di
 
 def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
     session.prefill(TOKENS)
-    gc.disable()  # what only garbage collection finds may stay for thousands of calls
+    gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls
     try:
         for leave in (lambda: session.prefill(TOKENS), session.reset):
             session.step(TOKENS[:, 0])

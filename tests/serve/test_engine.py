@@ -1,4 +1,4 @@
-"""The engine without HTTP: each request gets what it gets alone, whatever comes and goes beside it."""
+"""The engine without HTTP: each request gets the same tokens as alone, whatever other requests run."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
 
 
 class Gathered:
-    """Tokens by request, as the engine delivers them."""
+    """Collects the tokens that an engine delivers, by request."""
 
     def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
         self.made: Dict[Request, List[int]] = defaultdict(list)
