@@ -33,7 +33,7 @@ class Model:
             batch: number of rows to allocate caches for. If a prefill or an admit needs more rows, the caches are moved to larger memory.
             capacity: largest number of tokens per row in caches that are written in place; None allows the whole range of positions.
             rewind: number of tokens, counted from the longest length a row has had, that `Session.rewind` can take back if states are replaced by each call
-                (recurrent encodings, linear attention).
+                (recurrent encodings, linear attention). Memory grows with it.
 
         Raises:
             ValueError: an argument is not a whole number of at least 1.

@@ -30,8 +30,7 @@ class Session:
         manifest: description of the graph.
         batch: number of rows to allocate caches for.
         capacity: largest number of slots of in-place caches, at most the range of positions; None allows the whole range.
-        rewind: number of tokens, counted from the longest length a row has had, that `rewind` can take back if states are replaced by each call. Memory grows
-            with it.
+        rewind: number of tokens that `rewind` can take back if states are replaced by each call; see Model.session.
         device: "cpu" or "cuda".
     """
 
@@ -152,10 +151,7 @@ class Session:
 
     @exclusive
     def rewind(self, n: Numbers) -> None:
-        """Take back the last n tokens of each row.
-
-        Args:
-            n: one number for all rows, or one per row [B].
+        """Take back the last n tokens of each row; n is one number for all rows, or one per row [B].
 
         Raises:
             ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
@@ -258,14 +254,12 @@ class Session:
         Args:
             prompt: ids of each row, [B,S] or a list of rows.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p: as for sampling.choose.
-            seed: seed of the random generator.
+            temperature, top_k, top_p, seed: as for sampling.choose, with a random generator of this seed.
             stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
             encoder: as for `prefill`.
 
         Raises:
-            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, or max_tokens is below 1. Raised when the first id is
-                requested, as for any generator.
+            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, or max_tokens is below 1. Raised with the first id.
         """
         return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
 
