@@ -155,7 +155,7 @@ def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pai
 
 
 def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill tokens of different segments, with coordinates if the model has them, one row behind padding."""
+    """Prefill tokens of different segments, with coordinates if the model has them, the first row with left padding."""
     attributes = case.attributes
     yield session.prefill(case.tokens, attention_mask=case.mask, grid=attributes.get("grid"), token_types=attributes.get("token_types")), full
 
