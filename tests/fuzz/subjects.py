@@ -74,7 +74,7 @@ class Subject:
         self.columns = self.manifest.layout == "columns"
         self.vocabulary = self.manifest.vocabulary
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
-        self.segments = 0 if self.manifest.axes else int(self.manifest.config.get("segments", 0))
+        self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
         self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
         self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
