@@ -1,4 +1,4 @@
-"""Which contestant is the fastest, and whether the difference is larger than the spread."""
+"""Verdicts: the fastest contestant, and whether its advantage over the next one exceeds the spread of the samples."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,16 +9,19 @@ from posenc_export.benchmark.spread import Spread, spread
 if TYPE_CHECKING:
     from posenc_export.benchmark.report import Row
 
-LEAST = 3  # pairs of samples: fewer have no spread
+LEAST = 3  # fewest pairs of samples for a verdict
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The fastest contestant of a phase and number of tokens against the next.
+    """Comparison of the fastest contestant with the next one, at one phase and number of tokens.
 
     Args:
-        ratio: time of the next over that of the fastest, round by round; None where it cannot be told.
+        fastest: label of the fastest contestant.
+        following: label of the next contestant.
+        ratio: time of the next contestant divided by time of the fastest, per round; None if there are too few or disturbed samples.
+        text: the verdict as a sentence.
     """
 
     phase: str
@@ -30,7 +33,7 @@ class Verdict:
 
 
 def verdicts(rows: Sequence["Row"]) -> List[Verdict]:
-    """One for each phase and number of tokens that has two contestants or more, in the order of the rows."""
+    """Return a verdict for each phase and number of tokens with at least two contestants, in the order of the rows."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
     return [_verdict(*sorted(group, key=lambda row: row.median_seconds)[:2]) for group in groups if len(group) > 1]
 

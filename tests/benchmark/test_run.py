@@ -117,7 +117,7 @@ def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
 
 
 def test_workers_are_gone_after_an_error(folder, pids):
-    with pytest.raises(ValueError, match="benchmark fails: expected load to end without an error, got 'the fake fails as told'"):
+    with pytest.raises(ValueError, match="benchmark fails: expected load to succeed, got 'the fake fails as told'"):
         run([folder("a"), folder("fails")], contexts=(16,))
     time.sleep(0.05)
     assert len(pids()) == 4
@@ -168,7 +168,7 @@ def test_a_sample_disturbed_to_the_end_is_kept_and_counted():
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"runtimes": ("jax",)}, "runtimes among eager, torch.compile, .*, got jax"),
+        ({"runtimes": ("jax",)}, "runtimes from eager, torch.compile, .*, got jax"),
         ({"contexts": (4096,)}, "at most max_positions, 128 tokens, got 4096"),
         ({"contexts": (1,)}, "at least 2 tokens, got 1"),
         ({"rounds": 0}, "rounds, threads, batch and seconds above 0"),

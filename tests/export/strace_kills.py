@@ -37,13 +37,13 @@ def publish(source: Path, place: Path) -> None:
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    workshop = module.Workshop([place])
-    with workshop as folder:
+    staging = module.StagingFolder([place])
+    with staging as folder:
         made = folder / "made"
         made.mkdir()
         files.write(made / "model.onnx", (source / "model.onnx").read_bytes())
         manifests.write(manifests.read(source), made)
-        workshop.publish([made])
+        staging.publish([made])
 
 
 def main() -> int:

@@ -117,7 +117,7 @@ class Counting(PositionEncoding):
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
     model = seeded(block("nope"))
     model.token_encoding = Counting()
-    with pytest.raises(ValueError, match="state to cross the graph as inputs and outputs, got mutation of .*calls"):
+    with pytest.raises(ValueError, match="state as inputs and outputs of the graph, got mutation of .*calls"):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Tuple
 import pytest
 
 from posenc_export.export import export, export_all, publish
-from posenc_export.export.publish import Workshop
+from posenc_export.export.publish import StagingFolder
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
@@ -35,15 +35,15 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
 
 def _publish(source: Path, place: Path) -> None:
     """An export whose graph is there already."""
-    workshop = Workshop([place])
-    with workshop as path:
+    staging = StagingFolder([place])
+    with staging as path:
         made = path / "made" / "one"
         made.mkdir(parents=True)
         for file in sorted(source.iterdir()):
             if file.name != manifests.FILE_NAME:
                 files.write(made / file.name, file.read_bytes())
         manifests.write(manifests.read(source), made)
-        workshop.publish([made])
+        staging.publish([made])
 
 
 def _same(folder: Path, artefact: Path) -> bool:
@@ -219,7 +219,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(target: st
 
 def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artefacts[0])
-    with pytest.raises(ValueError, match="got the link .*link"):
+    with pytest.raises(ValueError, match="got the symbolic link .*link"):
         export(seeded(block("rope")), "ort", tmp_path / "link")
 
 
@@ -227,14 +227,14 @@ def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None
 def test_the_working_folder_and_those_above_it_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "inner")
-    with pytest.raises(ValueError, match="outside the path to the working folder"):
+    with pytest.raises(ValueError, match="neither the working folder nor one of its parents"):
         export(seeded(block("rope")), "ort", folder)
 
 
 def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     (tmp_path / "artefact" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="with notes.txt in it; move that"):
+    with pytest.raises(ValueError, match="which contains notes.txt; move that file"):
         _publish(artefacts[1], tmp_path / "artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
@@ -242,16 +242,16 @@ def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts:
 
 def test_a_file_that_comes_while_an_export_works_is_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
-    workshop = Workshop([tmp_path / "artefact"])
-    with pytest.raises(ValueError, match="notes.txt"), workshop as path:
+    staging = StagingFolder([tmp_path / "artefact"])
+    with pytest.raises(ValueError, match="notes.txt"), staging as path:
         shutil.copytree(artefacts[1], path / "made")
         (tmp_path / "artefact" / "notes.txt").write_text("mine")
-        workshop.publish([path / "made"])
+        staging.publish([path / "made"])
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_an_export_leaves_the_workshop_of_another_that_runs(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
-    with Workshop([tmp_path / "slow"]) as path:
+def test_an_export_leaves_the_staging_folder_of_another_running_export(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+    with StagingFolder([tmp_path / "slow"]) as path:
         _publish(artefacts[0], tmp_path / "quick")
         assert path.is_dir()
     assert sorted(os.listdir(tmp_path)) == ["quick"]
@@ -260,13 +260,13 @@ def test_an_export_leaves_the_workshop_of_another_that_runs(artefacts: Tuple[Pat
 def test_several_places_are_published_all_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("one", "two", "three")]
     _publish(artefacts[0], places[0])
-    workshop = Workshop(places)
-    with pytest.raises(ValueError, match="three with notes.txt in it"), workshop as path:
+    staging = StagingFolder(places)
+    with pytest.raises(ValueError, match="three, which contains notes.txt"), staging as path:
         for place in places:
             shutil.copytree(artefacts[1], path / place.name)
         places[2].mkdir()
         (places[2] / "notes.txt").write_text("mine")
-        workshop.publish([path / place.name for place in places])
+        staging.publish([path / place.name for place in places])
     assert sorted(os.listdir(tmp_path)) == ["one", "three"] and _same(places[0], artefacts[0])
 
 
