@@ -97,7 +97,7 @@ def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
-        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got no such module; pip install '{runtime.install}' or omit {name}")
+        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}")
     taken = [each for each in own if each.provider == "cpu" and runtime.takes(each.folder, each.manifest)]
     if not taken:
         got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in own))

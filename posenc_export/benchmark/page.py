@@ -75,7 +75,7 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("benchmark: expected matplotlib to be installed for an HTML page, got no such module; pip install 'posenc-export[report]'") from None
+        raise ValueError("benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'") from None
     names = list(dict.fromkeys(row.contestant for row in rows))
     tokens = sorted({row.tokens for row in rows})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):

@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_answer_is_given_up(folder, monkeypatch):
     monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-c", "import time; time.sleep(60)"])
     worker = Worker("mute", 1)
     try:
-        with pytest.raises(ValueError, match="got no answer"):
+        with pytest.raises(ValueError, match="got no reply"):
             worker.ask("load")
     finally:
         worker.end()

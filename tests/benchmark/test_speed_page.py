@@ -26,7 +26,7 @@ def test_the_page_says_which_targets_are_met():
     page = speed_page.page({"block": rows.report(BLOCK)})
     assert "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |" in page
     assert "| block | decode 1024 | `rope-ort` | `hand-written rope` | | | 1.00 |  |" in page
-    assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of 512" in page and "## A decoder" not in page
+    assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of width 512" in page and "## A decoder" not in page
 
 
 def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
