@@ -4,6 +4,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from posenc_export import ops
 
@@ -15,18 +16,18 @@ Fusion = Callable[["Rewriter", ir.Node], Replaced]  # takes a standard node; ret
 
 
 class Rewriter:
-    """Inserts nodes in front of the node that is being lowered. Equal nodes with the same inputs are emitted once.
+    """Inserts nodes in front of the node that is being lowered. `finish` merges nodes with the same operator, inputs and attributes.
 
     Args:
-        graph: the semantic graph, modified in place.
+        model: contains the semantic graph, which is modified in place.
         dtype: numpy dtype name of activations.
     """
 
-    def __init__(self, graph: ir.Graph, dtype: str) -> None:
-        self.graph, self.dtype = graph, dtype
+    def __init__(self, model: ir.Model, dtype: str) -> None:
+        self.model, self.graph, self.dtype = model, model.graph, dtype
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
-        self._seen: Dict[Any, Tuple[ir.Value, ...]] = {}
+        self._constants: Dict[Any, ir.Value] = {}
         self._names = 0
 
     def run(self, table: Mapping[str, Lowering]) -> None:
@@ -53,7 +54,7 @@ class Rewriter:
                 for old, new in table[node.op_type](self, node):
                     old.replace_all_uses_with(new, replace_graph_outputs=True)
                     self.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
-        drop_dead(self.graph)
+        drop_unused(self.model)
 
     def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
         """Insert a node with one output, and return the output."""
@@ -61,31 +62,27 @@ class Rewriter:
 
     def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
         """Insert a node, and return its outputs."""
-        given = dict(attributes or {})
         last = max((index for index, value in enumerate(inputs) if value is not None), default=-1)
-        inputs = inputs[: last + 1]  # trailing optional inputs are omitted
-        key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(given.items())), outputs)
-        if key not in self._seen:
-            assert self._at is not None
-            node = ir.node(op, list(inputs), attributes=given, domain=domain, num_outputs=outputs)
-            for value in node.outputs:
-                self._names += 1
-                value.name = f"lowered.{op.lower()}_{self._names}"
-            self.graph.insert_before(self._at, node)
-            self._seen[key] = tuple(node.outputs)
-        return self._seen[key]
+        # Trailing optional inputs are omitted.
+        node = ir.node(op, list(inputs[: last + 1]), attributes=dict(attributes or {}), domain=domain, num_outputs=outputs)
+        for value in node.outputs:
+            self._names += 1
+            value.name = f"lowered.{op.lower()}_{self._names}"
+        assert self._at is not None
+        self.graph.insert_before(self._at, node)
+        return tuple(node.outputs)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""
         data = np.asarray(array, dtype=dtype)
-        key = ("constant", data.dtype.str, data.shape, data.tobytes())
-        if key not in self._seen:
+        key = (data.dtype.str, data.shape, data.tobytes())
+        if key not in self._constants:
             self._names += 1
             value = ir.Value(name=f"lowered.constant_{self._names}", shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.from_numpy(data.dtype)))
             value.const_value = ir.tensor(data, name=value.name)
             self.graph.register_initializer(value)
-            self._seen[key] = (value,)
-        return self._seen[key][0]
+            self._constants[key] = value
+        return self._constants[key]
 
     def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
         """Return the initialiser with this name; if there is none, create it from the array that `made` returns. Contents are not compared.
@@ -98,16 +95,6 @@ class Rewriter:
             tensor = ir.tensor(array, dtype=dtype, name=name)
             self.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor))
         return self.graph.initializers[name]
-
-    def side_by_side(self, matrices: Sequence[ir.Value]) -> ir.Value:
-        """Return an initialiser [K,sum of n] that concatenates constant matrices [K,n] when it is read."""
-        parts = [matrix.const_value for matrix in matrices if matrix.const_value is not None]
-        shape, dtype = ir.Shape([size(matrices[0], 0), sum(size(matrix, 1) for matrix in matrices)]), parts[0].dtype
-        self._names += 1
-        value = ir.Value(name=f"lowered.weights_{self._names}", shape=shape, type=ir.TensorType(dtype))
-        value.const_value = ir.LazyTensor(lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1)), dtype, shape, name=value.name)
-        self.graph.register_initializer(value)
-        return value
 
     def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         """Return the graph input with this name; create it if there is none."""
@@ -136,7 +123,7 @@ class Rewriter:
         return self.emit("Heads", [value], ops.DOMAIN, {"heads": float(heads)})
 
     def finish(self) -> None:
-        """Lower the remaining Heads nodes, and remove unused nodes and initialisers.
+        """Lower the remaining Heads nodes, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
 
         Raises:
             ValueError: semantic nodes remain that the target's tables do not lower.
@@ -146,12 +133,13 @@ class Rewriter:
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
-        drop_dead(self.graph)
-        self._seen.clear()  # some of these values were removed from the graph
-        self.graph.sort()  # a table may use a value that an earlier table emitted further down
-        unlowered = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
-        if unlowered:
-            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(unlowered)}; choose target torchscript")
+        drop_unused(self.model)
+        self._constants.clear()  # unused ones were removed from the graph
+        common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
+        common.CommonSubexpressionEliminationPass()(self.model)
+        remaining = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
+        if remaining:
+            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
 
 
 def number(node: ir.Node, name: str) -> int:
@@ -173,12 +161,6 @@ def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
     return node if node is not None and node.domain == ops.DOMAIN and node.op_type == op else None
 
 
-def drop_dead(graph: ir.Graph) -> None:
+def drop_unused(model: ir.Model) -> None:
     """Remove nodes and initialisers that no graph output depends on."""
-    kept = {id(value) for value in graph.outputs}
-    for node in reversed(list(graph)):
-        if not any(value.uses() or id(value) in kept for value in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
+    common.RemoveUnusedNodesPass()(model)
