@@ -59,8 +59,8 @@ def finished(command: Sequence[object], trial: Trial) -> str:
     done = subprocess.run([*map(str, command)], cwd=trial.folder, env=environment, capture_output=True, text=True)
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.partition("Stack backtrace")[0]
-    operator = next((name for name in trial.manifest.operators if name in said), None)
+    message = done.stderr.partition("Stack backtrace")[0]
+    operator = next((name for name in trial.manifest.operators if name in message), None)
     if operator is None:
         raise RuntimeError(f"clients: expected {command[0]} to run {trial.manifest.target}, got {done.stderr[-2000:]}")
     raise Refused(f"refuses {operator}")

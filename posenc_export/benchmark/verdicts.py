@@ -39,18 +39,19 @@ def verdicts(rows: Sequence["Row"]) -> List[Verdict]:
 
 
 def _verdict(first: "Row", second: "Row") -> Verdict:
-    """Samples of one round are compared with each other, so that slow drift of the machine cancels."""
+    """Compare two contestants. Ratios are formed from samples of the same round, so that slow drift of the machine cancels out."""
     pairs = list(zip(first.samples_seconds, second.samples_seconds, strict=False))
     ratio = None
     if first.samples_disturbed or second.samples_disturbed:
-        said = f"no verdict, since samples of {first.contestant if first.samples_disturbed else second.contestant} stayed disturbed"
+        disturbed = first if first.samples_disturbed else second
+        finding = f"no verdict, because all repetitions of a sample of {disturbed.contestant} were disturbed"
     elif len(pairs) < LEAST:
-        said = f"no verdict between {first.contestant} and {second.contestant}, since {len(pairs)} samples have no spread"
+        finding = f"no verdict between {first.contestant} and {second.contestant}, because {len(pairs)} samples are too few"
     else:
         ratio = spread([b / a for a, b in pairs])
         extent = f"the spread is {ratio.low:.2f} to {ratio.high:.2f}"
-        said = f"{first.contestant} is {ratio.median:.2f} times as fast as {second.contestant}; {extent}"
+        finding = f"{first.contestant} is {ratio.median:.2f} times as fast as {second.contestant}; {extent}"
         if ratio.low <= 1.0:
-            said = f"no difference beyond the spread between {first.contestant} and {second.contestant}; {extent}"
-    text = f"{first.phase} at {first.tokens} {WHAT[first.phase]}: {said}"
+            finding = f"no difference beyond the spread between {first.contestant} and {second.contestant}; {extent}"
+    text = f"{first.phase} at {first.tokens} {WHAT[first.phase]}: {finding}"
     return Verdict(first.phase, first.tokens, first.contestant, second.contestant, ratio, text)

@@ -154,10 +154,10 @@ def _strip(model: ir.Model) -> None:
 
 def _explain(model: ir.Model, manifest: Manifest, tolerance: float) -> None:
     """Write the summary, the tolerance and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
-    said = summary(manifest)
-    model.doc_string = "; ".join(f"{title}: {text}" for title, text in said.items())
+    facts = summary(manifest)
+    model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
     certificate = f"posenc.json; the largest error relative to the largest output is at most {tolerance:.1e}"
-    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**said, "certificate": certificate}.items())})
-    sentences = meanings.of_graph(manifest)
+    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**facts, "certificate": certificate}.items())})
+    doc_strings = meanings.of_graph(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
-        value.doc_string = sentences.get(str(value.name))
+        value.doc_string = doc_strings.get(str(value.name))

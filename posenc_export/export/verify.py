@@ -74,8 +74,8 @@ def verify(
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
         made = rounded(made, manifest.weights.format)
-    session, *beside = sessions(loaded, 1)
-    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
+    session, *others = sessions(loaded, 1)
+    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), others)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -88,8 +88,8 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
     """
     exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, so that its weights and the float64 head are not in memory together
     page_out(model.parameters())
-    session, *beside = sessions(single_threaded(folder, "cpu"), 1)
-    certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
+    session, *others = sessions(single_threaded(folder, "cpu"), 1)
+    certificate = _certificate(session, model, {**measure(session, expected, progress, others), **exact})
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -102,9 +102,13 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
     return load(folder, provider=provider, threads=1)
 
 
-def certify(session: Session, model: Model, expected: Expected, progress: Progress, beside: Sequence[Session] = ()) -> Dict[str, Any]:
-    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle."""
-    return _certificate(session, model, {**measure(session, expected, progress, beside), **oracle_cells(model, session.manifest, expected)})
+def certify(session: Session, model: Model, expected: Expected, progress: Progress, others: Sequence[Session] = ()) -> Dict[str, Any]:
+    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
+
+    Args:
+        others: further sessions on the same artefact, which run cells in parallel.
+    """
+    return _certificate(session, model, {**measure(session, expected, progress, others), **oracle_cells(model, session.manifest, expected)})
 
 
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:

@@ -27,12 +27,12 @@ def test_there_is_no_verdict_on_disturbed_samples(number):
     rows = [row("ort", [1.0] * 4), row("onnx", [2.0] * 4)]
     rows[number] = row(rows[number].contestant, rows[number].samples_seconds, samples_disturbed=1)
     (verdict,) = verdicts(rows)
-    assert verdict.ratio is None and f"samples of {rows[number].contestant} stayed disturbed" in verdict.text
+    assert verdict.ratio is None and f"a sample of {rows[number].contestant} were disturbed" in verdict.text
 
 
-def test_two_samples_have_no_spread():
+def test_two_samples_are_too_few_for_a_verdict():
     (verdict,) = verdicts([row("ort", [1.0, 1.0]), row("onnx", [2.0, 2.0])])
-    assert verdict.text.endswith("no verdict between ort and onnx, since 2 samples have no spread")
+    assert verdict.text.endswith("no verdict between ort and onnx, because 2 samples are too few")
 
 
 def test_a_contestant_alone_has_no_verdict():
