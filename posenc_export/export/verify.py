@@ -134,7 +134,7 @@ def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[s
     for start, case in expected.cases.items():
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
     for name, (fed, full) in expected.beside.items():
-        row = int(fed.mask.all(1).argmax())  # the first row without padding
+        row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.numbers.items()}
         cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
     return {name: rounded_up(error) for name, error in cells.items()}
