@@ -101,7 +101,7 @@ def test_the_same_report_gives_the_same_page(report, tmp_path):
 
 def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"install posenc-export\[report\]"):
+    with pytest.raises(ValueError, match=r"pip install 'posenc-export\[report\]'"):
         report.html(tmp_path / "page.html")
 
 
