@@ -212,7 +212,7 @@ def test_an_export_too_far_from_its_module_fails(tmp_path: Path, monkeypatch: py
 
 REFUSALS: dict = {
     "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, got 'int3'"),
-    "TorchScript": (("torchscript", "int4"), {}, "targets onnx, onnx-static, ort in float32 for weights int4, got torchscript"),
+    "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
     "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),
