@@ -95,7 +95,8 @@ async function goOn() {
   Object.assign(view, { added: decoder.decode(Uint8Array.from(added)), attention: state.attention });
   drawText();
   drawHeads(distances);
-  const [speed, place] = [added.length / ((performance.now() - from) / 1000), state.cache.tokens.length];
+  const milliseconds = Math.max(performance.now() - from, 1); // some browsers round their clock to coarse steps
+  const [speed, place] = [(1000 * added.length) / milliseconds, state.cache.tokens.length];
   $("status").textContent = `${speed.toFixed(0)} tokens per second · text read in ${(from - began).toFixed(0)} ms · position ${place} of ${page.positions}`;
   document.body.dataset.speed = speed.toFixed(1);
   document.body.dataset.added = view.added;
