@@ -38,7 +38,7 @@ class VerificationError(Exception):
     def __init__(self, certificate: Dict[str, Any]) -> None:
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
-        more = f" and larger errors in {len(failed)} cells in all" if len(failed) > 1 else ""
+        more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
         found = f"{shown(failed[worst])} at '{worst}'{more}"
         super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
