@@ -1,4 +1,4 @@
-"""The user's own models, exported by the command and by the programs of docs/own-model.md."""
+"""The user's own models, exported by the command and by the programs of docs/own-model.md and README.md."""
 
 import json
 import re
@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.cli import main
+from posenc_export.export import export
 from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
@@ -102,6 +105,16 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "build/block/posenc.json").is_file()
     assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [512, 512, 4096]
     assert names["tags"].shape == (1, 7)
+
+
+def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path / "checkpoint")
+    export(seeded(block_config(512, 8, 2048, kv_heads=2)), "ort", tmp_path / "build/block", verify=False)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL):
+        exec(program, names)
+    assert names["logits"].shape == (1, 61) and names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
 
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:
