@@ -83,7 +83,7 @@ def test_a_state_that_is_forgotten_is_seen() -> None:
     [
         (AnotherOracle, r"check_encoding AnotherOracle: expected bias within .* of its oracle at positions 0, 1, 2, 255, 1000, 1099, got 1\.0e-03"),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
-        (Nothing, "expected the grid to see the planted fault 'offset ignored', got no difference"),
+        (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
     ],
 )
 def test_an_encoding_that_is_not_proved_is_an_assertion_that_fails(cls: Any, message: str) -> None:
@@ -93,7 +93,7 @@ def test_an_encoding_that_is_not_proved_is_an_assertion_that_fails(cls: Any, mes
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"faults": ["all"]}, "expected faults among offset ignored"), ({"parameters": {"strenght": 1.0}}, "parameter is one of strength, got 'strenght'")],
+    [({"faults": ["all"]}, "expected faults to be among offset ignored"), ({"parameters": {"strenght": 1.0}}, "expected parameter to be one of strength, got")],
 )
 def test_what_cannot_be_checked_is_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

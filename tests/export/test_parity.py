@@ -22,7 +22,7 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 
-# complex_order has a token table of another width; behind `integer` LayerNorm takes the mean away, and with it the digits that x + p keeps.
+# complex_order has a token table of another width; behind `integer` LayerNorm subtracts the mean, and with it the digits that x + p keeps.
 ENCODERS = [v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")]
 APART = ("ort-cuda", "pt2")  # with a trace of their own
 MASKED = [name for name, target in TARGETS.items() if "mask" in target.layout]

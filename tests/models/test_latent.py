@@ -135,7 +135,7 @@ def test_experts_of_groups_give_what_their_oracle_gives(groups: Tuple[int, int, 
         ("mlp", {"choice": {"name": "groups", "groups": 3, "kept": 1}}, (16,), "groups divide the experts and hold at least 2 each, got 3 of 8"),
         ("mlp", {"choice": {"name": "groups", "groups": 8, "kept": 8}}, (16,), "hold at least 2 each, got 8 of 8"),
         ("mlp", {"choice": {"name": "groups", "groups": 4, "kept": 1}}, (16,), "kept is 1 .. 4 groups that hold 3 experts or more, got 1 of 2 each"),
-        ("mlp", {"choice": {"name": "best"}}, (16,), "name is one of highest, groups, got 'best'"),
+        ("mlp", {"choice": {"name": "best"}}, (16,), "expected name to be one of highest, groups, got 'best'"),
         ("mlp", {"factor": 0.0}, (16,), "factor is a finite number above 0, got 0.0"),
     ],
 )

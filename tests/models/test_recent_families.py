@@ -189,7 +189,7 @@ def test_experts_give_what_their_oracle_gives(weights: str, parts: Dict[str, Any
         ({"weights": "best"}, "weights is one of all, chosen, sigmoid"),
         ({"on": "both"}, "on one of output, input"),
         ({"unit": {"name": "clamped", "limit": -1.0}}, "limit is above 0, got -1.0"),
-        ({"unit": {"name": "glu"}}, "name is one of gated, clamped, got 'glu'"),
+        ({"unit": {"name": "glu"}}, "expected name to be one of gated, clamped, got 'glu'"),
     ],
 )
 def test_experts_that_cannot_be_are_refused(parts: Dict[str, Any], named: str) -> None:
