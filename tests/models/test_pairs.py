@@ -118,10 +118,10 @@ REFUSED: Dict[str, Tuple[Any, str]] = {
     "none": (lambda session, rows: session.prefill([[3], [4]]), "expected encoder=, the outputs of the encoder for each row, got none"),
     "too few rows": (lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]), r"expected encoder with 2 rows of at least one token, got rows of \[13\]"),
     "an empty row": (lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]), r"got rows of \[13, 0\] tokens"),
-    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"a row of encoder is \['encoder_sequence_length', 384\]"),
+    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"expected rows of encoder of shape \['encoder_sequence_length', 384\]"),
     "a second time": (
         lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.prefill([[3]], encoder=rows[:1])),
-        "expected encoder with the first tokens of its rows",
+        "expected encoder only with the first tokens of a row",
     ),
     "admitted without": (lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])), "expected encoder="),
 }
