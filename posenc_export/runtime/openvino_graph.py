@@ -1,4 +1,4 @@
-"""A graph under OpenVINO, in float32 or, by name, in bfloat16."""
+"""Load model.onnx with OpenVINO, in float32 or bfloat16."""
 
 from pathlib import Path
 from typing import Any, List, NamedTuple, Optional
@@ -16,11 +16,12 @@ from posenc_export.runtime.rules import check_graph
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}
+OLDEST = (2026, 4)  # earlier versions ignore attention_bias of GroupQueryAttention without an error
 REMEDY = "give provider cpu"
 
 
 class Port(NamedTuple):
-    """An input or output as ONNX Runtime describes it (rules.check_graph)."""
+    """An input or output, described like those of ONNX Runtime for rules.check_graph."""
 
     name: str
     type: str
@@ -31,24 +32,25 @@ class OpenVinoGraph:
     """A loaded model.onnx.
 
     Args:
-        path: the file.
-        manifest: its description.
+        path: path of model.onnx.
+        manifest: manifest of the artefact.
         provider: "openvino" or "openvino-bf16".
-        threads: of one operator; all cores where None.
+        threads: threads per operator; None uses all cores.
 
     Raises:
-        ValueError: what OpenVINO does not read or does not compute as it is written; bfloat16 on a processor without it.
+        ValueError: OpenVINO is too old, does not support the graph or would compute it in another precision, or the processor has no bfloat16.
     """
 
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         self.manifest, self.device = manifest, provider
+        _check_version()
         check_external(path, manifest)
         compiled = _compiled(path, provider, threads)
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
         self.session = OpenVinoSession(compiled, manifest)
 
     def open(self, rows: int, capacity: int) -> OrtCaches:
-        """Empty caches for `rows` rows of `capacity` slots."""
+        """Return empty caches with `rows` rows and `capacity` slots."""
         return OrtCaches.open(self.session, self.manifest, "cpu", rows, capacity)
 
 
@@ -57,9 +59,9 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         "INFERENCE_PRECISION_HINT": PRECISIONS[provider],
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads or 0,
-        "ENABLE_CPU_PINNING": False,  # processes beside each other would be tied to the same cores
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations stay as they are beside weights of few bits
-        "CPU_DENORMALS_OPTIMIZATION": True,  # shares of far keys under ALiBi, as on the provider of ONNX Runtime
+        "ENABLE_CPU_PINNING": False,  # otherwise several processes share the same cores
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # otherwise activations are rounded to 8 bits if weights are quantized
+        "CPU_DENORMALS_OPTIMIZATION": True,  # as in ort_graph.py: attention weights of ALiBi are subnormal for distant keys
     }
     core = openvino.Core()
     try:
@@ -69,16 +71,19 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
     except RuntimeError as error:
         raise ValueError(f"runtime: expected {path.name} to be a graph that OpenVINO reads, got {_reason(error)}; {REMEDY}") from None
     if compiled.get_property("INFERENCE_PRECISION_HINT") != PRECISIONS[provider]:
-        raise ValueError(f"runtime: expected a processor that computes in bfloat16 for provider {provider}, got one that does not; give provider openvino")
+        raise ValueError(f"runtime: expected a processor with bfloat16 for provider {provider}, got one without; give provider openvino")
     return compiled
 
 
-def _check_float64(graph: Any) -> None:
-    """Refuse arithmetic in float64, which OpenVINO does in float32 without a word.
+def _check_version() -> None:
+    """Raise ValueError if the installed OpenVINO is older than OLDEST."""
+    found = openvino.__version__.partition("-")[0]
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        raise ValueError(f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {found}; pip install 'posenc-export[openvino]'")
 
-    Raises:
-        ValueError: the first such operation.
-    """
+
+def _check_float64(graph: Any) -> None:
+    """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in float32."""
     for operation in graph.get_ops():
         if operation.get_type_name() != "Constant" and any(output.get_element_type() == openvino.Type.f64 for output in operation.outputs()):
             raise ValueError(f"runtime: expected a graph without float64 for provider openvino, got {operation.get_type_name()} in float64; {REMEDY}")
@@ -89,7 +94,7 @@ def _ports(ports: Any, manifest: Manifest) -> List[Port]:
     known |= {value.name for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)}
     found = []
     for port in ports:
-        names = port.get_names()  # of one tensor: that of the graph, and those of values that are the same
+        names = port.get_names()  # a tensor has several names if OpenVINO merged equal tensors
         name = next(iter(sorted(names & known)), port.get_any_name())
         sizes = [axis.get_length() if axis.is_static else None for axis in port.get_partial_shape()]
         found.append(Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes))
@@ -97,6 +102,6 @@ def _ports(ports: Any, manifest: Manifest) -> List[Port]:
 
 
 def _reason(error: Exception) -> str:
-    """The line of a report that says most: the first that names what is not supported, or the last one."""
+    """Return the most specific line of an error message: the first one about something unsupported, otherwise the last one."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if "not supported" in line), lines[-1] if lines else type(error).__name__)[:300]

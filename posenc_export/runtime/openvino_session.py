@@ -1,4 +1,4 @@
-"""OpenVINO behind those calls of an ONNX Runtime session that caches make: bindings of memory by address, and their runs.
+"""OpenVINO with the interface of onnxruntime.InferenceSession that OrtCaches uses: bind memory by address, and run.
 
 Shapes: B rows, S new tokens, T tokens behind the call.
 """
@@ -13,26 +13,26 @@ import openvino
 from posenc_export.runtime.manifest import Manifest, Value
 from posenc_export.runtime.rules import B, R, S
 
-ONE_ROW = "GroupQueryAttention"  # OpenVINO 2026.4 runs it for a single row without padding
+ONE_ROW = "GroupQueryAttention"  # OpenVINO 2026.4 supports only one row without padding
 Arrays = Dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a run wrote."""
+    """An output of a run."""
 
     array: np.ndarray
 
     def numpy(self) -> np.ndarray:
-        """The array itself."""
+        """Return the array."""
         return self.array
 
 
 class Binding:
-    """Memory of the inputs and outputs of a run. It is borrowed: the caller keeps it.
+    """Memory of the inputs and outputs of a run. The caller must keep it alive.
 
     Args:
-        output: the one of the graph that is no state.
+        output: the output of the graph that is not a state.
     """
 
     def __init__(self, output: Value) -> None:
@@ -41,15 +41,15 @@ class Binding:
         self.outputs: Arrays = {}
 
     def bind_input(self, name: str, device: str, number: int, dtype: Any, shape: Sequence[int], address: int) -> None:
-        """Read an input from memory."""
+        """Bind an input to memory."""
         self.inputs[name] = _at(dtype, shape, address)
 
     def bind_output(self, name: str, device: str, number: int = 0, dtype: Any = None, shape: Sequence[int] = (), address: int = 0) -> None:
-        """Write an output to memory; that of the graph to an array of the binding where no address is given."""
+        """Bind an output to memory; without an address, to a new array."""
         self.outputs[name] = _at(dtype, shape, address) if address else self._new()
 
     def get_outputs(self) -> List[Output]:
-        """All outputs, in the order in which they were bound."""
+        """Return all outputs in the order in which they were bound."""
         return [Output(array) for array in self.outputs.values()]
 
     def _new(self) -> np.ndarray:
@@ -59,30 +59,30 @@ class Binding:
 
 
 class OpenVinoSession:
-    """Runs of a compiled graph. Sessions in several threads may share it: each run takes a request of its own.
+    """Runs a compiled graph. Several threads may share it, because each run uses its own inference request.
 
     Args:
         compiled: openvino.CompiledModel.
-        manifest: description of the graph.
+        manifest: manifest of the artefact.
     """
 
     def __init__(self, compiled: Any, manifest: Manifest) -> None:
         self._compiled, self._manifest = compiled, manifest
-        self._idle: List[Any] = []  # requests that no run uses
+        self._idle: List[Any] = []  # inference requests that are not in use
         self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)}
         self._axes |= {name: state.axes for state in manifest.states for name in (state.past, state.present)}
         self._in_place = [state for state in manifest.states if state.update == "in_place"]
         self._run = self._run_rows if ONE_ROW in manifest.operators else self._run_whole
 
     def io_binding(self) -> Binding:
-        """Nothing bound."""
+        """Return a binding without inputs and outputs."""
         return Binding(self._manifest.outputs[0])
 
     def run_with_iobinding(self, binding: Binding) -> None:
         """Run the graph on bound memory.
 
         Raises:
-            RuntimeError: of OpenVINO.
+            RuntimeError: OpenVINO failed.
         """
         try:
             request = self._idle.pop()
@@ -95,12 +95,12 @@ class OpenVinoSession:
         _infer(request, binding.inputs, binding.outputs)
 
     def _run_rows(self, request: Any, binding: Binding) -> None:
-        """Row by row, each without its padding. Of states written in place, the graph gives a copy of the valid slots: the new ones are taken from it."""
+        """Run each row alone and without padding. For caches in place the graph returns a copy of the valid slots, from which the new slots are copied."""
         rows, new = binding.inputs[self._manifest.inputs[0].name].shape[:2]
         copied = {state.present for state in self._in_place}
         for row in range(rows):
             total = self._total(binding.inputs, row)
-            count = min(new, total)  # a row with padding holds nothing else
+            count = min(new, total)  # less than `new` for a row with padding, which has no earlier tokens (Reader)
             inputs = {name: self._part(name, array, row, count) for name, array in binding.inputs.items()}
             if "total_sequence_length" in inputs:
                 inputs["total_sequence_length"] = np.array(total, np.int32)
@@ -110,11 +110,11 @@ class OpenVinoSession:
                 binding.outputs[state.present][(row, *fresh)] = request.get_tensor(state.present).data[(0, *fresh)]
 
     def _total(self, inputs: Arrays, row: int) -> int:
-        """Slots T of a row in use behind the call, padding included where rows share columns."""
+        """Return the number of slots T of a row after the call, including padding if rows share columns."""
         return int(inputs["seqlens_k"][row]) + 1 if "seqlens_k" in inputs else inputs["attention_mask"].shape[1]
 
     def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
-        """What belongs to a row and its first new tokens; a view where rows are the first axis."""
+        """Return the part of an array for one row and its first `count` new tokens, as a view if rows are the first axis."""
         chosen = {B: slice(row, row + 1), S: slice(count)}
         return np.ascontiguousarray(array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])])
 
@@ -126,6 +126,6 @@ def _infer(request: Any, inputs: Arrays, outputs: Arrays) -> None:
 
 
 def _at(dtype: Any, shape: Sequence[int], address: int) -> np.ndarray:
-    """The numbers that stand in memory from an address on."""
+    """Return a view of memory as an array."""
     count, dtype = int(np.prod(shape)), np.dtype(dtype)
     return np.frombuffer((ctypes.c_byte * (count * dtype.itemsize)).from_address(address), dtype).reshape(shape)

@@ -23,7 +23,11 @@ def test_segments_change_outputs_and_default_to_zero() -> None:
 
 @pytest.mark.parametrize(
     ("types", "message"),
-    [(np.full((1, 12), 3), "token_types is 0 .. 2, got 3"), (np.zeros((1, 11), np.int64), "token_types is"), (np.zeros((1, 12)), "whole numbers, got .* float64")],
+    [
+        (np.full((1, 12), 3), "expected token_types in 0 .. 2, got 3"),
+        (np.zeros((1, 11), np.int64), "expected token_types of shape"),
+        (np.zeros((1, 12)), "with whole numbers, got .* float64"),
+    ],
 )
 def test_invalid_segments_are_refused(types: np.ndarray, message: str) -> None:
     module, manifest = eager(seeded(encoder("alibi")))
@@ -36,9 +40,9 @@ def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
     session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
     session.prefill(ids)
     for call, message in (
-        (lambda: session.step(ids[:, 0]), "a step needs what is cached"),
-        (lambda: session.rewind(1), "a rewind needs what is cached"),
-        (lambda: list(session.generate(ids, 2)), "generate takes a decoder, got kind encoder"),
+        (lambda: session.step(ids[:, 0]), "expected a model with a cache for step"),
+        (lambda: session.rewind(1), "expected a model with a cache for rewind"),
+        (lambda: list(session.generate(ids, 2)), "expected a decoder for generate, got kind encoder"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -118,10 +118,10 @@ REFUSED: Dict[str, Tuple[Any, str]] = {
     "none": (lambda session, rows: session.prefill([[3], [4]]), "expected encoder=, the outputs of the encoder for each row, got none"),
     "too few rows": (lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]), r"expected encoder with 2 rows of at least one token, got rows of \[13\]"),
     "an empty row": (lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]), r"got rows of \[13, 0\] tokens"),
-    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"a row of encoder is \['encoder_sequence_length', 384\]"),
+    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"expected rows of encoder of shape \['encoder_sequence_length', 384\]"),
     "a second time": (
         lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.prefill([[3]], encoder=rows[:1])),
-        "expected encoder with the first tokens of its rows",
+        "expected encoder only with the first tokens of a row",
     ),
     "admitted without": (lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])), "expected encoder="),
 }
@@ -172,4 +172,4 @@ def test_the_command_exports_both_parts_and_generates_from_a_text(folders: Path,
 def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     export_model(seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False)
     assert main(["generate", str(tmp_path / "alone"), "--encoder", str(tmp_path / "alone"), "--prompt", "x"]) == 2
-    assert "expected a decoder that reads an encoder and says how it starts, got one that reads none" in capsys.readouterr().err
+    assert "expected a decoder that reads an encoder and has start_ids, got one that reads none" in capsys.readouterr().err

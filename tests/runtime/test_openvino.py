@@ -1,4 +1,4 @@
-"""OpenVINO as a provider: every set of operators through the whole grid, and refusals of what it does not compute as it is written."""
+"""OpenVINO as a provider: the parity grid for every set of operators, and errors for what it does not support or computes differently."""
 
 import importlib.util
 from pathlib import Path
@@ -106,6 +106,14 @@ def test_bfloat16_is_proved_within_a_tolerance_of_its_own_beside_float32(tmp_pat
 def test_arithmetic_in_float64_is_refused(name: str, tmp_path: Path) -> None:
     folder = _made(block(name), "onnx", tmp_path / "a")
     with pytest.raises(ValueError, match="expected a graph without float64 for provider openvino, got .* in float64; give provider cpu"):
+        load(folder, provider="openvino")
+
+
+@installed
+def test_an_older_openvino_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _made(decoder("rope"), "ort", tmp_path / "a")
+    monkeypatch.setattr("openvino.__version__", "2025.3.0-19807-44526285f24")
+    with pytest.raises(ValueError, match="expected openvino 2026.4 or later, got 2025.3.0; pip install 'posenc-export.openvino.'"):
         load(folder, provider="openvino")
 
 
