@@ -6,6 +6,7 @@ import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BUFFER = 1 << 16  # numbers compared at a time
+HEADROOM = 1.25  # of a scale of cached numbers, above the largest number of its sample: those of another text may be larger, and what is beyond saturates
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding by a small constant factor
 
 
@@ -47,6 +48,23 @@ def activation_tolerance(depth: int, shared: int) -> float:
         shared: activations that share a scale.
     """
     return SAFETY * rounding_noise(8, shared) * math.sqrt(max(depth, 1))
+
+
+def cache_tolerance(depth: int, tokens: int) -> float:
+    """Largest error, relative to the largest magnitude of the reference, of cached keys and values in 8 bits.
+
+    As activation_tolerance: keys and values of a channel share a scale, which HEADROOM makes coarser.
+
+    Args:
+        depth: number of blocks the value passes, at least 1.
+        tokens: of the sample by which scales were chosen.
+    """
+    return HEADROOM * activation_tolerance(depth, tokens)
+
+
+def cache_deviation_bound(depth: int, tokens: int) -> float:
+    """As deviation_bound, of cached keys and values in 8 bits: two roundings in each block."""
+    return min(0.5, 2 * HEADROOM * rounding_noise(8, tokens) * math.sqrt(2 * max(depth, 1)))
 
 
 def deviation_bound(depth: int, bits: int, shared: int) -> float:

@@ -17,7 +17,7 @@ FEEDS: Dict[str, str] = {
     "seqlens_k": "integers(INT32, held + count - 1, 0, SIZES(1))",
     "total_sequence_length": "integers(INT32, held + count, 0, NULL, 0)",
 }
-DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32"}
+DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32", "int8": "INT8"}
 PROGRAM = Template("""// Run model.onnx with the C API of ONNX Runtime alone. Written by `posenc inspect FOLDER --runtime c`.
 //
 $heading

@@ -42,6 +42,9 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--dtype", help="of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
     few = "int8, int4 or int4-128: linear layers and token table in few bits. For a block, also a .safetensors file, beside a format or alone: see below"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
+    exporting.add_argument("--cache", metavar="FORMAT", help="int8: cached keys and values in 8 bits, on target ort; needs --calibrate (default: in --dtype)")
+    sample = "sample for weights of 4 bits and --cache int8: a text, or .npy with hidden states float32 [tokens,width] for a block"
+    exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     of_file = "--weights FILE.safetensors holds q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it"
     block = exporting.add_argument_group("of a block", of_file)
@@ -83,7 +86,7 @@ def _check_export(targets: List[str], options: argparse.Namespace) -> None:
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
-    check_export(targets, options.output, options.signature, options.dtype, options.few_bits)
+    check_export(targets, options.output, options.signature, options.dtype, options.few_bits, options.calibrate, options.cache)
 
 
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
@@ -202,10 +205,11 @@ def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[
     """Write all artefacts, or none; returns their manifests."""
     from posenc_export.export import export_all
 
-    return export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say, options.few_bits)
+    how = options.signature, options.dtype, not options.no_verify, options.say, options.few_bits, options.calibrate, options.cache
+    return export_all(model, targets, options.output, *how)
 
 
 def _deviation(manifest: Any) -> Dict[str, Any]:
-    """How far weights of few bits are from float32; nothing for others."""
-    found = manifest.weights and manifest.weights.deviation
+    """How far weights and caches of few bits are from float32; nothing for others."""
+    found = manifest.deviation
     return {"from float32": f"{found.error:.1e}", "greedy": f"{found.agreement:.0%}" if found.agreement else "-"} if found else {}

@@ -4,11 +4,12 @@ import difflib
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import deviation, loaders
+from posenc_export.export import calibration, deviation, loaders
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.fewer_bits import FORMATS
@@ -26,8 +27,17 @@ from posenc_export.runtime.proof import Expected
 from posenc_export.runtime.schema import Weights
 
 Progress = Callable[[str], None]
+CACHES = ("int8",)
 MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # as the tokenizers library writes it
+
+
+class FewBits(NamedTuple):
+    """Formats of weights and caches of few bits, None for dtype, and the sample by which they are made."""
+
+    weights: Optional[str]
+    cache: Optional[str]
+    sample: Optional[Sample]
 
 
 def silent(_: str) -> None:
@@ -43,6 +53,8 @@ def export(
     verify: bool = True,
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> Manifest:
     """Write `model` to `folder` for `target`, and verify it (export/verify.py) before it is published.
 
@@ -56,13 +68,17 @@ def export(
         verify: run the parity grid and write its certificate.
         progress: called with a line at each stage.
         weights: "int8", "int4" or "int4-128" for linear layers and the token table in few bits (fewer_bits.FORMATS); None for weights in dtype.
+        calibrate: file with a sample by which weights of 4 bits are rounded and scales of caches chosen: text, or hidden states float32 [tokens,E] in .npy for a
+            model that reads them.
+        cache: "int8" for cached keys and values in 8 bits, which needs a sample; None for those in dtype.
 
     Raises:
-        ValueError: unknown target, signature, dtype or format of weights, a folder that holds other files, a module that the target cannot represent.
+        ValueError: unknown target, signature, dtype or format of weights or caches, a folder that holds other files, a module that the target cannot represent, a sample
+            that the model cannot read.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an artefact that was there is unchanged.
     """
-    return export_all(model, [target], folder, signature, dtype, verify, progress, weights)[0]
+    return export_all(model, [target], folder, signature, dtype, verify, progress, weights, calibrate, cache)[0]
 
 
 def export_all(
@@ -74,6 +90,8 @@ def export_all(
     verify: bool = True,
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> List[Manifest]:
     """As `export`, for several targets: all artefacts are published when the last one is verified, or none is.
 
@@ -81,8 +99,9 @@ def export_all(
         output: the folder of the artefact for one target; for several, the folder that holds one subfolder for each, with its name.
     """
     output, say = Path(output), progress or silent
-    check_export(targets, output, signature, dtype, weights)
+    check_export(targets, output, signature, dtype, weights, calibrate, cache)
     sources = model if isinstance(model, Sources) else Sources(model)
+    few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # then the outer folder is published in one step
     if len(targets) > 1:
@@ -90,7 +109,7 @@ def export_all(
     workshop = Workshop([output] if whole else places)
     with workshop as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, signature, dtype, weights, verify, say) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, signature, dtype, few_bits, verify, say) for target, folder in zip(targets, made, strict=True)]
         workshop.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -101,45 +120,58 @@ def folders(targets: Sequence[str], output: Path) -> List[Path]:
 
 
 def check_export(
-    targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None, weights: Optional[str] = None
+    targets: Sequence[str],
+    output: Path,
+    signature: str = "positions",
+    dtype: Optional[str] = None,
+    weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> None:
     """Validate targets, options and folders before exporting.
 
     Raises:
-        ValueError: unknown target, signature, dtype or format of weights, one that a target does not take, a folder that an artefact cannot replace.
+        ValueError: unknown target, signature, dtype or format of weights or caches, one that a target does not take, a cache of 8 bits without a sample, a sample
+            that nothing needs, a folder that an artefact cannot replace.
     """
     for target in targets:
-        _check_names(target, signature, dtype, weights)
+        _check_names(target, signature, dtype, weights, cache)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
             raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
         if signature not in kind.layout:
             raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
-        if weights is not None and not (kind.few_bits and dtype in (None, "float32")):
-            able = ", ".join(name for name, other in TARGETS.items() if other.few_bits)
-            found = target if dtype is None else f"{target} in {dtype}"
-            raise ValueError(f"export: expected one of the targets {able} in float32 for weights {weights}, got {found}; choose among these or leave weights out")
+        for what, format_, takes in (("weights", weights, lambda kind: kind.few_bits), ("cache", cache, lambda kind: kind.int8_cache)):
+            if format_ is not None and not (takes(kind) and dtype in (None, "float32")):
+                able = [name for name, other in TARGETS.items() if takes(other)]
+                rule = f"one of the targets {', '.join(able)}" if len(able) > 1 else f"target {able[0]}"
+                found = target if dtype is None else f"{target} in {dtype}"
+                raise ValueError(f"export: expected {rule} in float32 for {what} {format_}, got {found}; choose that or leave {what} out")
+    needed = cache is not None or (weights is not None and FORMATS[weights].calibrated)
+    if calibrate is not None and not needed:
+        raise ValueError(f"export: expected weights of 4 bits or cache int8 beside a sample for calibration, got {weights or 'neither'}; leave the sample out")
+    if cache is not None and calibrate is None:
+        raise ValueError(f"export: expected a sample for the scales of cache {cache}, got none; give a text that is like those the model will read as calibrate")
     for place in folders(targets, output):
         check_place(place)
 
 
-def _make(
-    sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], weights: Optional[str], verify: bool, say: Progress
-) -> Manifest:
+def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], few_bits: FewBits, verify: bool, say: Progress) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind = TARGETS[target]
-    source = sources.of(dtype or kind.dtypes[0], weights)
+    kind, (weights, cache, sample) = TARGETS[target], few_bits
+    source = sources.of(dtype or kind.dtypes[0], weights, sample, cache is not None)
     say(f"{target}: tracing and lowering")
-    described = describe(source.model, target, signature, kind.layout[signature], kind.update, weights=weights and Weights(weights), **kind.geometry)
+    bits = {"weights": weights and Weights(weights), "cache": cache or "", "calibration": sample and sample.described}
+    described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
     manifest, expected = _written(source, described, folder, verify)
     if not verify:
         return manifest
     manifest = check(folder, manifest, source.model, expected, say)
-    if manifest.weights is None:
+    if manifest.weights is None and not manifest.cache:
         return manifest
     aside = folder.with_name(f"{folder.name}.float32")
-    say(f"{target}: the same weights in float32")
-    plain = check(aside, _written(source, described.replace(weights=None), aside, verify)[0], source.model, expected, say)
+    say(f"{target}: the same in float32")
+    plain = check(aside, _written(source, described.replace(weights=None, cache="", calibration=None), aside, verify)[0], source.model, expected, say)
     shutil.rmtree(aside)
     return deviation.write(folder, manifest, plain, sources.of("float32").model)
 
@@ -167,9 +199,9 @@ def _write_text(text: Text, folder: Path) -> None:
         files.write(folder / name, content)
 
 
-def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str]) -> None:
-    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS)}
-    for (what, names), name in zip(known.items(), (target, signature, dtype, weights), strict=True):
+def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str], cache: Optional[str]) -> None:
+    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS), "cache": list(CACHES)}
+    for (what, names), name in zip(known.items(), (target, signature, dtype, weights, cache), strict=True):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; " + (f"did you mean {near[0]}?" if near else "choose among these"))

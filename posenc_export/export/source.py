@@ -3,14 +3,17 @@
 import copy
 import logging
 import warnings
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
 from posenc_export import ops
+from posenc_export.export import calibration
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
-from posenc_export.export.fewer_bits import rounded
+from posenc_export.export.fewer_bits import FORMATS, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
@@ -23,10 +26,11 @@ class Source:
 
     Args:
         model: in eval mode; its weights must not change any more.
+        cache_scales: of keys and values in 8 bits, by state (calibration.cache_scales); none where they are in dtype.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None) -> None:
+        self.model, self.cache_scales = model, cache_scales or {}
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
@@ -41,7 +45,7 @@ class Source:
 
 
 class Sources:
-    """The sources of one model by dtype and format of weights.
+    """The sources of one model by dtype and bits of weights and caches.
 
     Args:
         model: float32, of this package or a module around one; left as it is, and as it is for as long as this is used.
@@ -52,14 +56,28 @@ class Sources:
 
     def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
         self.model = as_model(model)
-        self._made: Dict[Tuple[str, Optional[str]], Source] = {}
+        self._made: Dict[Tuple[Any, ...], Source] = {}
 
-    def of(self, dtype: str, weights: Optional[str] = None) -> Source:
-        """The model in a dtype, in eval mode; with its weights rounded to a format of fewer_bits where one is given."""
-        if (dtype, weights) not in self._made:
+    def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False) -> Source:
+        """The model in a dtype, in eval mode.
+
+        Args:
+            weights: a format of fewer_bits, to which its weights are rounded.
+            sample: by which they are rounded, and by which scales of caches are chosen.
+            cache: whether there are scales of keys and values in 8 bits.
+        """
+        key = dtype, weights, sample and sample.described, cache
+        if key not in self._made:
             model = in_dtype(self.model, dtype)
-            self._made[dtype, weights] = Source(model if weights is None else rounded(model, weights))
-        return self._made[dtype, weights]
+            scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
+            self._made[key] = Source(model if weights is None else in_few_bits(model, weights, sample), scales)
+        return self._made[key]
+
+
+def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
+    """A copy of a float32 model in eval mode with its weights rounded to a format of fewer_bits, by a sample where one is given."""
+    wanted = sample is not None and FORMATS[weights].calibrated
+    return rounded(model, weights, calibration.moments(model, sample) if wanted else None)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

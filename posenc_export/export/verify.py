@@ -6,11 +6,13 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
+from posenc_export.export import calibration
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of
 from posenc_export.export.expected import of_module
-from posenc_export.export.fewer_bits import rounded
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
-from posenc_export.export.source import in_dtype
+from posenc_export.export.source import in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
@@ -18,7 +20,7 @@ from posenc_export.models.presets import rebuild
 from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.manifest import Calibration, Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, rounded_up, where
@@ -48,7 +50,11 @@ class VerificationError(Exception):
 
 
 def verify(
-    folder: Union[str, Path], model: Union[Model, torch.nn.Module, None] = None, progress: Optional[Progress] = None, provider: str = "cpu"
+    folder: Union[str, Path],
+    model: Union[Model, torch.nn.Module, None] = None,
+    progress: Optional[Progress] = None,
+    provider: str = "cpu",
+    calibrate: Union[str, Path, None] = None,
 ) -> Dict[str, Any]:
     """Run the grid on an artefact against its module and the module against its oracle; write the certificate into the manifest and return it.
 
@@ -56,12 +62,13 @@ def verify(
 
     Args:
         model: the float32 module it was exported from; may be left out for presets and seeded models.
+        calibrate: the sample that it was exported with, where there was one: the module's weights are rounded by it again.
 
     Returns:
         {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": what the module was compared with}.
 
     Raises:
-        ValueError: not an artefact, or a model whose description differs.
+        ValueError: not an artefact, a model whose description differs, another sample than that of the export.
     """
     folder = Path(folder)
     loaded = single_threaded(folder, provider)
@@ -71,11 +78,26 @@ def verify(
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
-        made = rounded(made, manifest.weights.format)
+        sample = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
+        made = in_few_bits(made, manifest.weights.format, sample and _sample(sample, made, calibrate))
     session, *beside = sessions(loaded, 1)
     certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
+
+
+def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
+    """The sample of the export.
+
+    Raises:
+        ValueError: none, or another one.
+    """
+    wanted = described.sha256
+    sample = None if calibrate is None else calibration.read(calibrate, model)
+    if sample is None or sample.sha256 != wanted:
+        found = "none" if sample is None else f"one with {sample.sha256}"
+        raise ValueError(f"verify: expected the sample by which weights were rounded, sha256 {wanted}, got {found}; pass its file as calibrate")
+    return sample
 
 
 def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:

@@ -13,7 +13,7 @@ GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx"
 WEIGHTS = "model.onnx.data"  # beside an ONNX graph: tensors, one behind the other
 GROWING = ("onnx", "torchscript", "pt2")
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
-TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32"}
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
 
 
 def check(manifest: Manifest) -> None:
@@ -217,6 +217,13 @@ def _check_caches(manifest: Manifest) -> None:
         _refuse(f"layout is columns for target {manifest.target}", "rows")
     if manifest.capacity_bucket > (65536 if manifest.target not in GROWING else 0):
         _refuse(f"capacity_bucket is {'0 .. 65536' if manifest.target not in GROWING else '0'} for target {manifest.target}", manifest.capacity_bucket)
+    small = [state for state in manifest.states if state.dtype == "int8"]
+    if bool(small) != bool(manifest.cache) or (small and (manifest.target, manifest.dtype) != ("ort", "float32")):
+        found = f"{len(small)} states of int8 with cache {manifest.cache or manifest.dtype} for target {manifest.target} in {manifest.dtype}"
+        _refuse("states of int8 belong to cache int8 for target ort in float32", found)
+    for state in small:
+        if state not in in_place or not state.past.startswith("past_key_values.") or not state.past.endswith((".key", ".value")):
+            _refuse("states of int8 are keys and values in place", state.past)
     for state in manifest.states:
         if not state.reads_hidden and (manifest.layout != "rows" or state not in in_place):
             _refuse("reads_hidden is false only for states in place with layout rows", f"false for {state.past}")

@@ -13,12 +13,13 @@ FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no
 LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
 MOST_PROOFS = 64
 MOST = 4096  # values, states and files of one graph
-LATER = ("encoder", "packages", "start_ids", "weights")  # fields of a manifest that came after others of the schema; left out where they are empty
+# Fields of a manifest that came after others of the schema; left out where they are empty
+LATER = ("cache", "calibration", "deviation", "encoder", "packages", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
 Text = Annotated[str, Meta(max_length=128)]
-DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
+DType = Annotated[str, Meta(pattern=r"^(float16|float32|int8|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
@@ -118,14 +119,14 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far an artefact with weights of few bits is from the float32 module, on the inputs of its reference.
+    """How far an artefact with weights or caches of few bits is from the float32 module, on the inputs of its reference.
 
     Args:
         error: root of the mean squared difference of outputs, relative to that of the module's outputs.
         bound: above which an export fails.
         agreement: share of tokens for which the largest logit is the same; 0 where there are no logits.
         tokens: how many were compared.
-        exact: worst error of the grid for the same weights in float32: without the rounding of activations.
+        exact: worst error of the grid for the same weights in float32: without the rounding of activations and caches.
         exact_tolerance: what that error stays within.
     """
 
@@ -143,12 +144,22 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         format: as `posenc export --weights` takes it.
         matrices: constants in that format; all others are float32.
-        deviation: None where the artefact was not verified.
     """
 
     format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
     matrices: Size = 0
-    deviation: Optional[Deviation] = None
+
+
+class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sample of inputs that an export was given.
+
+    Args:
+        sha256: of the file.
+        tokens: how many of it were read.
+    """
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    tokens: AtLeastOne
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +184,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
         weights: their format where it has few bits; None for dtype.
+        cache: "int8" where cached keys and values are bytes; empty for dtype.
+        calibration: the sample by which weights were rounded and scales of caches chosen; None for none.
+        deviation: from the float32 module, of an artefact with weights or caches of few bits that was verified; None for others.
         packages: encodings from outside this package, by name, and the package of each: what is needed to build the model again, and not to run it.
         files: file name to {"sha256", "bytes"}.
         reference: expected outputs beside the graph, or None.
@@ -204,6 +218,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
     weights: Optional[Weights] = None
+    cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
+    calibration: Optional[Calibration] = None
+    deviation: Optional[Deviation] = None
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None

@@ -26,6 +26,7 @@ class Target:
         geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
         dtypes: it can be written in, the usual one first.
         few_bits: whether it takes weights of few bits, in float32.
+        int8_cache: whether it takes caches of 8 bits, in float32.
     """
 
     graph: str
@@ -36,6 +37,7 @@ class Target:
     geometry: Dict[str, Any]
     dtypes: Tuple[str, ...] = ("float32", "float16")
     few_bits: bool = False
+    int8_cache: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -69,6 +71,7 @@ TARGETS = {
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         few_bits=True,
+        int8_cache=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",
