@@ -141,19 +141,21 @@ def check_export(
             raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
         if signature not in kind.layout:
             raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
-        for what, format_, takes in (("weights", weights, lambda kind: kind.few_bits), ("cache", cache, lambda kind: kind.int8_cache)):
-            if format_ is not None and not (takes(kind) and dtype in (None, "float32")):
-                able = [name for name, other in TARGETS.items() if takes(other)]
-                rule = f"one of the targets {', '.join(able)}" if len(able) > 1 else f"target {able[0]}"
-                found = target if dtype is None else f"{target} in {dtype}"
-                raise ValueError(f"export: expected {rule} in float32 for {what} {format_}, got {found}; choose that or leave {what} out")
-    needed = cache is not None or (weights is not None and FORMATS[weights].calibrated)
-    if calibrate is not None and not needed:
+        _check_format("weights", weights, target, dtype, [name for name, other in TARGETS.items() if other.few_bits])
+        _check_format("cache", cache, target, dtype, [name for name, other in TARGETS.items() if other.int8_cache])
+    if calibrate is None and cache is not None:
+        raise ValueError(f"export: expected a sample for the scales of cache {cache}, got none; give text of the kind that the model will read as calibrate")
+    if calibrate is not None and cache is None and not (weights and FORMATS[weights].calibrated):
         raise ValueError(f"export: expected weights of 4 bits or cache int8 beside a sample for calibration, got {weights or 'neither'}; leave the sample out")
-    if cache is not None and calibrate is None:
-        raise ValueError(f"export: expected a sample for the scales of cache {cache}, got none; give a text that is like those the model will read as calibrate")
     for place in folders(targets, output):
         check_place(place)
+
+
+def _check_format(what: str, format_: Optional[str], target: str, dtype: Optional[str], able: Sequence[str]) -> None:
+    if format_ is not None and not (target in able and dtype in (None, "float32")):
+        rule = f"one of the targets {', '.join(able)}" if len(able) > 1 else f"target {able[0]}"
+        found = target if dtype is None else f"{target} in {dtype}"
+        raise ValueError(f"export: expected {rule} in float32 for {what} {format_}, got {found}; choose that or leave {what} out")
 
 
 def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], few_bits: FewBits, verify: bool, say: Progress) -> Manifest:

@@ -145,9 +145,9 @@ def _scales(largest: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _measured(attention: torch.nn.Module, prefix: str, largest: Dict[str, Tensor]) -> Iterator[None]:
+def _measured(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Iterator[None]:
     """While it lasts, the largest magnitude of each channel of the keys and values that an attention caches is kept in `largest`."""
-    kept = [(index, prefix + carried.name) for index, carried in enumerate(attention.states()) if carried.grows and carried.name in ("key", "value")]  # type: ignore[operator]
+    kept = [(index, prefix + carried.name) for index, carried in enumerate(attention.states()) if carried.grows and carried.name in ("key", "value")]
 
     def keep(_: torch.nn.Module, __: Any, made: Any) -> None:
         for index, name in kept:

@@ -46,8 +46,8 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
 
 def _bound(manifest: Manifest, depth: int) -> float:
     """Up to which the rounding of weights, activations and caches explains an error."""
-    kind = manifest.weights and FORMATS[manifest.weights.format]
-    of_weights = deviation_bound(depth, kind.projections.bits, kind.shared) if kind else 0.0
+    kind = None if manifest.weights is None else FORMATS[manifest.weights.format]
+    of_weights = 0.0 if kind is None else deviation_bound(depth, kind.projections.bits, kind.shared)
     of_cache = cache_deviation_bound(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0
     return min(0.5, math.hypot(of_weights, of_cache))
 

@@ -55,9 +55,9 @@ class Grid:
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> np.ndarray:
         """A weight on the grid whose outputs are near those of `weight` for inputs of the given moments [K,K] float64: export/gptq.py. Scales as in `rounded`."""
-        scales = np.repeat(self._best(self._blocks(weight)), self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
-        half = 1 << (self.bits - 1)
-        return gptq.rounded(torch.from_numpy(weight), torch.from_numpy(scales), moments, -half, half - 1).numpy()
+        order = gptq.order_of(moments)
+        parts = [self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)]
+        return np.concatenate(parts)
 
     def codes(self, weight: np.ndarray) -> Optional[Codes]:
         """Codes that give a weight [N,K] float32 bit by bit; None where it does not lie on the grid."""
@@ -72,6 +72,12 @@ class Grid:
         blocks = self._blocks(weight)
         best = self._best(blocks)
         return (self._nearest(blocks, best) * best[..., None]).reshape(len(weight), -1)[:, : weight.shape[1]]
+
+    def _compensated(self, weight: np.ndarray, order: gptq.Order) -> np.ndarray:
+        scales = np.repeat(self._best(self._blocks(weight)), self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
+        half = 1 << (self.bits - 1)
+        made: np.ndarray = gptq.rounded(torch.from_numpy(weight), torch.from_numpy(scales), order, -half, half - 1).numpy()
+        return made
 
     def _best(self, blocks: np.ndarray) -> np.ndarray:
         """The scale of each block [N,blocks] of the smallest squared error among SEARCHED."""
@@ -169,18 +175,16 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
     """
     if any(isinstance(part, Experts) for part in model.modules()):
         raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
-    made, done = copy.deepcopy(model), set()
+    made, kept = copy.deepcopy(model), _kept(model)
     layers = linear_layers(made)
     known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has those of its head
-    tables = [part for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in _kept(made)]
+    tables = [part.weight for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
+    grids = {id(layer.weight): (layer.weight, FORMATS[weights].projections) for layer in layers.values()}
+    grids |= {id(table): (table, FORMATS[weights].tables) for table in tables}  # a tied head has the grid of its table
     with torch.no_grad():
-        for parts, grid in ((tables, FORMATS[weights].tables), (list(layers.values()), FORMATS[weights].projections)):
-            for part in parts:
-                weight, moment = part.weight, known.get(id(part.weight))
-                if id(weight) not in done:  # a tied head has the grid of its table
-                    found = grid.rounded(weight.numpy()) if moment is None else grid.compensated(weight.numpy(), moment)
-                    weight.copy_(torch.from_numpy(found))
-                    done.add(id(weight))
+        for key, (weight, grid) in grids.items():
+            found = grid.compensated(weight.numpy(), known[key]) if key in known else grid.rounded(weight.numpy())
+            weight.copy_(torch.from_numpy(found))
     return made
 
 

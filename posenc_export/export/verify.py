@@ -78,8 +78,8 @@ def verify(
         raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
-        sample = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
-        made = in_few_bits(made, manifest.weights.format, sample and _sample(sample, made, calibrate))
+        described = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
+        made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate))
     session, *beside = sessions(loaded, 1)
     certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
     manifests.write(manifest.replace(certificate=certificate), folder)

@@ -139,8 +139,9 @@ REFUSALS: dict = {
 
 @pytest.mark.parametrize(("given", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refused_by_name(given: dict, message: str, tmp_path: Path) -> None:
+    more: dict = {"target": "ort", **given}
     with pytest.raises(ValueError, match=message):
-        export(seeded(BLOCK), **{"target": "ort", "folder": tmp_path / "made", **given})
+        export(seeded(BLOCK), folder=tmp_path / "made", **more)
 
 
 def test_keys_that_scores_from_content_read_are_refused_by_name(tmp_path: Path) -> None:

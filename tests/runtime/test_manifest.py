@@ -95,6 +95,7 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "hidden slots of columns": ("onnx", _set("states", 0, "reads_hidden", False), "reads_hidden is false only for states in place"),
     "bucket of growing caches": ("onnx", _set("capacity_bucket", 256), "capacity_bucket is 0 for target onnx, got 256"),
     "unknown format of weights": ("ort", _set("weights", {"format": "int2"}), r"\$.weights.format"),
+    "a cache of 8 bits without one": ("ort", _set("cache", "int8"), "states of int8 belong to cache int8 for target ort in float32, got 0 states"),
     "few bits of TorchScript": ("torchscript", _set("weights", {"format": "int4"}), "weights of few bits belong to model.onnx in float32"),
     "unknown input": ("ort", _set("inputs", 1, "name", "weights"), "inputs.1. is one the runtime can make: .*, got weights"),
     "input of another dtype": ("ort", _set("inputs", 1, "dtype", "int64"), r"inputs.1. is seqlens_k int32 .*, got seqlens_k int64"),
