@@ -1,17 +1,17 @@
 """Keys and values in 8 bits inside GroupQueryAttention, one scale for each channel of a cache; the node rounds what it appends, and reads code * scale."""
 
-from typing import Mapping
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter
+from posenc_export.export.rewriter import Rewriter, size
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.summary import summary
 
 NODE = "GroupQueryAttention"
 PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of the node
-QUANTISED = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+QUANTISED: Dict[str, Any] = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
 
 
 def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
@@ -21,10 +21,10 @@ def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarra
         ValueError: no cache of keys and values, or one that another node reads, too.
     """
     found = [value for value in rewriter.graph.inputs if value.name in scales and value.uses()]
-    for past in found:
-        others = sorted({node.op_type for node, _ in past.uses()} - {NODE})
+    for value in found:
+        others = sorted({node.op_type for node, _ in value.uses()} - {NODE})
         if others:
-            _refuse(manifest, f"{past.name} read by {', '.join(others)}")
+            _refuse(manifest, f"{value.name} read by {', '.join(others)}")
     if not found:
         _refuse(manifest, "no cache of keys and values")
     for node in rewriter.graph:
@@ -35,11 +35,12 @@ def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarra
             node.attributes.update({name: ir.convenience.convert_attribute(name, value) for name, value in QUANTISED.items()})
 
 
-def _stored(rewriter: Rewriter, past: ir.Value, scales: Mapping[str, np.ndarray]) -> ir.Value:
+def _stored(rewriter: Rewriter, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:
     """The scales [K*D] of a cache, which becomes int8."""
+    assert past is not None and past.name is not None
     past.type = ir.TensorType(ir.DataType.INT8)
-    given, wide = scales[str(past.name)], int(past.shape[3])  # type: ignore[index]
-    padded = np.ones((len(given), wide), np.float32)  # what a lowering adds to heads is 0
+    given = scales[past.name]
+    padded = np.ones((len(given), size(past, 3)), np.float32)  # what a lowering adds to heads is 0
     padded[:, : given.shape[1]] = given
     return rewriter.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
 

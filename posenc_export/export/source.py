@@ -76,8 +76,9 @@ class Sources:
 
 def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
     """A copy of a float32 model in eval mode with its weights rounded to a format of fewer_bits, by a sample where one is given."""
-    wanted = sample is not None and FORMATS[weights].calibrated
-    return rounded(model, weights, calibration.moments(model, sample) if wanted else None)
+    if sample is None or not FORMATS[weights].calibrated:
+        return rounded(model, weights)
+    return rounded(model, weights, calibration.moments(model, sample))
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
