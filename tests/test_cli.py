@@ -26,6 +26,7 @@ BAD = {
     "two formats of weights": [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],
     "few bits on TorchScript": [*BLOCK, "--target", "torchscript", "--weights", "int4"],
     "few bits in float16": [*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"],
+    "a cache of 8 bits without a sample": [*BLOCK, "--target", "ort", "--cache", "int8"],
     "unknown preset": ["export", "tiny-rop", "--target", "ort"],
     "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
     "not a number": [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
