@@ -117,7 +117,7 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
-    assert "positions are 0 .. 4095" in capsys.readouterr().err
+    assert "expected positions 0 .. 4095" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
     assert "provider cuda" in capsys.readouterr().err
 

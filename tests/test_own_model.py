@@ -63,19 +63,19 @@ def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path,
 
 
 WRONG = {
-    "a folder that is no checkpoint": (["{tmp}"], "config.json is a file"),
+    "a folder that is no checkpoint": (["{tmp}"], "expected a file config.json"),
     "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
-    "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
+    "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer to be 0 .. 1, got 2"),
     "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x.safetensors"], "got --weights"),
     "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
     "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions beside --longer copied, got none"),
-    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned encoding on tokens, got NoPE"),
+    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned token encoding, got NoPE"),
     "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
     "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
-    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "o has shape"),
-    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "none.safetensors is a file"),
+    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "expected o with shape"),
+    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "expected a file none.safetensors"),
     "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection among them, got q"),
 }
 

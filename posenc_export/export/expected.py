@@ -8,7 +8,7 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.export.source import in_dtype
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
+from posenc_export.runtime.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
 from posenc_export.runtime.reference import LAST
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
@@ -26,7 +26,7 @@ def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
     last = _filled(session, manifest) if filled and manifest.states else None
-    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _beside(session, manifest), last)
+    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _attribute_cases(session, manifest), last)
 
 
 def eager_session(model: Model) -> Session:
@@ -47,11 +47,11 @@ def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[Li
     return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
 
 
-def _beside(session: Session, manifest: Manifest) -> Dict[str, Tuple[Beside, np.ndarray]]:
+def _attribute_cases(session: Session, manifest: Manifest) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
     found = {}
-    for name, fed in beside_inputs(manifest).items():
+    for name, fed in attribute_inputs(manifest).items():
         session.reset()
-        tokens, grid, token_types = _wide(fed.tokens), fed.numbers.get("grid"), fed.numbers.get("token_types")
+        tokens, grid, token_types = _wide(fed.tokens), fed.attributes.get("grid"), fed.attributes.get("token_types")
         found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
     return found
 

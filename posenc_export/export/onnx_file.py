@@ -18,7 +18,7 @@ from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unuse
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
-from posenc_export.runtime.rules import grown
+from posenc_export.runtime.rules import present_axes
 from posenc_export.runtime.summary import summary
 
 FILE_NAME = "model.onnx"
@@ -107,7 +107,7 @@ def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    present = [Value(state.present, state.dtype, grown(state)) for state in kept]
+    present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
         value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
     drop_unused(model)

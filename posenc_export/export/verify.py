@@ -23,7 +23,7 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Calibration, Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Expected, rounded_up, where
+from posenc_export.runtime.proof import Expected, machine_of, rounded_up
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import shown
 
@@ -130,7 +130,7 @@ def certify(session: Session, model: Model, expected: Expected, progress: Progre
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
     bound = bound_of(model, session.manifest)
     passed = all(error <= bound for error in cells.values())
-    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
+    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": machine_of(session), "cells": cells}
     return {**found, "against": against(model)}
 
 
@@ -149,8 +149,8 @@ def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[s
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
-    for name, (fed, full) in expected.beside.items():
+    for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
-        numbers = {key: given[..., row, :] for key, given in fed.numbers.items()}
+        numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
         cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
     return {name: rounded_up(error) for name, error in cells.items()}

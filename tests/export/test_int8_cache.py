@@ -151,7 +151,7 @@ def test_keys_that_scores_from_content_read_are_refused_by_name(tmp_path: Path) 
 
 
 def test_a_manifest_with_states_of_8_bits_says_so(made: Path) -> None:
-    with pytest.raises(ValueError, match="states of int8 belong to cache int8 for target ort in float32"):
+    with pytest.raises(ValueError, match="int8 states exactly with cache int8, for target ort in float32"):
         rules.check(load(made).manifest.replace(cache=""))
 
 

@@ -285,7 +285,7 @@ class MovesNoRow(Session):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._memory.moved = lambda state: state.replace(moves=())  # type: ignore[method-assign]
+        self._memory.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
 
 
 class ForgetsCoordinates(Session):
@@ -293,8 +293,8 @@ class ForgetsCoordinates(Session):
 
     def rewind(self, n: Any) -> None:
         for history in self._now.histories:
-            for mark in history.marks:
-                mark.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in mark.parts]
+            for snapshot in history.snapshots:
+                snapshot.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in snapshot.parts]
         super().rewind(n)
 
 
