@@ -1,4 +1,4 @@
-"""Models of the user's own as the command takes them, and as the page shows them."""
+"""The user's own models, exported by the command and by the programs of docs/own-model.md."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _weights(checkpoint: Path, path: Path) -> Path:
-    """The attention of layer 1 as a file of its own."""
+    """Write the attention weights of layer 1 to a file."""
     prefix = "model.layers.1.self_attn."
     save_file({name.removeprefix(prefix): value for name, value in load_file(checkpoint / "model.safetensors").items() if name.startswith(prefix)}, path)
     return path
@@ -40,7 +40,7 @@ def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
     return json.loads(capsys.readouterr().out)[0]
 
 
-def test_a_checkpoint_is_exported_and_proves_itself_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = str(tmp_path / "model")
     assert _exported([str(checkpoint), "-o", folder, "--max-positions", "300"], capsys)["passed"]
     hidden = "import sys; sys.modules['torch'] = None; from posenc_export.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_exported_and_proves_itself_in_another_process(checkpoin
     assert np.allclose(load(folder).session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder).manifest.max_positions == 300
 
 
-def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     layer, block = str(tmp_path / "layer"), str(tmp_path / "block")
     weights = str(_weights(checkpoint, tmp_path / "attention.safetensors"))
     assert _exported([str(checkpoint), "--layer", "1", "-o", layer], capsys)["passed"]
@@ -81,7 +81,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights, headless = _weights(checkpoint, tmp_path / "attention.safetensors"), tmp_path / "headless.safetensors"
     save_file({"q": torch.ones(8, 8)}, headless)
     arguments, message = WRONG[case]
@@ -91,7 +91,7 @@ def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: 
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
 
 
-def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path / "checkpoint")
     Peer("mt5 both parts").save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,7 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
     assert names["tags"].shape == (1, 7)
 
 
-def test_the_description_that_the_page_of_models_shows_is_a_model() -> None:
+def test_the_description_in_the_page_of_models_builds_a_model() -> None:
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL):
         exec(program, names)

@@ -1,4 +1,4 @@
-"""What the eager module, in float32 whatever the artefact's dtype, gives for the inputs of a proof."""
+"""Outputs of the eager module for the inputs of a proof, in float32 for artefacts of every dtype."""
 
 from typing import Dict, List, Optional, Tuple
 
@@ -14,14 +14,14 @@ from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 from posenc_export.runtime.torch_graph import TorchGraph
 
-KEPT = 1 << 22  # numbers of a filled cache's outputs, 16 MiB: the end of it, where the vocabulary is large
+KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 
 
 def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
-    """Outputs of a model that has the artefact's dtype.
+    """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
-        filled: those of a filled cache too, which takes a pass over proof.fill_length tokens.
+        filled: also compute outputs at the end of a filled cache, which takes a pass over proof.fill_length tokens.
     """
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
@@ -30,7 +30,7 @@ def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected
 
 
 def eager_session(model: Model) -> Session:
-    """A session on the model in float32."""
+    """Return a session that runs the eager model in float32."""
     module, described = eager(in_dtype(model, "float32"))
     return Loaded(TorchGraph(module, described)).session()
 
@@ -70,10 +70,10 @@ def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarra
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:
-    """Hidden states in float32."""
+    """Return token ids unchanged, and hidden states in float32."""
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
 
 
 def _wide_rows(rows: Optional[List[np.ndarray]]) -> Optional[List[np.ndarray]]:
-    """Rows of numbers in float32."""
+    """Return encoder inputs in float32."""
     return None if rows is None else [row.astype(np.float32) for row in rows]

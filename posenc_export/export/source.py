@@ -1,4 +1,4 @@
-"""A model on its way to any number of targets: cast once a dtype, traced once a calling convention."""
+"""The model behind several exports: cast once per dtype, and traced once per calling convention."""
 
 import copy
 import logging
@@ -18,15 +18,15 @@ from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
 
-OPSET = 23  # of the trace; what it holds means the same in later ones
+OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
 
 class Source:
-    """A model in one dtype and its semantic graphs.
+    """A model in one dtype with its semantic graphs.
 
     Args:
-        model: in eval mode; its weights must not change any more.
-        cache_scales: of keys and values in 8 bits, by state (calibration.cache_scales); none where they are in dtype.
+        model: in eval mode; its weights must not be modified afterwards.
+        cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
     """
 
     def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None) -> None:
@@ -34,10 +34,10 @@ class Source:
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
-        """A copy of the graph with semantic nodes in the manifest's calling convention, to be lowered.
+        """Return a copy of the graph with semantic nodes for the manifest's calling convention.
 
         Raises:
-            ValueError: a module that mutates buffers or inputs.
+            ValueError: the module mutates buffers or inputs.
         """
         if manifest.signature not in self._graphs:
             self._graphs[manifest.signature] = _traced(self.model, manifest)
@@ -45,13 +45,13 @@ class Source:
 
 
 class Sources:
-    """The sources of one model by dtype and bits of weights and caches.
+    """The sources of one model, by dtype and by formats of weights and caches.
 
     Args:
-        model: float32, of this package or a module around one; left as it is, and as it is for as long as this is used.
+        model: a float32 model of this package, or a module that contains one. It is not modified, and must not be modified while this object is in use.
 
     Raises:
-        ValueError: as models.own.as_model.
+        ValueError: models.own.as_model refuses the module.
     """
 
     def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
@@ -59,12 +59,12 @@ class Sources:
         self._made: Dict[Tuple[Any, ...], Source] = {}
 
     def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False) -> Source:
-        """The model in a dtype, in eval mode.
+        """Return the source in a dtype and in eval mode.
 
         Args:
-            weights: a format of fewer_bits, to which its weights are rounded.
-            sample: by which they are rounded, and by which scales of caches are chosen.
-            cache: whether there are scales of keys and values in 8 bits.
+            weights: format of fewer_bits.FORMATS that the weights are rounded to; None does not round.
+            sample: calibration data; None for none.
+            cache: compute scales of quantized keys and values, which needs a sample.
         """
         key = dtype, weights, sample and sample.described, cache
         if key not in self._made:
@@ -75,14 +75,14 @@ class Sources:
 
 
 def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
-    """A copy of a float32 model in eval mode with its weights rounded to a format of fewer_bits, by a sample where one is given."""
+    """Return a copy of a float32 model in eval mode with weights rounded to a format of fewer_bits.FORMATS; a sample is used if the format is calibrated."""
     if sample is None or not FORMATS[weights].calibrated:
         return rounded(model, weights)
     return rounded(model, weights, calibration.moments(model, sample))
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
-    """The model in a dtype and in eval mode: itself where it is, else a copy."""
+    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy."""
     ready = dtype_of(model) == dtype and not model.training
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
@@ -90,9 +90,9 @@ def in_dtype(model: Model, dtype: str) -> Model:
 def _traced(model: Model, manifest: Manifest) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages that are not installed
     with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
+        warnings.simplefilter("ignore")  # deprecations inside torch.onnx; the resulting graph is checked instead
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
@@ -100,15 +100,15 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
 
 
 def refuse_mutation(program: torch.export.ExportedProgram) -> None:
-    """No graph keeps state of its own: an ONNX file would drop a mutated buffer without a word, a session could not rewind it.
+    """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation silently, and a session could not rewind such a state.
 
     Raises:
-        ValueError: the buffers and inputs that change.
+        ValueError: the program mutates a buffer or an input; the message names it.
     """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    for node in program.graph.nodes:  # a program that is not functional yet says so in its operations
+    for node in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
         if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False) and node.args[0].op == "placeholder":
             mutated.append(signature.inputs_to_buffers.get(node.args[0].name, node.args[0].name))
     if mutated:
-        raise ValueError(f"export: expected state to cross the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
+        raise ValueError(f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead")

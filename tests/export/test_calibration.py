@@ -102,7 +102,7 @@ def test_an_artefact_names_its_sample_and_is_proved_again_with_it(tmp_path: Path
     one, other = (export(seeded(BYTES), "ort", tmp_path / name, weights="int4", calibrate=text) for name in ("one", "other"))
     assert one.calibration is not None and one.calibration.tokens == 480 and one.digest == other.digest
     assert verify(tmp_path / "one", calibrate=text)["passed"]
-    with pytest.raises(ValueError, match="expected the sample by which weights were rounded, sha256 .*, got none"):
+    with pytest.raises(ValueError, match="expected the calibration data of the export, sha256 .*, got none"):
         verify(tmp_path / "one")
 
 
@@ -134,5 +134,5 @@ def test_hidden_states_of_another_form_are_refused(wrong: np.ndarray, tmp_path: 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_a_sample_beside_other_weights_than_those_of_4_bits_is_refused(weights: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected weights of 4 bits or cache int8 beside a sample for calibration, got"):
+    with pytest.raises(ValueError, match="expected calibration data only for 4-bit weights or cache int8, got it for"):
         export(seeded(BLOCK), "ort", tmp_path / "made", weights=weights, calibrate=_text(tmp_path))

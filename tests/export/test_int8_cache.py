@@ -131,7 +131,7 @@ def _text(folder: Path) -> Path:
 
 REFUSALS: dict = {
     "an unknown format": ({"cache": "int4"}, "cache to be one of int8, got 'int4'"),
-    "no sample": ({"cache": "int8"}, "expected a sample for the scales of cache int8, got none"),
+    "no sample": ({"cache": "int8"}, "expected calibration data for the scales of cache int8, got none"),
     "a growing cache": ({"cache": "int8", "target": "onnx"}, "expected target ort in float32 for cache int8, got onnx"),
     "float16": ({"cache": "int8", "dtype": "float16"}, "got ort in float16"),
 }

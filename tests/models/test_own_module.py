@@ -224,8 +224,8 @@ def test_modules_of_another_form_are_refused(case: str, tmp_path: Path) -> None:
     ("target", "message"),
     [
         ("torchscript", "target torchscript: own module Own: expected code that TorchScript compiles, got NotSupportedError"),
-        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export takes, got GuardOnDataDependentSymNode"),
-        ("pt2", "target pt2: own module Own: expected code that torch.export takes with every size free, got"),
+        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export traces, got GuardOnDataDependentSymNode"),
+        ("pt2", "target pt2: own module Own: expected code that torch.export traces with dynamic sizes, got"),
     ],
 )
 def test_code_that_a_target_does_not_support_is_refused_in_one_line(target: str, message: str, tmp_path: Path) -> None:
@@ -270,5 +270,5 @@ def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> No
 
     module = _around(counting)
     module.register_buffer("count", torch.zeros(()))
-    with pytest.raises(ValueError, match="expected state to cross the graph as inputs and outputs, got mutation of model.module.count"):
+    with pytest.raises(ValueError, match="expected state as inputs and outputs of the graph, got mutation of model.module.count"):
         export(module, "onnx", tmp_path / "artefact")
