@@ -52,7 +52,7 @@ def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> Non
 @pytest.mark.parametrize(
     ("places", "count", "named"),
     [
-        (np.zeros((3, 4), np.int64), 1, "places are whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
+        (np.zeros((3, 4), np.int64), 1, "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
         (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
         (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
         (np.zeros((3, 1, 4), np.int64), -1, "got int64 [3, 1, 4] and -1"),
@@ -64,5 +64,5 @@ def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(plac
 
 
 def test_a_merge_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="merge and merge_time at least 1, got 'largest', 2 and 0"):
+    with pytest.raises(ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"):
         coordinates([2], videos=[(1, 2, 2)], merge_time=0)

@@ -1,4 +1,4 @@
-"""The user's own models, exported by the command and by the programs of docs/own-model.md."""
+"""The user's own models, exported by the command and by the programs of docs/own-model.md and README.md."""
 
 import json
 import re
@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.cli import main
+from posenc_export.export import export
 from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
@@ -66,17 +69,17 @@ WRONG = {
     "a folder that is no checkpoint": (["{tmp}"], "expected a file config.json"),
     "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
     "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer to be 0 .. 1, got 2"),
-    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
+    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "expected options of a checkpoint, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x.safetensors"], "got --weights"),
-    "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
-    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions beside --longer copied, got none"),
+    "a layer of a preset": (["tiny-rope", "--layer", "1"], "expected no options of a block or checkpoint for the preset tiny-rope, got --layer"),
+    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions with --longer copied, got none"),
     "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned token encoding, got NoPE"),
     "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
-    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
+    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "which determine the sizes, got --head-size"),
     "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "expected o with shape"),
     "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "expected a file none.safetensors"),
-    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection among them, got q"),
+    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection, got q"),
 }
 
 
@@ -102,6 +105,16 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "build/block/posenc.json").is_file()
     assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [512, 512, 4096]
     assert names["tags"].shape == (1, 7)
+
+
+def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path / "checkpoint")
+    export(seeded(block_config(512, 8, 2048, kv_heads=2)), "ort", tmp_path / "build/block", verify=False)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL):
+        exec(program, names)
+    assert names["logits"].shape == (1, 61) and names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
 
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:

@@ -92,10 +92,10 @@ def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[i
 
 def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
     from posenc_export.catalogue.plots import View, draw
-    from posenc_export.catalogue.starts import started
+    from posenc_export.catalogue.starts import build_for_picture
 
     view = View(distance=15, head_size=16)
-    encoding, _, _ = started({"name": "rope_2d"}, view.geometry)
+    encoding, _, _ = build_for_picture({"name": "rope_2d"}, view.geometry)
     map_of_head = _panel(draw({"name": "rope_2d"}, view), "head 0").images[0].get_array()
     rows, columns = encoding.along.value[:, 0].detach().double().numpy()
     expected = sum(math.cos(3 * a - 2 * b) for a, b in zip(rows, columns, strict=True)) / len(rows)
@@ -146,9 +146,9 @@ def test_lines_of_the_picture_of_lengths_are_distinguishable_and_labelled_at_the
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_title_names_the_drawn_weights_of_encodings_that_have_weights(name: str) -> None:
-    from posenc_export.catalogue.starts import started
+    from posenc_export.catalogue.starts import build_for_picture
 
-    encoding, _, said = started({"name": name}, Geometry(16, 2, 16, 64))
+    encoding, _, said = build_for_picture({"name": name}, Geometry(16, 2, 16, 64))
     assert bool(said) == bool(list(encoding.parameters()))
 
 

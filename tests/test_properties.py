@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, made, measure, page, respond
+from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, built, measure, page, respond
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
@@ -55,7 +55,7 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_number_of_distinguishable_tokens_agrees_with_the_oracle(name: str) -> None:
-    encoding, places = made({"name": name}), list(range(TOKENS))
+    encoding, places = built({"name": name}), list(range(TOKENS))
     changes, rotated, scores = _exact(encoding, places, [TOKENS - 1], True)
     parts = [part / (np.abs(part).max() or 1.0) for part in (changes, rotated, scores[0].T)]
     rows = np.concatenate(parts, 1)
@@ -65,7 +65,7 @@ def test_the_number_of_distinguishable_tokens_agrees_with_the_oracle(name: str) 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_dependence_on_offsets_only_agrees_with_the_oracle(name: str) -> None:
-    encoding, causal = made({"name": name}), "causal" in REGISTRY[name].works_in
+    encoding, causal = built({"name": name}), "causal" in REGISTRY[name].works_in
     (near, _, of_near), (far, _, of_far) = (_exact(encoding, list(range(start, start + FEW)), list(range(FEW)), causal) for start in STARTS)
     products = near @ near.T
     same = _same(products, far @ far.T) and _same(products[1:, 1:], products[:-1, :-1])
@@ -76,7 +76,7 @@ def test_dependence_on_offsets_only_agrees_with_the_oracle(name: str) -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_effect_of_a_longer_range_agrees_with_the_oracle(name: str) -> None:
-    short, long = made({"name": name}, TOKENS), made({"name": name}, 4 * TOKENS)
+    short, long = built({"name": name}, TOKENS), built({"name": name}, 4 * TOKENS)
     if [value.shape for value in short.parameters()] != [value.shape for value in long.parameters()]:
         assert _cell(name, "longer range") == "more weights"
         return
@@ -89,7 +89,7 @@ def test_the_effect_of_a_longer_range_agrees_with_the_oracle(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "complex_order"])
 def test_other_weights_change_the_outputs_exactly_for_trained_encodings(name: str) -> None:
-    encoding, other = made({"name": name}, TOKENS), made({"name": name}, TOKENS, seed=1)
+    encoding, other = built({"name": name}, TOKENS), built({"name": name}, TOKENS, seed=1)
     with torch.no_grad():
         for value in other.parameters():
             value.mul_(1.5).add_(0.01)

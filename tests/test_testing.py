@@ -83,7 +83,7 @@ def test_a_lost_state_is_detected() -> None:
     [
         (AnotherOracle, r"check_encoding AnotherOracle: expected bias within .* of its oracle at positions 0, 1, 2, 255, 1000, 1099, got 1\.0e-03"),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
-        (Nothing, "expected the grid to see the planted fault 'offset ignored', got no difference"),
+        (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
     ],
 )
 def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str) -> None:
@@ -93,7 +93,7 @@ def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str)
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"faults": ["all"]}, "expected faults among offset ignored"), ({"parameters": {"strenght": 1.0}}, "parameter is one of strength, got 'strenght'")],
+    [({"faults": ["all"]}, "expected faults to be among offset ignored"), ({"parameters": {"strenght": 1.0}}, "expected parameter to be one of strength, got")],
 )
 def test_invalid_arguments_of_the_checks_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""What a sample of inputs tells about a model: the second moments of what its linear layers read, and how large its cached keys and values are."""
+"""Calibration data: second moments of the inputs of linear layers, and scales of cached keys and values."""
 
 import hashlib
 from contextlib import ExitStack, contextmanager
@@ -18,20 +18,20 @@ from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.torch_graph import TorchGraph
 from posenc_export.text import BYTES
 
-LENGTH = 256  # tokens of a window
-WINDOWS = 512  # most windows that are read
-LAST_CODE = 127
-LEAST = 2.0**-8  # of the largest number of a cache: channels whose numbers are all smaller in the sample share this one's scale
-MEMORY = 1 << 30  # bytes of moments that are gathered in one pass over the sample
+LENGTH = 256  # tokens per window
+WINDOWS = 512  # largest number of windows
+LARGEST_CODE = 127
+LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: a channel without large values in the sample may have them elsewhere
+MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a model, cut into windows that each begin a row.
+    """Inputs of a model, cut into windows that are independent rows.
 
     Args:
         windows: [n,L] int64 token ids, or [n,L,E] float32 hidden states.
-        sha256: of the file.
+        sha256: digest of the file.
     """
 
     windows: np.ndarray
@@ -39,26 +39,29 @@ class Sample:
 
     @property
     def described(self) -> Calibration:
-        """As the manifest names it."""
+        """The entry in the manifest."""
         return Calibration(self.sha256, int(np.prod(self.windows.shape[:2])))
 
 
 def read(path: Union[str, Path], model: Model) -> Sample:
-    """The sample in a file: UTF-8 text for models that read tokens, by their tokenizer or byte by byte; float32 [tokens,E] in .npy for those that read numbers.
+    """Read a sample from a file.
+
+    Args:
+        path: UTF-8 text for models that read tokens, which is tokenized or read as bytes; .npy with float32 [tokens,E] for models that read hidden states or features.
 
     Raises:
-        ValueError: a model that reads an encoder, has no tokenizer and another vocabulary than bytes; a file of another form, or shorter than a window.
+        ValueError: a model with cross-attention, or without a tokenizer and with a vocabulary other than bytes; a file of another format, or shorter than a window.
         OSError: the file cannot be read.
     """
     manifest = eager(model)[1]
     if manifest.encoder:
-        raise ValueError("export: expected a model that reads no encoder for calibration, got one that does; leave the calibration out")
+        raise ValueError("export: expected a model that reads no encoder for calibration, got one that does; omit the calibration data")
     content, source = Path(path).read_bytes(), manifest.inputs[0]
     rows = _tokens(content, model, manifest.vocabulary) if source.dtype == "int64" else _numbers(Path(path), int(source.axes[-1]))
     length = min(LENGTH, manifest.max_positions)
     count = min(len(rows) // length, WINDOWS)
     if not count:
-        raise ValueError(f"export: expected a sample of at least {length} tokens for calibration, got {len(rows)} in {path}; give a longer one")
+        raise ValueError(f"export: expected at least {length} tokens of calibration data, got {len(rows)} in {path}; pass a longer file")
     return Sample(rows[: count * length].reshape(count, length, *rows.shape[1:]), hashlib.sha256(content).hexdigest())
 
 
@@ -70,7 +73,7 @@ def _tokens(content: bytes, model: Model, vocabulary: int) -> np.ndarray:
         ids: List[int] = Tokenizer.from_str(tokenizer.decode()).encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids
         return np.array(ids, np.int64)
     if vocabulary != BYTES:
-        raise ValueError(f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for calibration by text, got vocabulary {vocabulary}; leave it out")
+        raise ValueError(f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for calibration by text, got vocabulary {vocabulary}; omit it")
     return np.frombuffer(content, np.uint8).astype(np.int64)
 
 
@@ -87,7 +90,7 @@ def _numbers(path: Path, width: int) -> np.ndarray:
 
 
 def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
-    """Mean x x' [K,K] float64 of what each linear layer reads, by name. The sample is passed again where moments of all layers would take too much memory."""
+    """Return the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name. The sample is run several times if the moments of all layers exceed MEMORY."""
     found: Dict[str, Tensor] = {}
     for layers in _groups(linear_layers(model)):
         sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in layers.items()}
@@ -100,7 +103,7 @@ def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
 
 
 def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.nn.Linear]]:
-    """Layers whose moments take MEMORY together, or one layer."""
+    """Yield groups of layers whose moments take at most MEMORY, or single layers."""
     group: Dict[str, torch.nn.Linear] = {}
     for name, part in layers.items():
         if group and 8 * sum(other.in_features**2 for other in (*group.values(), part)) > MEMORY:
@@ -112,7 +115,7 @@ def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.n
 
 @contextmanager
 def _watched(part: torch.nn.Linear, total: Tensor) -> Iterator[None]:
-    """While it lasts, x x' of every token that a layer reads is added to a total."""
+    """Within the context, add x x' of every token x that a layer reads to a total."""
 
     def add(_: torch.nn.Module, read: Sequence[Any], __: Any) -> None:
         x = read[0].flatten(0, -2)
@@ -126,9 +129,9 @@ def _watched(part: torch.nn.Linear, total: Tensor) -> Iterator[None]:
 
 
 def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
-    """Scales [K,D] float32 of the channels of keys and values, by name of the state, with which the largest number of the sample is HEADROOM below the last code.
+    """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state. The largest code is HEADROOM times the largest value in the sample.
 
-    Windows stand at positions over the whole range: a rotation moves a large number from one channel to another.
+    The windows are placed at positions over the whole range, because rotations move large values between channels.
     """
     largest: Dict[str, Tensor] = {}
     starts = np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows)).astype(int).tolist()
@@ -141,12 +144,12 @@ def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
 
 def _scales(largest: np.ndarray) -> np.ndarray:
     reached = np.maximum(largest, LEAST * (largest.max() or 1.0))
-    return (reached * (HEADROOM / LAST_CODE)).astype(np.float32)
+    return (reached * (HEADROOM / LARGEST_CODE)).astype(np.float32)
 
 
 @contextmanager
 def _measured(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Iterator[None]:
-    """While it lasts, the largest magnitude of each channel of the keys and values that an attention caches is kept in `largest`."""
+    """Within the context, record the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
     kept = [(index, prefix + carried.name) for index, carried in enumerate(attention.states()) if carried.grows and carried.name in ("key", "value")]
 
     def keep(_: torch.nn.Module, __: Any, made: Any) -> None:
@@ -162,7 +165,7 @@ def _measured(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Iterat
 
 
 def _pass(model: Model, sample: Sample, starts: Sequence[int]) -> None:
-    """Give every window to the model, as a row of its own from a position on."""
+    """Run the model on every window, each from its own start position."""
     session, length = Loaded(TorchGraph(*eager(model))).session(), sample.windows.shape[1]
     for window, start in zip(sample.windows, starts, strict=True):
         session.reset()

@@ -45,7 +45,7 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
 
 
 def _bound(manifest: Manifest, depth: int) -> float:
-    """Up to which the rounding of weights, activations and caches explains an error."""
+    """Return the largest error that the rounding of weights, activations and caches explains."""
     kind = None if manifest.weights is None else FORMATS[manifest.weights.format]
     of_weights = 0.0 if kind is None else deviation_bound(depth, kind.projections.bits, kind.shared)
     of_cache = cache_deviation_bound(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0

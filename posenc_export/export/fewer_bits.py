@@ -16,7 +16,7 @@ LONGEST_ROW = 4096  # inputs of a linear layer, for bounds that follow their log
 ROWS = 4096  # outputs of a weight that are rounded at a time
 # Of a scale, relative to the one that takes the largest weight of a block to the last code. Smaller scales clip that weight and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.75, 1.05, 13))
-SIGNIFICAND = 24  # bits of a float32
+SIGNIFICAND = 24  # bits of the significand of a float32
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Grid:
         return np.concatenate(parts)
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> np.ndarray:
-        """A weight on the grid whose outputs are near those of `weight` for inputs of the given moments [K,K] float64: export/gptq.py. Scales as in `rounded`."""
+        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/gptq.py)."""
         order = gptq.order_of(moments)
         parts = [self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)]
         return np.concatenate(parts)
@@ -63,7 +63,7 @@ class Grid:
         """Codes that give a weight [N,K] float32 bit by bit; None where it does not lie on the grid."""
         blocks = self._blocks(weight)
         largest = np.abs(blocks).max((1, 2)).argmax()
-        if self._found(blocks[largest : largest + 1]) is None:  # most weights that lie on no grid are known by one output
+        if self._found(blocks[largest : largest + 1]) is None:  # one output suffices to reject most weights
             return None
         scales = self._found(blocks)
         return None if scales is None else Codes(self._nearest(blocks, scales).astype(np.int8), scales, weight.shape[1])
@@ -80,7 +80,7 @@ class Grid:
         return made
 
     def _best(self, blocks: np.ndarray) -> np.ndarray:
-        """The scale of each block [N,blocks] of the smallest squared error among SEARCHED."""
+        """Return the scale of each block [N,blocks] with the smallest squared error among SEARCHED."""
         largest = self._scales(blocks, 1 << (self.bits - 1))
         best, error = largest, np.full(largest.shape, np.inf, np.float32)
         for factor in SEARCHED if self.bits < 8 else (1.0,):  # with 8 bits clipping costs more than a finer grid gains
@@ -90,7 +90,7 @@ class Grid:
         return best
 
     def _found(self, blocks: np.ndarray) -> Optional[np.ndarray]:
-        """The scales [N,blocks] by which blocks lie on the grid; None where they do not. The code of the largest weight of a block may be any."""
+        """Return scales [N,blocks] with which all blocks lie on the grid, or None. The largest weight of a block may have any code."""
         scales, open_ = np.zeros(blocks.shape[:2], np.float32), np.ones(blocks.shape[:2], bool)
         for code in range(1 << (self.bits - 1), 0, -1):
             left = blocks[open_][:, None]
@@ -103,7 +103,7 @@ class Grid:
         return None
 
     def _short(self, scales: np.ndarray) -> np.ndarray:
-        """Scales of so few significant bits that a float32 holds their products with codes: the division of such a product by its code is exact."""
+        """Round scales to so few bits that their products with codes are exact in float32, and so is the division of a product by its code."""
         significands, exponents = np.frexp(scales)
         steps = np.float32(1 << (SIGNIFICAND - self.bits))
         return np.ldexp(np.rint(significands * steps) / steps, exponents)
@@ -117,7 +117,7 @@ class Grid:
         return padded.reshape(len(weight), count, block)
 
     def _scales(self, blocks: np.ndarray, code: int) -> np.ndarray:
-        """By which the largest weight of each block has the code -code, [N,blocks]."""
+        """Return the scales [N,blocks] with which the largest weight of each block has the code -code."""
         at = np.abs(blocks).argmax(2)[..., None]
         return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-code)
 
@@ -146,7 +146,7 @@ class Format:
 
     @property
     def calibrated(self) -> bool:
-        """Whether a sample decides how weights are rounded; those of 8 bits lose too little for it."""
+        """Whether calibration data is used to round weights: 8-bit weights lose too little."""
         return self.projections.bits < 8
 
     @property
@@ -168,7 +168,7 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
     What belongs to encodings, norms, biases, convolutions and tables of token types stays as it is.
 
     Args:
-        moments: of the inputs of linear layers, by name (calibration.moments); those weights are rounded by Grid.compensated.
+        moments: second moments of the inputs of linear layers, by name (calibration.moments); their weights are rounded by Grid.compensated.
 
     Raises:
         ValueError: a model with experts, whose weights are no linear layers.
@@ -189,7 +189,7 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
 
 
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
-    """The linear layers whose weights get few bits, by name."""
+    """Return the linear layers whose weights are rounded, by name."""
     kept = _kept(model)
     return {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and name not in kept}
 

@@ -1,19 +1,19 @@
-"""Rounding column by column: what one column loses, the columns behind it make good for (Frantar et al. 2022, GPTQ, algorithm 1)."""
+"""Round a weight column by column and compensate the error of each column in those not rounded yet (Frantar et al. 2022, GPTQ, algorithm 1)."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-DAMPING = 0.1  # of the mean moment, added to each: text that was not in the sample has other moments
-COLUMNS = 128  # rounded before the columns behind them are changed
+DAMPING = 0.1  # added to each moment, relative to their mean: other text has other moments
+COLUMNS = 128  # columns that are rounded before the remaining columns are updated
 
 
 class Order(NamedTuple):
-    """The order in which columns are rounded, and how a loss is shared among the columns behind.
+    """Order of the columns, and the factor that distributes the error of a column among the remaining ones.
 
-    The squared error of an output with weights w + d is d' M d on average, M the second moments of its inputs. For columns that are still free, its minimum
-    follows from the Cholesky factor of the inverse of M. Columns of large moments come first: they have the most columns behind them.
+    The mean squared error of an output with weights w + d is d' M d, where M are the second moments of the inputs. The Cholesky factor of the inverse of M gives its
+    minimum over the remaining columns. Columns with large moments are rounded first, when most columns can still compensate.
 
     Args:
         columns: [K] int64.
@@ -25,9 +25,9 @@ class Order(NamedTuple):
 
 
 def order_of(moments: Tensor) -> Order:
-    """The order for inputs x whose mean x x' is `moments` [K,K] float64."""
+    """Return the order for inputs x with mean x x' = `moments` [K,K] float64."""
     sizes = moments.diagonal()
-    damping = DAMPING * float(sizes.mean()) or 1.0  # inputs that are all 0 say nothing: each weight alone
+    damping = DAMPING * float(sizes.mean()) or 1.0  # if all inputs are 0, weights are rounded independently
     columns = sizes.argsort(descending=True, stable=True)
     damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
@@ -35,11 +35,11 @@ def order_of(moments: Tensor) -> Order:
 
 
 def rounded(weight: Tensor, scales: Tensor, order: Order, least: int, most: int) -> Tensor:
-    """A weight [N,K] float32 as code * scale, rounded one column after another.
+    """Return a weight [N,K] float32 rounded to code * scale.
 
     Args:
-        scales: of each weight [N,K] float32.
-        least, most: codes.
+        scales: scale of each weight [N,K] float32.
+        least, most: smallest and largest code.
     """
     columns, factor = order
     left, steps = weight.double()[:, columns], scales.double()[:, columns]

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits inside GroupQueryAttention, one scale for each channel of a cache; the node rounds what it appends, and reads code * scale."""
+"""8-bit caches in GroupQueryAttention, with one scale per channel: the operator quantizes new keys and values, and dequantizes the cache when it reads it."""
 
 from typing import Any, Dict, Mapping, Optional
 
@@ -15,10 +15,10 @@ QUANTISED: Dict[str, Any] = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER
 
 
 def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
-    """Make the caches that `scales` names [K,D] int8, in the lowered graph.
+    """Change the caches named in `scales` [K,D] to int8 in a lowered graph.
 
     Raises:
-        ValueError: no cache of keys and values, or one that another node reads, too.
+        ValueError: the graph has no cache of keys and values, or an operator other than GroupQueryAttention reads one.
     """
     found = [value for value in rewriter.graph.inputs if value.name in scales and value.uses()]
     for value in found:
@@ -36,15 +36,15 @@ def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarra
 
 
 def _stored(rewriter: Rewriter, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:
-    """The scales [K*D] of a cache, which becomes int8."""
+    """Change a cache to int8 and return its scales [K*D]."""
     assert past is not None and past.name is not None
     past.type = ir.TensorType(ir.DataType.INT8)
     given = scales[past.name]
-    padded = np.ones((len(given), size(past, 3)), np.float32)  # what a lowering adds to heads is 0
+    padded = np.ones((len(given), size(past, 3)), np.float32)  # heads are padded with zeros
     padded[:, : given.shape[1]] = given
     return rewriter.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
 
 
 def _refuse(manifest: Manifest, found: str) -> None:
     rule = f"export: expected every cache to be read by {NODE} alone for cache {manifest.cache}"
-    raise ValueError(f"{rule}, got {found} with encoding {summary(manifest)['encoding']}; leave the cache in float32")
+    raise ValueError(f"{rule}, got {found} with encoding {summary(manifest)['encoding']}; omit cache")

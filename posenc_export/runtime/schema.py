@@ -161,11 +161,11 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sample of inputs that an export was given.
+    """Calibration data of the export.
 
     Args:
-        sha256: of the file.
-        tokens: how many of it were read.
+        sha256: digest of the file.
+        tokens: number of tokens read.
     """
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -202,7 +202,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
-        calibration: sample that was used to round weights and to choose the scales of caches; None for none.
+        calibration: calibration data used to round weights and to compute the scales of caches; None for none.
         deviation: difference from the float32 module; None if the artefact was not verified or has no weights or caches of few bits.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.

@@ -113,7 +113,7 @@ def _text(folder: Path, size: int = 500) -> Path:
 
 
 REFUSALS: dict = {
-    "a text shorter than a window": (BYTES, _text, {"size": 20}, "expected a sample of at least 48 tokens for calibration, got 20"),
+    "a text shorter than a window": (BYTES, _text, {"size": 20}, "expected at least 48 tokens of calibration data, got 20"),
     "a text for token ids without a tokenizer": (decoder_config(61, 1, 56, BLOCK), _text, {}, "got vocabulary 61"),
     "a text for hidden states": (BLOCK, _text, {}, r"expected hidden states float32 \[tokens,24\]"),
 }

@@ -63,15 +63,15 @@ def test_layers_share_the_tables_of_equal_encodings() -> None:
 
 
 BAD_PARTS = {
-    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: name is one of rms, layer, none, got 'batch'"),
+    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: expected name to be one of rms, layer, none, got 'batch'"),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms for residual pre, got 1"),
-    "residual": ({"residual": {"name": "highway"}}, "residual: name is one of pre, alone, post"),
+    "residual": ({"residual": {"name": "highway"}}, "residual: expected name to be one of pre, alone, post"),
     "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation to be one of silu"),
-    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: parameter is one of hidden, activation, bias, got 'depth'"),
-    "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: hidden must be given"),
-    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "hidden is a whole number"),
-    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "bias is true or false"),
-    "no name": ({"residual": {}}, "residual: a name is given"),
+    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'"),
+    "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: expected hidden to be given"),
+    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "expected hidden to be a whole number"),
+    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "expected bias to be true or false"),
+    "no name": ({"residual": {}}, "residual: expected a specification with a name"),
 }
 
 
@@ -85,9 +85,9 @@ def test_unknown_parts_are_refused_by_name(part: str) -> None:
 
 BAD_ATTENTION = {
     "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size to be at least 1"),
-    "sight": ({"sees": {"name": "dilated"}}, "sees: name is one of causal, window, chunk, both, near"),
+    "sight": ({"sees": {"name": "dilated"}}, "sees: expected name to be one of causal, window, chunk, both, near"),
     "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "expected no softcap with cope"),
-    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "one of them acts by rescore, got Shaw and CoPE"),
+    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "at most one encoding that overrides rescore, got Shaw and CoPE"),
     "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "expected causal attention for CoPE, got bidirectional"),
     "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: expected sees causal or both"),
     "linear norm": ({"mechanism": "linear", "kv_heads": 6, "head_norm": {"name": "head", "norm": {"name": "rms"}}}, "got head_norm"),

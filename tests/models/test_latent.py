@@ -135,7 +135,7 @@ def test_experts_chosen_from_groups_match_their_oracle(groups: Tuple[int, int, i
         ("mlp", {"choice": {"name": "groups", "groups": 3, "kept": 1}}, (16,), "groups to divide the experts, with at least 2 in each, got 3 groups of 8"),
         ("mlp", {"choice": {"name": "groups", "groups": 8, "kept": 8}}, (16,), "at least 2 in each, got 8 groups of 8"),
         ("mlp", {"choice": {"name": "groups", "groups": 4, "kept": 1}}, (16,), "kept to be 1 .. 4 groups with at least 3 experts together, got 1 groups of 2 each"),
-        ("mlp", {"choice": {"name": "best"}}, (16,), "name is one of highest, groups, got 'best'"),
+        ("mlp", {"choice": {"name": "best"}}, (16,), "expected name to be one of highest, groups, got 'best'"),
         ("mlp", {"factor": 0.0}, (16,), "factor to be a finite number above 0, got 0.0"),
     ],
 )

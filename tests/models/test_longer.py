@@ -110,10 +110,10 @@ def test_a_longer_model_is_certified_over_its_range(way: str, target: str, tmp_p
 
 
 REFUSED = {
-    "a shorter range": (lambda: grown(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least the {ROWS} rows there are, got {ROWS - 1}"),
-    "an unknown way": (lambda: grown(seeded(BLOCK), LONGER, "mirrored"), "expected by as one of copied, interpolated, got 'mirrored'"),
+    "a shorter range": (lambda: grown(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}"),
+    "an unknown way": (lambda: grown(seeded(BLOCK), LONGER, "mirrored"), "expected by to be one of copied, interpolated, got 'mirrored'"),
     "more than the square": (lambda: to_hierarchical(seeded(BLOCK), ROWS**2 + 1), f"expected max_positions up to {ROWS**2}, the square of the rows"),
-    "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: share is between 0 and 1 and not 0.5"),
+    "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: expected share between 0 and 1 and not 0.5"),
     "another encoding": (lambda: grown(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned token encoding, got NoPE"),
     "another table": (
         lambda: grown(seeded(decoder_config(61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}])), LONGER),

@@ -172,4 +172,4 @@ def test_the_command_exports_both_parts_and_generates_from_a_text(folders: Path,
 def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     export_model(seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False)
     assert main(["generate", str(tmp_path / "alone"), "--encoder", str(tmp_path / "alone"), "--prompt", "x"]) == 2
-    assert "expected a decoder that reads an encoder and says how it starts, got one that reads none" in capsys.readouterr().err
+    assert "expected a decoder that reads an encoder and has start_ids, got one that reads none" in capsys.readouterr().err

@@ -189,7 +189,7 @@ def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None
         ({"weights": "best"}, "weights to be one of all, chosen, sigmoid"),
         ({"on": "both"}, "on one of output, input"),
         ({"unit": {"name": "clamped", "limit": -1.0}}, "limit to be above 0, got -1.0"),
-        ({"unit": {"name": "glu"}}, "name is one of gated, clamped, got 'glu'"),
+        ({"unit": {"name": "glu"}}, "expected name to be one of gated, clamped, got 'glu'"),
     ],
 )
 def test_invalid_parameters_of_experts_are_refused(parts: Dict[str, Any], named: str) -> None:

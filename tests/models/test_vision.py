@@ -192,14 +192,14 @@ def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_s
     ("given", "named"),
     [
         ({"kinds": [[0, 1]]}, "for each token of one row, got int64 of shape [1, 2]"),
-        ({"kinds": [0, 3]}, "kinds are 0, 1 or 2"),
-        ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 for [1, 4, 4]"),
-        ({"kinds": [0, 1]}, "got 1 for [0, 0, 0]"),
-        ({"kinds": [0], "images": [(1, 2, 2)]}, "every image and video has its tokens in the row, got 1 images and 0 videos"),
-        ({"kinds": [1], "images": [(2, 2)]}, "images are three whole numbers above 0 each"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one for each of 1 videos, none where frames are split, got [1.0, 2.0]"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "none where frames are split"),
-        ({"kinds": [0], "behind": "video"}, "behind is one of largest, sides"),
+        ({"kinds": [0, 3]}, "expected kinds 0, 1 or 2"),
+        ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 tokens for grid [1, 4, 4]"),
+        ({"kinds": [0, 1]}, "got 1 tokens for grid [0, 0, 0]"),
+        ({"kinds": [0], "images": [(1, 2, 2)]}, "expected tokens for every image and video, got too few for 1 images and 0 videos"),
+        ({"kinds": [1], "images": [(2, 2)]}, "expected images as three whole numbers above 0 each"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "no intervals with split frames, got [1.0]"),
+        ({"kinds": [0], "behind": "video"}, "expected behind to be one of largest, sides"),
     ],
 )
 def test_grids_that_do_not_match_their_tokens_are_refused(given: Dict[str, Any], named: str) -> None:

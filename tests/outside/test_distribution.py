@@ -105,10 +105,10 @@ REFUSED = {
     "absent": "entry point absent = posenc_mine.absent:Absent of posenc-mine 1.2.3 to be importable, got ModuleNotFoundError",
     "failing": "to be importable, got RuntimeError: no licence for this machine; repair or uninstall posenc-mine",
     "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
-    "alibi": "encoding alibi: expected one encoding of that name, got those of this package and posenc-mine 1.2.3; rename one",
-    "cosin": "name is one of",
-    "cosine:perod=3": "parameter is one of period, got 'perod'",
-    "cosine:period=1.5": "period is of type int, got '1.5'",
+    "alibi": "encoding alibi: expected one encoding of that name, got one from each of this package and posenc-mine 1.2.3; rename one",
+    "cosin": "expected name to be one of",
+    "cosine:perod=3": "expected parameter to be one of period, got 'perod'",
+    "cosine:period=1.5": "expected period of type int, got '1.5'",
     "cosine:period=1": "cosine: expected a period of at least 2 tokens, got 1",
 }
 
