@@ -90,7 +90,7 @@ def _numbers(path: Path, width: int) -> np.ndarray:
 
 
 def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
-    """Return the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name. The sample is run several times if the moments of all layers exceed MEMORY."""
+    """Return the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name. Several passes are made if all moments exceed MEMORY."""
     found: Dict[str, Tensor] = {}
     for layers in _groups(linear_layers(model)):
         sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in layers.items()}
