@@ -1,4 +1,4 @@
-"""Trained decoders with quantized weights on target ort: size, held-out bits per byte, greedy agreement.
+"""Trained decoders with quantized weights and caches on target ort: size, held-out bits per byte, greedy agreement.
 
 Writes bench/results/fewer_bits.json and the table of docs/fewer-bits.md.
 
@@ -25,7 +25,15 @@ ROWS = 50  # windows per batch
 PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 COLUMNS = ("decoder", "weights", "KB on disk", "bits per byte", "above float32", "agreement", "worst error")
-MEASURED = ("int8", "int4")
+SAMPLE = 128 * TRAINED_LENGTH  # bytes of the text that was trained on
+# Formats of weights and caches, and whether calibration data is used
+MEASURED: Dict[str, Dict[str, Any]] = {
+    "float32": {},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+    "int4, calibrated": {"weights": "int4", "calibrate": True},
+    "float32, cache int8": {"cache": "int8", "calibrate": True},
+}
 
 
 def windows(count: int) -> np.ndarray:
@@ -33,6 +41,13 @@ def windows(count: int) -> np.ndarray:
     held = corpus()[1].numpy()
     whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(-1, TRAINED_LENGTH + 1)
     return whole[:count].astype(np.int64)
+
+
+def sample(folder: Path) -> Path:
+    """Write calibration text to a file and return its path. It is part of the training text, not of the held-out text."""
+    train = corpus()[0].numpy()
+    (folder / "sample").write_bytes(train[len(train) // 2 :][:SAMPLE].tobytes())
+    return folder / "sample"
 
 
 def logits_of(folder: Path, rows: np.ndarray) -> List[np.ndarray]:
@@ -63,15 +78,16 @@ def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
     """Measure a preset in float32 and in every weight format; return the figures by format."""
     sources, found = Sources(load_preset(name)), {}
     plain: List[np.ndarray] = []
-    for weights in (None, *MEASURED):
+    for label, given in MEASURED.items():
         with tempfile.TemporaryDirectory() as place:
-            manifest = export(sources, "ort", Path(place) / "made", weights=weights, verify=False)
+            how = {**given, "calibrate": sample(Path(place))} if "calibrate" in given else given
+            manifest = export(sources, "ort", Path(place) / "made", verify=False, **how)
             logits = logits_of(Path(place) / "made", rows)
         plain = plain or logits
         figures = {"bytes": sum(manifest.files[file].bytes for file in ("model.onnx", "model.onnx.data")), "bits_per_byte": round(bits(logits, rows), 4)}
         figures |= {"agreement": round(agreement(logits, plain), 4), "worst_error": round(worst_error(np.concatenate(logits), np.concatenate(plain)), 4)}
-        found[weights or "float32"] = figures
-        print(name, weights or "float32", figures, flush=True)
+        found[label] = figures
+        print(name, label, figures, flush=True)
     return found
 
 
@@ -81,7 +97,7 @@ def table(presets: Dict[str, Any]) -> str:
     for name, formats in presets.items():
         for weights, found in formats.items():
             cells = [name, weights, f"{found['bytes'] / 1000:.0f}", f"{found['bits_per_byte']:.4f}"]
-            if weights != "float32":
+            if formats["float32"] is not found:
                 cells += [f"{found['bits_per_byte'] - formats['float32']['bits_per_byte']:+.4f}", f"{found['agreement']:.1%}"]
                 cells.append(f"{found['worst_error']:.3f}")
             lines.append(f"| {' | '.join([*cells, *[''] * (len(COLUMNS) - len(cells))])} |")

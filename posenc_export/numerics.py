@@ -7,6 +7,7 @@ import numpy as np
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16, in which no artefact is stored
 BUFFER = 1 << 16  # numbers compared at a time
+HEADROOM = 1.25  # largest representable cached value, relative to the largest value of the channel in the calibration data
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding error by a small constant factor
 
 
@@ -69,6 +70,26 @@ def bfloat16_tolerance(products: int) -> float:
         products: number of matrix products in the graph, which is at least the number that any value passes.
     """
     return SAFETY * BFLOAT16 * math.sqrt(2 / 3 * max(products, 1))
+
+
+def cache_noise(depth: int, tokens: int) -> float:
+    """Root mean square error of keys and values rounded to 8 bits, relative to their root mean square, after depth blocks with two roundings each.
+
+    Args:
+        depth: number of blocks that a value passes through, at least 1.
+        tokens: number of tokens of the calibration data, whose largest value in a channel determines the scale.
+    """
+    return HEADROOM * rounding_noise(8, tokens) * math.sqrt(2 * max(depth, 1))
+
+
+def cache_tolerance(depth: int, tokens: int) -> float:
+    """As activation_tolerance, for cached keys and values in 8 bits."""
+    return SAFETY * cache_noise(depth, tokens)
+
+
+def cache_deviation_bound(depth: int, tokens: int) -> float:
+    """As deviation_bound, for cached keys and values in 8 bits."""
+    return min(0.5, 2 * cache_noise(depth, tokens))
 
 
 def deviation_bound(depth: int, bits: int, shared: int) -> float:

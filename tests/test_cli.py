@@ -26,6 +26,7 @@ BAD = {
     "two formats of weights": [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],
     "few bits on TorchScript": [*BLOCK, "--target", "torchscript", "--weights", "int4"],
     "few bits in float16": [*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"],
+    "a cache of 8 bits without a sample": [*BLOCK, "--target", "ort", "--cache", "int8"],
     "unknown preset": ["export", "tiny-rop", "--target", "ort"],
     "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
     "not a number": [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
@@ -56,8 +57,8 @@ def test_inspect_prints_the_format_of_weights_and_their_deviation(tmp_path: Path
     row = json.loads(capsys.readouterr().out)[0]
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))
-    assert f"int4 in 2 matrices, {row['from float32']} from the float32 module" in line
+    found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["deviation"]
 
 
 def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:

@@ -2,13 +2,14 @@
 
 from posenc_export.runtime.manifest import Manifest
 
-ITEM_BYTES = {"float32": 4, "float16": 2}
+ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+FORMAT_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}  # per weight, with its share of a float32 scale
 
 
-def cache_values(manifest: Manifest, context: int) -> int:
-    """Return the number of values in the valid part of all key and value caches of one row."""
+def cache_bytes(manifest: Manifest, context: int) -> int:
+    """Return the size in bytes of the valid part of all key and value caches of one row."""
     grown = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
-    return context * sum(int(state.axes[1]) * int(state.axes[3]) for state in grown)
+    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in grown)
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
@@ -19,7 +20,8 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     """
     if manifest.dtype not in ITEM_BYTES:
         raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
-    return ITEM_BYTES[manifest.dtype] * (manifest.step_weights + batch * cache_values(manifest, context))
+    of_weight = ITEM_BYTES[manifest.dtype] if manifest.weights is None else FORMAT_BYTES[manifest.weights.format]
+    return round(of_weight * manifest.step_weights) + batch * cache_bytes(manifest, context)
 
 
 def share_of_limit(read: int, seconds: float, bandwidth: float) -> float:

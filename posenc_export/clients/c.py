@@ -17,7 +17,7 @@ FEEDS: Dict[str, str] = {
     "seqlens_k": "integers(INT32, held + count - 1, 0, SIZES(1))",
     "total_sequence_length": "integers(INT32, held + count, 0, NULL, 0)",
 }
-DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32"}
+DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32", "int8": "INT8"}
 PROGRAM = Template("""// Run model.onnx with the C API of ONNX Runtime alone. Written by `posenc inspect FOLDER --runtime c`.
 //
 $heading
@@ -34,6 +34,7 @@ $heading
 $constants#define SIZES(...) (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
 #define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
 #define FLOAT16 ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
+#define INT8 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
 #define INT32 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
 #define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
 enum { FEEDS = $feed_count, STATES = $state_count };
@@ -54,7 +55,7 @@ static void check(OrtStatus* status) {
 
 // Creates a tensor with `rank` sizes and all bytes 0.
 static OrtValue* zeros(ONNXTensorElementDataType type, const int64_t* sizes, size_t rank) {
-  const size_t width = type == INT64 ? 8 : type == FLOAT16 ? 2 : 4;
+  const size_t width = type == INT64 ? 8 : type == FLOAT16 ? 2 : type == INT8 ? 1 : 4;
   size_t entries = 1;
   for (size_t i = 0; i < rank; ++i) entries *= (size_t)sizes[i];
   OrtAllocator* allocator;

@@ -34,7 +34,7 @@ const STATES = [
 $states];
 
 // Creates a tensor filled with one value; a float16 value is given as its 16 bits.
-const ARRAYS = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int64: BigInt64Array };
+const ARRAYS = { float32: Float32Array, float16: Uint16Array, int8: Int8Array, int32: Int32Array, int64: BigInt64Array };
 function tensor(dtype, shape, value) {
   const size = shape.reduce((a, b) => a * b, 1);
   return new ort.Tensor(dtype, new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value), shape);

@@ -42,6 +42,9 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--dtype", help="dtype of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
     few = "int8, int4 or int4-128: format of linear layers and token table in few bits. For a block also a .safetensors file, with or without a format, see below"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
+    exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
+    sample = "calibration data for 4-bit weights and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
+    exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -83,7 +86,7 @@ def _check_export(targets: List[str], options: argparse.Namespace) -> None:
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
-    check_export(targets, options.output, options.signature, options.dtype, options.few_bits)
+    check_export(targets, options.output, options.signature, options.dtype, options.few_bits, options.calibrate, options.cache)
 
 
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
@@ -202,10 +205,11 @@ def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[
     """Write all artefacts, or none of them, and return their manifests."""
     from posenc_export.export import export_all
 
-    return export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say, options.few_bits)
+    how = options.signature, options.dtype, not options.no_verify, options.say, options.few_bits, options.calibrate, options.cache
+    return export_all(model, targets, options.output, *how)
 
 
 def _deviation(manifest: Any) -> Dict[str, Any]:
-    """Table cells with the deviation of weights of few bits from float32; empty for other weights."""
-    found = manifest.weights and manifest.weights.deviation
+    """Table cells with the deviation of quantized weights and caches from float32; empty for other artefacts."""
+    found = manifest.deviation
     return {"from float32": f"{found.error:.1e}", "greedy": f"{found.agreement:.0%}" if found.agreement else "-"} if found else {}

@@ -4,11 +4,12 @@ import difflib
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import deviation, loaders
+from posenc_export.export import calibration, deviation, loaders
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.fewer_bits import FORMATS
@@ -26,8 +27,17 @@ from posenc_export.runtime.proof import Expected
 from posenc_export.runtime.schema import Weights
 
 Progress = Callable[[str], None]
+CACHES = ("int8",)
 MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
+
+
+class FewBits(NamedTuple):
+    """Formats of quantized weights and caches, None to keep dtype, and the calibration data."""
+
+    weights: Optional[str]
+    cache: Optional[str]
+    sample: Optional[Sample]
 
 
 def silent(_: str) -> None:
@@ -43,6 +53,8 @@ def export(
     verify: bool = True,
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
@@ -56,13 +68,16 @@ def export(
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
         weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (fewer_bits.FORMATS); None keeps weights in dtype.
+        calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
+        cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
 
     Raises:
-        ValueError: unknown target, signature, dtype or weight format; a folder that holds other files; a module that the target cannot represent.
+        ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
+            calibration data that the model cannot read.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, signature, dtype, verify, progress, weights)[0]
+    return export_all(model, [target], folder, signature, dtype, verify, progress, weights, calibrate, cache)[0]
 
 
 def export_all(
@@ -74,6 +89,8 @@ def export_all(
     verify: bool = True,
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> List[Manifest]:
     """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
 
@@ -84,8 +101,9 @@ def export_all(
         output: with one target, the artefact's folder; with several, the parent of one subfolder per target, named after it.
     """
     output, say = Path(output), progress or silent
-    check_export(targets, output, signature, dtype, weights)
+    check_export(targets, output, signature, dtype, weights, calibrate, cache)
     sources = model if isinstance(model, Sources) else Sources(model)
+    few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     if len(targets) > 1:
@@ -93,7 +111,7 @@ def export_all(
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, signature, dtype, weights, verify, say) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, signature, dtype, few_bits, verify, say) for target, folder in zip(targets, made, strict=True)]
         staging.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -104,45 +122,59 @@ def folders(targets: Sequence[str], output: Path) -> List[Path]:
 
 
 def check_export(
-    targets: Sequence[str], output: Path, signature: str = "positions", dtype: Optional[str] = None, weights: Optional[str] = None
+    targets: Sequence[str],
+    output: Path,
+    signature: str = "positions",
+    dtype: Optional[str] = None,
+    weights: Optional[str] = None,
+    calibrate: Union[str, Path, None] = None,
+    cache: Optional[str] = None,
 ) -> None:
     """Validate targets, options and folders before exporting.
 
     Raises:
-        ValueError: unknown target, signature, dtype or weight format; one that a target does not support; a folder that an artefact must not replace.
+        ValueError: unknown target, signature, dtype, weight or cache format; one that a target does not support; a quantized cache without calibration data, or
+            calibration data that is not needed; a folder that an artefact must not replace.
     """
     for target in targets:
-        _check_names(target, signature, dtype, weights)
+        _check_names(target, signature, dtype, weights, cache)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
             raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; change dtype or target")
         if signature not in kind.layout:
             raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
-        if weights is not None and not (kind.few_bits and dtype in (None, "float32")):
-            able = " or ".join(name for name, other in TARGETS.items() if other.few_bits)
-            found = target if dtype is None else f"{target} in {dtype}"
-            raise ValueError(f"export: expected target {able} in float32 for weights {weights}, got {found}; change the target or omit weights")
+        _check_format("weights", weights, target, dtype, [name for name, other in TARGETS.items() if other.few_bits])
+        _check_format("cache", cache, target, dtype, [name for name, other in TARGETS.items() if other.int8_cache])
+    if calibrate is None and cache is not None:
+        raise ValueError(f"export: expected calibration data for the scales of cache {cache}, got none; pass text like the text that the model will read as calibrate")
+    if calibrate is not None and cache is None and not (weights and FORMATS[weights].calibrated):
+        raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {weights or 'neither'}; omit calibrate")
     for place in folders(targets, output):
         check_place(place)
 
 
-def _make(
-    sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], weights: Optional[str], verify: bool, say: Progress
-) -> Manifest:
+def _check_format(what: str, format_: Optional[str], target: str, dtype: Optional[str], able: Sequence[str]) -> None:
+    if format_ is not None and not (target in able and dtype in (None, "float32")):
+        found = target if dtype is None else f"{target} in {dtype}"
+        raise ValueError(f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}")
+
+
+def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], few_bits: FewBits, verify: bool, say: Progress) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind = TARGETS[target]
-    source = sources.of(dtype or kind.dtypes[0], weights)
+    kind, (weights, cache, sample) = TARGETS[target], few_bits
+    source = sources.of(dtype or kind.dtypes[0], weights, sample, cache is not None)
     say(f"{target}: tracing and lowering")
-    described = describe(source.model, target, signature, kind.layout[signature], kind.update, weights=weights and Weights(weights), **kind.geometry)
+    bits = {"weights": weights and Weights(weights), "cache": cache or "", "calibration": sample and sample.described}
+    described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
     manifest, expected = _written(source, described, folder, verify)
     if not verify:
         return manifest
     manifest = check(folder, manifest, source.model, expected, say)
-    if manifest.weights is None:
+    if manifest.weights is None and not manifest.cache:
         return manifest
     aside = folder.with_name(f"{folder.name}.float32")
     say(f"{target}: float32 artefact for comparison")
-    plain = check(aside, _written(source, described.replace(weights=None), aside, verify)[0], source.model, expected, say)
+    plain = check(aside, _written(source, described.replace(weights=None, cache="", calibration=None), aside, verify)[0], source.model, expected, say)
     shutil.rmtree(aside)
     return deviation.write(folder, manifest, plain, sources.of("float32").model)
 
@@ -170,9 +202,9 @@ def _write_text(text: Text, folder: Path) -> None:
         files.write(folder / name, content)
 
 
-def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str]) -> None:
-    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS)}
-    for (what, names), name in zip(known.items(), (target, signature, dtype, weights), strict=True):
+def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str], cache: Optional[str]) -> None:
+    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS), "cache": list(CACHES)}
+    for (what, names), name in zip(known.items(), (target, signature, dtype, weights, cache), strict=True):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             remedy = f"did you mean {near[0]}?" if near else "choose one of these"

@@ -14,7 +14,7 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
-from posenc_export.numerics import activation_tolerance, tolerance
+from posenc_export.numerics import activation_tolerance, cache_tolerance, tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
@@ -35,7 +35,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     Args:
         layout: "rows" or "columns" (runtime.manifest).
         update: update rule of every cache, "append" or "in_place".
-        geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights if they are quantized.
+        geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights, cache and calibration if they are quantized.
     """
     dtype = dtype_of(model)
     wanted = [Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []
@@ -98,7 +98,8 @@ def bound_of(model: Model, manifest: Manifest) -> float:
     """Return the largest error, relative to the largest output, that rounding can cause in an artefact of this model."""
     depth, reduction = extent(model)
     of_weights = tolerance(manifest.dtype, depth, reduction)
-    return of_weights if manifest.weights is None else of_weights + activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
+    of_activations = 0.0 if manifest.weights is None else activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
+    return of_weights + of_activations + (cache_tolerance(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
 
 
 def extent(model: Model) -> Tuple[int, int]:

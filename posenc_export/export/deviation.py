@@ -1,16 +1,16 @@
-"""How far an artefact with weights of few bits is from its float32 module, on the inputs of its reference."""
+"""How far an artefact with weights or caches of few bits is from its float32 module, on the inputs of its reference."""
 
+import math
 from pathlib import Path
 from typing import List, Tuple
 
-import msgspec
 import numpy as np
 
 from posenc_export.export.describe import Model, extent
 from posenc_export.export.expected import of_module
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.verify import VerificationError
-from posenc_export.numerics import deviation_bound
+from posenc_export.numerics import cache_deviation_bound, deviation_bound
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
@@ -24,25 +24,32 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
     """Measure the deviation of a certified artefact and write it into the manifest.
 
     Args:
-        exact: of the artefact with the same weights in float32, certified too.
+        exact: of the artefact with the same weights and its caches in float32, certified too.
         model: the float32 module, its weights not rounded.
 
     Raises:
         VerificationError: the artefact is further from the module than its format explains.
     """
-    weights, proof = manifest.weights, exact.certificate
-    assert weights is not None and proof is not None and manifest.certificate is not None
+    proof = exact.certificate
+    assert proof is not None and manifest.certificate is not None
     actual, expected = _outputs(folder, manifest, model)
     error = rounded_up(float(np.sqrt(np.square(actual - expected).mean() / (np.square(expected).mean() or 1.0))))
-    kind = FORMATS[weights.format]
-    bound = deviation_bound(extent(model)[0], kind.projections.bits, kind.shared)
+    bound = _bound(manifest, extent(model)[0])
     if not error <= bound:
         raise VerificationError({**manifest.certificate, "passed": False, "tolerance": bound, "cells": {CELL: error}})
     agreement = float((actual.argmax(-1) == expected.argmax(-1)).mean()) if manifest.kind == "decoder" else 0.0
     found = Deviation(error, bound, round(agreement, 3), int(np.prod(expected.shape[:-1])), max(proof["cells"].values()), proof["tolerance"])
-    manifest = manifest.replace(weights=msgspec.structs.replace(weights, deviation=found))
+    manifest = manifest.replace(deviation=found)
     manifests.write(manifest, folder)
     return manifest
+
+
+def _bound(manifest: Manifest, depth: int) -> float:
+    """Return the largest error that the rounding of weights, activations and caches explains."""
+    kind = None if manifest.weights is None else FORMATS[manifest.weights.format]
+    of_weights = 0.0 if kind is None else deviation_bound(depth, kind.projections.bits, kind.shared)
+    of_cache = cache_deviation_bound(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0
+    return min(0.5, math.hypot(of_weights, of_cache))
 
 
 def _outputs(folder: Path, manifest: Manifest, model: Model) -> Tuple[np.ndarray, np.ndarray]:

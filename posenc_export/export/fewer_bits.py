@@ -2,20 +2,21 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Dict, Optional, Set, Tuple
+from typing import Dict, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
 
 from posenc_export.encodings.base import PositionEncoding
+from posenc_export.export import gptq
 from posenc_export.models.own import Model
 from posenc_export.models.parts.experts import Experts
 
 LONGEST_ROW = 4096  # inputs of a linear layer, for bounds that follow their logarithm
 ROWS = 4096  # outputs of a weight that are rounded at a time
 # Of a scale, relative to the one that takes the largest weight of a block to the last code. Smaller scales clip that weight and round the others finer.
-# Above 16/15 the largest weight would round to another code than the last, by which `Grid.codes` finds the scale again.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.75, 1.05, 13))
+SIGNIFICAND = 24  # bits of the significand of a float32
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,60 @@ class Grid:
         parts = [self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)]
         return np.concatenate(parts)
 
+    def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> np.ndarray:
+        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/gptq.py)."""
+        order = gptq.order_of(moments)
+        parts = [self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)]
+        return np.concatenate(parts)
+
     def codes(self, weight: np.ndarray) -> Optional[Codes]:
         """Codes that give a weight [N,K] float32 bit by bit; None where it does not lie on the grid."""
         blocks = self._blocks(weight)
-        scales = self._scales(blocks)
-        codes = self._nearest(blocks, scales)
-        if not np.array_equal(codes * scales[..., None], blocks):
+        largest = np.abs(blocks).max((1, 2)).argmax()
+        if self._found(blocks[largest : largest + 1]) is None:  # one output suffices to reject most weights
             return None
-        return Codes(codes.astype(np.int8), scales, weight.shape[1])
+        scales = self._found(blocks)
+        return None if scales is None else Codes(self._nearest(blocks, scales).astype(np.int8), scales, weight.shape[1])
 
     def _rounded(self, weight: np.ndarray) -> np.ndarray:
         blocks = self._blocks(weight)
-        largest = self._scales(blocks)
+        best = self._best(blocks)
+        return (self._nearest(blocks, best) * best[..., None]).reshape(len(weight), -1)[:, : weight.shape[1]]
+
+    def _compensated(self, weight: np.ndarray, order: gptq.Order) -> np.ndarray:
+        scales = np.repeat(self._best(self._blocks(weight)), self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
+        half = 1 << (self.bits - 1)
+        made: np.ndarray = gptq.rounded(torch.from_numpy(weight), torch.from_numpy(scales), order, -half, half - 1).numpy()
+        return made
+
+    def _best(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the scale of each block [N,blocks] with the smallest squared error among SEARCHED."""
+        largest = self._scales(blocks, 1 << (self.bits - 1))
         best, error = largest, np.full(largest.shape, np.inf, np.float32)
         for factor in SEARCHED if self.bits < 8 else (1.0,):  # with 8 bits clipping costs more than a finer grid gains
-            scales = largest * np.float32(factor)
+            scales = self._short(largest * np.float32(factor))
             found = np.square(self._nearest(blocks, scales) * scales[..., None] - blocks).sum(2)
             best, error = np.where(found < error, scales, best), np.minimum(found, error)
-        return (self._nearest(blocks, best) * best[..., None]).reshape(len(weight), -1)[:, : weight.shape[1]]
+        return best
+
+    def _found(self, blocks: np.ndarray) -> Optional[np.ndarray]:
+        """Return scales [N,blocks] with which all blocks lie on the grid, or None. The largest weight of a block may have any code."""
+        scales, open_ = np.zeros(blocks.shape[:2], np.float32), np.ones(blocks.shape[:2], bool)
+        for code in range(1 << (self.bits - 1), 0, -1):
+            left = blocks[open_][:, None]
+            tried = self._scales(left, code)
+            fits = (self._nearest(left, tried) * tried[..., None] == left).all(2)[:, 0]
+            scales[open_] = np.where(fits, tried[:, 0], scales[open_])
+            open_[open_] = ~fits
+            if not open_.any():
+                return scales
+        return None
+
+    def _short(self, scales: np.ndarray) -> np.ndarray:
+        """Round scales to so few bits that their products with codes are exact in float32, and so is the division of a product by its code."""
+        significands, exponents = np.frexp(scales)
+        steps = np.float32(1 << (SIGNIFICAND - self.bits))
+        return np.ldexp(np.rint(significands * steps) / steps, exponents)
 
     def _blocks(self, weight: np.ndarray) -> np.ndarray:
         """[N,K] as [N,blocks,block], 0 behind the last input."""
@@ -79,10 +116,10 @@ class Grid:
         padded[:, : weight.shape[1]] = weight
         return padded.reshape(len(weight), count, block)
 
-    def _scales(self, blocks: np.ndarray) -> np.ndarray:
-        """By which the largest weight of each block has the lowest code [N,blocks]; a division by a power of two, hence exact."""
+    def _scales(self, blocks: np.ndarray, code: int) -> np.ndarray:
+        """Return the scales [N,blocks] with which the largest weight of each block has the code -code."""
         at = np.abs(blocks).argmax(2)[..., None]
-        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-(1 << (self.bits - 1)))
+        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-code)
 
     def _nearest(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Codes as float32."""
@@ -108,6 +145,11 @@ class Format:
         return tuple(dict.fromkeys((self.projections, self.tables)))
 
     @property
+    def calibrated(self) -> bool:
+        """Whether calibration data is used to round weights: 8-bit weights lose too little."""
+        return self.projections.bits < 8
+
+    @property
     def shared(self) -> int:
         """Most weights, and activations, that share a scale."""
         return self.projections.block or LONGEST_ROW
@@ -120,24 +162,36 @@ FORMATS: Dict[str, Format] = {
 }
 
 
-def rounded(model: Model, weights: str) -> Model:
+def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Model:
     """A copy of a float32 model with the weights of its linear layers and its token table on the grids of a format.
 
     What belongs to encodings, norms, biases, convolutions and tables of token types stays as it is.
+
+    Args:
+        moments: second moments of the inputs of linear layers, by name (calibration.moments); their weights are rounded by Grid.compensated.
 
     Raises:
         ValueError: a model with experts, whose weights are no linear layers.
     """
     if any(isinstance(part, Experts) for part in model.modules()):
         raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
-    made, kept, done = copy.deepcopy(model), _kept(model), set()
+    made, kept = copy.deepcopy(model), _kept(model)
+    layers = linear_layers(made)
+    known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has those of its head
+    tables = [part.weight for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
+    grids = {id(layer.weight): (layer.weight, FORMATS[weights].projections) for layer in layers.values()}
+    grids |= {id(table): (table, FORMATS[weights].tables) for table in tables}  # a tied head has the grid of its table
     with torch.no_grad():
-        for kind, grid in ((torch.nn.Embedding, FORMATS[weights].tables), (torch.nn.Linear, FORMATS[weights].projections)):
-            for name, part in made.named_modules():
-                if isinstance(part, kind) and name not in kept and id(part.weight) not in done:  # a tied head has the grid of its table
-                    part.weight.copy_(torch.from_numpy(grid.rounded(part.weight.numpy())))
-                    done.add(id(part.weight))
+        for key, (weight, grid) in grids.items():
+            found = grid.compensated(weight.numpy(), known[key]) if key in known else grid.rounded(weight.numpy())
+            weight.copy_(torch.from_numpy(found))
     return made
+
+
+def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
+    """Return the linear layers whose weights are rounded, by name."""
+    kept = _kept(model)
+    return {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and name not in kept}
 
 
 def _kept(model: Model) -> Set[str]:

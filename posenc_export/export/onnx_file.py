@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export import __version__
-from posenc_export.export import external_data
+from posenc_export.export import external_data, int8_cache
 from posenc_export.export.describe import bound_of
 from posenc_export.export.fewer_bits import FORMATS, Grid
 from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unused
@@ -54,6 +54,8 @@ def write_onnx(
     if manifest.weights is not None:
         manifest = _in_few_bits(rewriter, manifest, few_bits)
     rewriter.finish()
+    if manifest.cache:
+        int8_cache.store(rewriter, manifest, source.cache_scales)
     rewriter.fuse(fusions)
     manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
@@ -100,7 +102,8 @@ def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
         if past.uses():
-            kept.append(msgspec.structs.replace(state, axes=_described(past).axes))  # a lowering may widen a cache
+            found = _described(past)  # a lowering may widen a cache, or store it in 8 bits
+            kept.append(msgspec.structs.replace(state, axes=found.axes, dtype=found.dtype))
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)

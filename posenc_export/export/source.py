@@ -3,14 +3,17 @@
 import copy
 import logging
 import warnings
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
 from posenc_export import ops
+from posenc_export.export import calibration
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
-from posenc_export.export.fewer_bits import rounded
+from posenc_export.export.fewer_bits import FORMATS, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
@@ -23,10 +26,11 @@ class Source:
 
     Args:
         model: in eval mode; its weights must not be modified afterwards.
+        cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None) -> None:
+        self.model, self.cache_scales = model, cache_scales or {}
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
@@ -41,7 +45,7 @@ class Source:
 
 
 class Sources:
-    """The sources of one model, by dtype and weight format.
+    """The sources of one model, by dtype and by formats of weights and caches.
 
     Args:
         model: a float32 model of this package, or a module that contains one. It is not modified, and must not be modified while this object is in use.
@@ -52,14 +56,29 @@ class Sources:
 
     def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
         self.model = as_model(model)
-        self._made: Dict[Tuple[str, Optional[str]], Source] = {}
+        self._made: Dict[Tuple[Any, ...], Source] = {}
 
-    def of(self, dtype: str, weights: Optional[str] = None) -> Source:
-        """Return the source in a dtype and in eval mode. weights: format of fewer_bits.FORMATS that the weights are rounded to; None does not round."""
-        if (dtype, weights) not in self._made:
+    def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False) -> Source:
+        """Return the source in a dtype and in eval mode.
+
+        Args:
+            weights: format of fewer_bits.FORMATS that the weights are rounded to; None does not round.
+            sample: calibration data; None for none.
+            cache: compute scales of quantized keys and values, which needs a sample.
+        """
+        key = dtype, weights, sample and sample.described, cache
+        if key not in self._made:
             model = in_dtype(self.model, dtype)
-            self._made[dtype, weights] = Source(model if weights is None else rounded(model, weights))
-        return self._made[dtype, weights]
+            scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
+            self._made[key] = Source(model if weights is None else in_few_bits(model, weights, sample), scales)
+        return self._made[key]
+
+
+def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
+    """Return a copy of a float32 model in eval mode with weights rounded to a format of fewer_bits.FORMATS; a sample is used if the format is calibrated."""
+    if sample is None or not FORMATS[weights].calibrated:
+        return rounded(model, weights)
+    return rounded(model, weights, calibration.moments(model, sample))
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

@@ -6,11 +6,13 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
+from posenc_export.export import calibration
+from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of
 from posenc_export.export.expected import of_module
-from posenc_export.export.fewer_bits import rounded
+from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
-from posenc_export.export.source import in_dtype
+from posenc_export.export.source import in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
@@ -18,7 +20,7 @@ from posenc_export.models.presets import rebuild
 from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.manifest import Calibration, Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, machine_of, rounded_up
@@ -50,7 +52,11 @@ class VerificationError(Exception):
 
 
 def verify(
-    folder: Union[str, Path], model: Union[Model, torch.nn.Module, None] = None, progress: Optional[Progress] = None, provider: str = "cpu"
+    folder: Union[str, Path],
+    model: Union[Model, torch.nn.Module, None] = None,
+    progress: Optional[Progress] = None,
+    provider: str = "cpu",
+    calibrate: Union[str, Path, None] = None,
 ) -> Dict[str, Any]:
     """Compare an artefact with its module and the module with its oracle; write the certificate into the manifest and return it.
 
@@ -60,12 +66,13 @@ def verify(
         model: the float32 module that was exported; may be omitted for presets and seeded models.
         progress: called with one line of text at each stage.
         provider: as for runtime.load.
+        calibrate: file with the calibration data of the export, if the weights were rounded with it.
 
     Returns:
         {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": reference of the module}. Errors are relative to the largest output.
 
     Raises:
-        ValueError: the folder is not an artefact, or the model has another description.
+        ValueError: the folder is not an artefact, the model has another description, or the calibration data is missing or differs.
     """
     folder = Path(folder)
     loaded = single_threaded(folder, provider)
@@ -75,11 +82,26 @@ def verify(
         raise ValueError(f"verify: expected the model that was exported to {folder}, got one with another config; pass that model")
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
-        made = rounded(made, manifest.weights.format)
+        described = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
+        made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate))
     session, *others = sessions(loaded, 1)
     certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), others)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
+
+
+def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
+    """Return the calibration data of the export.
+
+    Raises:
+        ValueError: no file, or one with other content.
+    """
+    wanted = described.sha256
+    sample = None if calibrate is None else calibration.read(calibrate, model)
+    if sample is None or sample.sha256 != wanted:
+        found = "none" if sample is None else f"one with {sample.sha256}"
+        raise ValueError(f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate")
+    return sample
 
 
 def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:

@@ -7,9 +7,9 @@ from typing import Any, Optional, Union
 import msgspec
 
 from posenc_export.runtime import files, rules
-from posenc_export.runtime.schema import SCHEMA, Axis, File, Manifest, Package, State, Value, digest_of
+from posenc_export.runtime.schema import SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
 
-__all__ = ["FILE_NAME", "SCHEMA", "Axis", "File", "Manifest", "Package", "State", "Value", "read", "read_alone", "write"]
+__all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "read", "read_alone", "write"]
 
 FILE_NAME = "posenc.json"
 LONGEST = 64 << 20  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB

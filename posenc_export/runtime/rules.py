@@ -13,7 +13,7 @@ GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx"
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx", "torchscript", "pt2")
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
-TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32"}
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
 
 
 def check(manifest: Manifest) -> None:
@@ -218,6 +218,13 @@ def _check_caches(manifest: Manifest) -> None:
         _refuse(f"layout to be columns for target {manifest.target}", "rows")
     if manifest.capacity_bucket > (65536 if manifest.target not in GROWING else 0):
         _refuse(f"capacity_bucket to be {'0 .. 65536' if manifest.target not in GROWING else '0'} for target {manifest.target}", manifest.capacity_bucket)
+    small = [state for state in manifest.states if state.dtype == "int8"]
+    if bool(small) != bool(manifest.cache) or (small and (manifest.target, manifest.dtype) != ("ort", "float32")):
+        found = f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target {manifest.target} in {manifest.dtype}"
+        _refuse("int8 states exactly with cache int8, for target ort in float32", found)
+    for state in small:
+        if state not in in_place or not state.past.startswith("past_key_values.") or not state.past.endswith((".key", ".value")):
+            _refuse("int8 states to be in-place keys and values", state.past)
     for state in manifest.states:
         if not state.reads_hidden and (manifest.layout != "rows" or state not in in_place):
             _refuse("reads_hidden to be false only for in-place states with layout rows", f"false for {state.past}")

@@ -13,12 +13,13 @@ FAILED = 1e300  # stored as the error of an output with NaN or infinity, which J
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
-OMITTED_IF_EMPTY = ("encoder", "packages", "start_ids", "weights")  # fields added to the schema later: omitted if empty, so that older digests stay valid
+# Fields added to the schema later: omitted if empty, so that older digests stay valid
+OMITTED_IF_EMPTY = ("cache", "calibration", "deviation", "encoder", "packages", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
 Text = Annotated[str, Meta(max_length=128)]
-DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
+DType = Annotated[str, Meta(pattern=r"^(float16|float32|int8|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
@@ -128,14 +129,14 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Difference between an artefact with weights of few bits and the float32 module, on the inputs of its reference.
+    """Difference between an artefact with weights or caches of few bits and the float32 module, on the inputs of its reference.
 
     Args:
         error: root mean square of the differences of outputs, relative to the root mean square of the module's outputs.
         bound: largest error with which an export succeeds.
         agreement: fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits.
         tokens: number of compared tokens.
-        exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations.
+        exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches.
         exact_tolerance: bound of `exact`.
     """
 
@@ -153,12 +154,22 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         format: format as `posenc export --weights` takes it.
         matrices: number of constants in that format; all others are float32.
-        deviation: difference from the float32 module; None if the artefact was not verified.
     """
 
     format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
     matrices: Size = 0
-    deviation: Optional[Deviation] = None
+
+
+class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """Calibration data of the export.
+
+    Args:
+        sha256: digest of the file.
+        tokens: number of tokens read.
+    """
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    tokens: AtLeastOne
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +201,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         versions: library versions of the export.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
+        cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
+        calibration: calibration data used to round weights and to compute the scales of caches; None for none.
+        deviation: difference from the float32 module; None if the artefact was not verified or has no weights or caches of few bits.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
@@ -221,6 +235,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
     weights: Optional[Weights] = None
+    cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
+    calibration: Optional[Calibration] = None
+    deviation: Optional[Deviation] = None
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None

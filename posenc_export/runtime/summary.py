@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List
 
-from posenc_export.runtime.schema import Manifest, Weights
+from posenc_export.runtime.schema import Deviation, Manifest
 
 OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
 LONGEST = 300  # most characters of one specification
@@ -18,20 +18,24 @@ def summary(manifest: Manifest) -> Dict[str, str]:
         "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
         "sizes": ", ".join(f"{name} {size}" for name, size in _sizes(manifest).items()),
-        **({"weights": _weights(manifest.weights)} if manifest.weights is not None else {}),
+        **_few_bits(manifest),
         "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
     }
 
 
-def _weights(weights: Weights) -> str:
-    """Describe the format of the weights and the deviation from the float32 module."""
-    said = f"{weights.format} in {weights.matrices} matrices"
-    found = weights.deviation
-    if found is None:
-        return said
+def _few_bits(manifest: Manifest) -> Dict[str, str]:
+    """Describe the formats of weights and caches, the sample, and the deviation from the float32 module; empty if everything has the dtype of the manifest."""
+    weights, sample, found = manifest.weights, manifest.calibration, manifest.deviation
+    said = {"weights": f"{weights.format} in {weights.matrices} matrices"} if weights is not None else {}
+    said |= {"cache": manifest.cache} if manifest.cache else {}
+    said |= {"calibration": f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"} if sample is not None else {}
+    return said if found is None else {**said, "deviation": _deviation(found)}
+
+
+def _deviation(found: Deviation) -> str:
     greedy = f", the same largest logit for {found.agreement:.1%} of {found.tokens} tokens".replace("%", " percent") if found.agreement else ""
     exact = f"the same weights in float32 are within {found.exact:.1e} of their module"
-    return f"{said}, {found.error:.1e} from the float32 module (bound {found.bound:.1e}){greedy}; {exact}"
+    return f"{found.error:.1e} from the float32 module (bound {found.bound:.1e}){greedy}; {exact}"
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:

@@ -90,7 +90,7 @@ def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: st
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
-    found = manifest.weights.deviation
+    found = manifest.deviation
     assert found is not None and found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
     assert 0 < found.error <= found.bound and found.tokens == 2 * 3 * 36
 

@@ -95,6 +95,7 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "hidden slots of columns": ("onnx", _set("states", 0, "reads_hidden", False), "reads_hidden to be false only for in-place states"),
     "bucket of growing caches": ("onnx", _set("capacity_bucket", 256), "capacity_bucket to be 0 for target onnx, got 256"),
     "unknown format of weights": ("ort", _set("weights", {"format": "int2"}), r"\$.weights.format"),
+    "a cache of 8 bits without one": ("ort", _set("cache", "int8"), "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 states"),
     "few bits of TorchScript": ("torchscript", _set("weights", {"format": "int4"}), "expected model.onnx in float32 for weights of few bits"),
     "unknown input": ("ort", _set("inputs", 1, "name", "weights"), "inputs.1. to be one of .*, got weights"),
     "input of another dtype": ("ort", _set("inputs", 1, "dtype", "int64"), r"inputs.1. to be seqlens_k int32 .*, got seqlens_k int64"),

@@ -26,6 +26,7 @@ class Target:
         geometry: the manifest's capacity_bucket, continuation_rows and contiguous.
         dtypes: supported dtypes, the default first.
         few_bits: supports quantized weights with float32 activations.
+        int8_cache: supports 8-bit caches with float32 activations.
     """
 
     graph: str
@@ -36,6 +37,7 @@ class Target:
     geometry: Dict[str, Any]
     dtypes: Tuple[str, ...] = ("float32", "float16")
     few_bits: bool = False
+    int8_cache: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -69,6 +71,7 @@ TARGETS = {
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         few_bits=True,
+        int8_cache=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",

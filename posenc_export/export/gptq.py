@@ -1,0 +1,57 @@
+"""Round a weight column by column and compensate the error of each column in those not rounded yet (Frantar et al. 2022, GPTQ, algorithm 1)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DAMPING = 0.1  # added to each moment, relative to their mean: other text has other moments
+COLUMNS = 128  # columns that are rounded before the remaining columns are updated
+
+
+class Order(NamedTuple):
+    """Order of the columns, and the factor that distributes the error of a column among the remaining ones.
+
+    The mean squared error of an output with weights w + d is d' M d, where M are the second moments of the inputs. The Cholesky factor of the inverse of M gives its
+    minimum over the remaining columns. Columns with large moments are rounded first, when most columns can still compensate.
+
+    Args:
+        columns: [K] int64.
+        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float64.
+    """
+
+    columns: Tensor
+    factor: Tensor
+
+
+def order_of(moments: Tensor) -> Order:
+    """Return the order for inputs x with mean x x' = `moments` [K,K] float64."""
+    sizes = moments.diagonal()
+    damping = DAMPING * float(sizes.mean()) or 1.0  # if all inputs are 0, weights are rounded independently
+    columns = sizes.argsort(descending=True, stable=True)
+    damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return Order(columns, torch.linalg.cholesky(inverse, upper=True))
+
+
+def rounded(weight: Tensor, scales: Tensor, order: Order, least: int, most: int) -> Tensor:
+    """Return a weight [N,K] float32 rounded to code * scale.
+
+    Args:
+        scales: scale of each weight [N,K] float32.
+        least, most: smallest and largest code.
+    """
+    columns, factor = order
+    left, steps = weight.double()[:, columns], scales.double()[:, columns]
+    steps = torch.where(steps == 0, torch.ones_like(steps), steps)
+    codes = torch.empty_like(left)
+    for first in range(0, left.size(1), COLUMNS):
+        end = min(first + COLUMNS, left.size(1))
+        lost = torch.empty_like(left[:, first:end])
+        for column in range(first, end):
+            codes[:, column] = (left[:, column] / steps[:, column]).round().clamp(least, most)
+            error = (left[:, column] - codes[:, column] * steps[:, column]) / factor[column, column]
+            left[:, column:end] -= error[:, None] * factor[column, column:end]
+            lost[:, column - first] = error
+        left[:, end:] -= lost @ factor[first:end, end:]
+    return (codes[:, columns.argsort()] * scales.double()).float()
