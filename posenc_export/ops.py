@@ -1,9 +1,9 @@
 """The semantic operations of an attention block: eager references, and the nodes a lowering sees.
 
 Inside `semantic_graph()` each function emits one node of the `posenc` domain, which export/ rewrites for its target; everywhere else,
-TorchScript included, it computes its reference. References are functional and grow their caches: past in, present out.
+TorchScript included, it computes its reference. References write caches in place and change nothing else.
 
-Shapes: B batch, S new tokens, P past, T = P + S, N heads of one kind, H query heads, K kv heads, D head size, M table rows, r rotary size.
+Shapes: B batch, S new tokens, T slots of a cache, N heads of one kind, H query heads, K kv heads, D head size, M table rows, r rotary size.
 """
 
 import contextlib
@@ -81,28 +81,51 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.size(2)))
 
 
+def write_index(held: Tensor, positions: Tensor) -> Tensor:
+    """Where the tokens of positions [B,S] go in a cache that holds the first held [B] int64 slots of each row: row and slot of each token [2,B,S] int64.
+
+    Only `append` and `append_positions` read it: in a semantic graph it is held itself.
+    """
+    if not torch.jit.is_scripting():
+        if emitting():
+            return held
+    slots = torch.arange(positions.size(1), device=held.device) + held.unsqueeze(1)
+    return torch.stack((torch.arange(positions.size(0), device=held.device).unsqueeze(1).expand_as(slots), slots))
+
+
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """past [B,N,P,D] with new [B,S,N,D] behind it: [B,N,T,D]. A fixed-capacity target writes at slot write_index [B] int64 instead."""
+    """new [B,S,N,D] written into past [B,N,T,D] at write_index, and past itself; a growing target gives past with new behind it instead.
+
+    A cache without slots, T = 0, is none: new alone [B,N,S,D], which gradients pass.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return _node("Append", [past, new, write_index], {}, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
-    return torch.cat((past, new.transpose(1, 2)), dim=2)
+    if past.size(2) == 0:
+        return new.transpose(1, 2)
+    past.transpose(1, 2).index_put_((write_index[0], write_index[1]), new)
+    return past
 
 
 def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """Key positions [B,T] int64 from past [B,P] and new [B,S]; -1 is padding or a slot never written."""
+    """Key positions [B,T] int64: new [B,S] written into past [B,T] at write_index, and past itself; -1 is padding or a slot never written. As `append`."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
-    return torch.cat((past, new), dim=1)
+    if past.size(1) == 0:
+        return new
+    past.index_put_((write_index[0], write_index[1]), new)
+    return past
 
 
 def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
-    """Key positions [B,T] as they are; a fixed-capacity target pads them with -1 to the slots of past [B,N,P,D]."""
+    """Key positions of the first slots, with -1 behind them for all slots of past [B,N,T,D]: [B,T]. As they are for a growing target, and without slots."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
-    return key_positions
+    if past.size(2) == 0:
+        return key_positions
+    return torch.nn.functional.pad(key_positions, [0, past.size(2) - key_positions.size(1)], value=-1)
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.describe import P, R, S, trace_inputs
+from posenc_export.export.describe import M, R, S, trace_inputs
 from posenc_export.export.signatures import wrap
 from posenc_export.export.source import Source, refuse_mutation
 from posenc_export.runtime import files, pt2_archive
@@ -24,7 +24,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     Raises:
         ValueError: a module that loops over the tokens of a call, mutates buffers, or uses what a program without code cannot hold.
     """
-    arguments, shapes = trace_inputs(manifest)
+    arguments, shapes = trace_inputs(manifest, M)
     sizes: Dict[str, Any] = {}
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -35,7 +35,8 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
             raise
         rule = "export: sizes of a torch.export program are free, got a module that loops over the tokens of a call"
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
-    refuse_mutation(program)
+    first = len(manifest.inputs)
+    refuse_mutation(program, program.graph_signature.user_inputs[first : first + len(manifest.states)])
     for node in program.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
     buffer = io.BytesIO()  # into memory: where the disk is full, libtorch ends the process instead of raising
@@ -52,5 +53,5 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
 def _named(shapes: Any, sizes: Dict[str, Any]) -> Any:
     """The dynamic axes of trace_inputs with one torch.export.Dim a name."""
     if isinstance(shapes, dict):
-        return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name in (P, R) else 1)) for axis, name in shapes.items()}
+        return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == R else 1)) for axis, name in shapes.items()}
     return type(shapes)(_named(part, sizes) for part in shapes)

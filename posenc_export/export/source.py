@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Collection, Dict, Optional, Tuple, Union
 
 import onnx_ir as ir
 import torch
@@ -80,16 +80,31 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
     return program.model
 
 
-def refuse_mutation(program: torch.export.ExportedProgram) -> None:
+def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
     """No graph keeps state of its own: an ONNX file would drop a mutated buffer without a word, a session could not rewind it.
 
+    Args:
+        caches: names of the inputs that are written in place.
+
     Raises:
-        ValueError: the buffers and inputs that change.
+        ValueError: the buffers and other inputs that change.
     """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     for node in program.graph.nodes:  # a program that is not functional yet says so in its operations
-        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False) and node.args[0].op == "placeholder":
-            mutated.append(signature.inputs_to_buffers.get(node.args[0].name, node.args[0].name))
+        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            written = _viewed(node.args[0])
+            if written.op == "placeholder" and written.name not in caches:
+                mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
         raise ValueError(f"export: expected state to cross the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """The tensor that a view is of."""
+    while node.op == "call_function":
+        returns = getattr(getattr(node.target, "_schema", None), "returns", [])
+        if not returns or returns[0].alias_info is None:
+            break
+        node = node.args[0]  # type: ignore[assignment]
+    return node

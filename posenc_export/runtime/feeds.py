@@ -107,5 +107,5 @@ def check_rows(manifest: Manifest, what: str) -> None:
     if manifest.layout == "columns":
         raise ValueError(
             f"session: {what} needs rows that fill their own first slots, got target {manifest.target} with signature {manifest.signature}, "
-            "whose rows share columns; export target ort or onnx-static with signature positions"
+            "whose rows share columns; export target ort, onnx-static or torchscript with signature positions"
         )

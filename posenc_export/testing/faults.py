@@ -25,8 +25,8 @@ class Faulty(PositionEncoding):
         """Positions of queries and tokens as the encoding is told them."""
         return positions
 
-    def of_keys(self, positions: Tensor, new: int) -> Tensor:
-        """Positions of keys, the last `new` of which are of this call, and of tokens where they are embedded."""
+    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
+        """Positions of keys, and of tokens where they are embedded; called: positions of the tokens of this call."""
         return positions
 
     def carried(self, states: List[Tensor]) -> List[Tensor]:
@@ -34,14 +34,15 @@ class Faulty(PositionEncoding):
         return states
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        return self.inner.embed_next(x, self.of_keys(self.of_call(positions), x.size(1)), self.carried(states))
+        told = self.of_call(positions)
+        return self.inner.embed_next(x, self.of_keys(told, told), self.carried(states))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         told = self.of_call(positions)
-        return self.inner.rotate(q, k, told)[0], self.inner.rotate(q, k, self.of_keys(told, q.size(1)))[1]
+        return self.inner.rotate(q, k, told)[0], self.inner.rotate(q, k, self.of_keys(told, told))[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(self.of_call(q_positions), self.of_keys(k_positions, q_positions.size(1)))
+        return self.inner.bias(self.of_call(q_positions), self.of_keys(k_positions, q_positions))
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
         return self.inner.observe(x, k, positions, write_index, self.carried(states))
@@ -49,7 +50,7 @@ class Faulty(PositionEncoding):
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        told = self.of_keys(key_positions, positions.size(1))
+        told = self.of_keys(key_positions, positions)
         return self.inner.rescore(q, keys, values, mask, self.of_call(positions), told, scale, states)
 
     def prepare(self) -> None:
@@ -74,15 +75,15 @@ class FromZero(Faulty):
     def of_call(self, positions: Tensor) -> Tensor:
         return torch.arange(positions.size(-1)).expand_as(positions)
 
-    def of_keys(self, positions: Tensor, new: int) -> Tensor:
-        cached = positions.size(-1) - new
-        return torch.cat((positions[..., :cached], self.of_call(positions[..., cached:])), dim=-1)
+    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
+        first = called[..., :1]
+        return torch.where(positions >= first, positions - first, positions)
 
 
 class OddAsEven(Faulty):
     """Takes keys and tokens at odd positions for those before them."""
 
-    def of_keys(self, positions: Tensor, new: int) -> Tensor:
+    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
         return torch.where(positions > 0, positions - positions % 2, positions)
 
 
