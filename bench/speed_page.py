@@ -18,7 +18,8 @@ others are stopped; samples that other processes disturbed are taken again. A ti
 formed within one run, round by round. It is blank where samples stayed disturbed. Weights are random and float32.
 
 `ort`, `onnx`, `onnx-static` and `torchscript` are targets of `posenc export`, behind the encoding's name. `hand-written` is a graph of the fused operators of ONNX
-Runtime written node by node (posenc_export/benchmark/peers/hand_graph.py), `transformers` is LlamaForCausalLM in eager mode; both have the same weights.
+Runtime written node by node (posenc_export/benchmark/peers/hand_graph.py), `hand-written-torchscript` a scripted module with caches written in place
+(hand_torchscript.py there), `transformers` is LlamaForCausalLM in eager mode; all have the same weights.
 `genai` (onnxruntime-genai) and `openvino` load an artefact with signature `mask`. Of a prompt, the logits of its last token are
 computed; artefacts with signature `mask` compute those of every token.
 
@@ -40,6 +41,7 @@ class Target:
 
 TARGETS = (
     *(Target("block", "decode", tokens, "rope-ort", "hand-written rope", 1.0) for tokens in (128, 1024, 8192)),
+    *(Target("block", "decode", tokens, "rope-torchscript", "hand-written-torchscript rope", 1.1) for tokens in (128, 1024, 8192)),
     *(Target("layers", "decode", tokens, "rope-ort", "genai on rope-ort-mask", 0.92) for tokens in (128, 1024)),
     *(Target("layers", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
     *(Target("model", "decode", tokens, "rope-ort", theirs) for tokens in (128, 1024) for theirs in ("genai on rope-ort-mask", "hand-written rope")),

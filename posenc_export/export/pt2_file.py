@@ -15,6 +15,7 @@ from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt2"
+CHECK = torch.ops.aten._assert_tensor_metadata.default  # that a tensor has the dtype which the program gave it
 KEPT = ("val", "unbacked_bindings")  # of a node; the rest tells where on the exporting machine its source stands
 
 
@@ -37,8 +38,10 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
     first = len(manifest.inputs)
     refuse_mutation(program, program.graph_signature.user_inputs[first : first + len(manifest.states)])
-    for node in program.graph.nodes:
+    for node in list(program.graph.nodes):
         node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
+        if node.target is CHECK:
+            program.graph.erase_node(node)
     buffer = io.BytesIO()  # into memory: where the disk is full, libtorch ends the process instead of raising
     torch.export.save(program, buffer)
     entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
