@@ -37,23 +37,28 @@ def rounding_noise(bits: int, shared: int) -> float:
     return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
 
 
+def products_passed(depth: int) -> int:
+    """Rounded products on the way of a value through depth blocks: the token table, four in each block, and the head."""
+    return 4 * max(depth, 1) + 2
+
+
 def activation_tolerance(depth: int, shared: int) -> float:
     """Largest error, relative to the largest magnitude of the reference, of activations that are rounded to 8 bits before each product.
 
-    Roundings of different numbers are independent: a sum has their relative error, and errors of layers add in quadrature.
+    Roundings of different numbers are independent: a sum has their relative error, and errors of successive products add in quadrature.
 
     Args:
         depth: number of blocks the value passes, at least 1.
         shared: activations that share a scale.
     """
-    return SAFETY * rounding_noise(8, shared) * math.sqrt(max(depth, 1))
+    return SAFETY * rounding_noise(8, shared) * math.sqrt(products_passed(depth))
 
 
 def deviation_bound(depth: int, bits: int, shared: int) -> float:
     """Root of the mean squared error of outputs, relative to that of the outputs, up to which rounded weights explain it.
 
-    A value passes a table, four products of each block and a head, each with the noise of its weights and of its activations, and these errors add in
-    quadrature. Twice that, since trained weights have longer tails than a normal distribution; at most a half, whatever the depth.
+    Each product that a value passes adds the noise of its weights and of its activations in quadrature. The bound is twice that, since trained weights have
+    longer tails than a normal distribution, and at most a half, whatever the depth.
 
     Args:
         depth: number of blocks the value passes, at least 1.
@@ -61,7 +66,7 @@ def deviation_bound(depth: int, bits: int, shared: int) -> float:
         shared: weights, and activations, that share a scale.
     """
     noise = math.hypot(rounding_noise(bits, shared), rounding_noise(8, shared))
-    return min(0.5, 2 * noise * math.sqrt(4 * max(depth, 1) + 2))
+    return min(0.5, 2 * noise * math.sqrt(products_passed(depth)))
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:

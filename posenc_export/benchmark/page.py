@@ -1,8 +1,8 @@
-"""The report as one HTML page: plots as inline SVG, nothing loaded from anywhere."""
+"""The report as one HTML page. Plots are SVG images in data URIs, so that the page is one file and loads nothing."""
 
+import base64
 import html
 import io
-import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, Row
@@ -10,7 +10,7 @@ from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, Row
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.scroll { overflow-x: auto } svg { max-width: 100%; height: auto }
+.scroll { overflow-x: auto } img { max-width: 100%; height: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem }
 th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
@@ -92,18 +92,10 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        stream = io.StringIO()
+        stream = io.BytesIO()
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return f'<h2>{html.escape(title)}</h2>\n<div class="scroll">{_inline(stream.getvalue(), title)}</div>'
-
-
-def _inline(svg: str, title: str) -> str:
-    """An SVG document as an HTML element: without prologue, namespace addresses and ids that another figure also uses."""
-    prefix = re.sub("[^a-z]", "", title.lower())
-    element = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :])
-    element = re.sub(r'\bid="', f'id="{prefix}-', element)
-    element = element.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
-    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(title, quote=True)}"', 1)
+    image = base64.b64encode(stream.getvalue()).decode()
+    return f'<h2>{html.escape(title)}</h2>\n<div class="scroll"><img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}"></div>'
 
 
 def _list(lines: Sequence[str]) -> str:

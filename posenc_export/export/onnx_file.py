@@ -2,17 +2,19 @@
 
 import collections
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, Sequence
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from posenc_export import __version__
 from posenc_export.export import external_data
 from posenc_export.export.describe import bound_of
 from posenc_export.export.fewer_bits import FORMATS, Grid
-from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_dead
+from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unused
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
@@ -31,14 +33,14 @@ def write_onnx(
     lowering: Sequence[Mapping[str, Lowering]],
     folder: Path,
     few_bits: Callable[[Sequence[Grid]], Any],
-    fusions: Sequence[Mapping[str, Fusion]] = (),
+    fusions: Mapping[str, Fusion] = MappingProxyType({}),
 ) -> Manifest:
     """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
 
     Args:
         lowering: tables of the target, each run over the whole graph before the next.
         few_bits: nodes of the target for weights of few bits, where the manifest says that it has such.
-        fusions: tables of the target for standard nodes, run in the same way over what was lowered.
+        fusions: table of the target for patterns of standard nodes, run over the lowered graph.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -46,15 +48,14 @@ def write_onnx(
     graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
-    rewriter = Rewriter(graph, manifest.dtype)
+    rewriter = Rewriter(graph_model, manifest.dtype)
     for phase in lowering:
         rewriter.run(phase)
     if manifest.weights is not None:
         manifest = _in_few_bits(rewriter, manifest, few_bits)
     rewriter.finish()
-    for table in fusions:
-        rewriter.fuse(table)
-    manifest = _drop_unread(graph, manifest)
+    rewriter.fuse(fusions)
+    manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
     weights = external_data.move_out(graph, folder)
@@ -92,8 +93,9 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
         value.shape = ir.Shape(axes[str(value.name)])
 
 
-def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
+def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     """Remove inputs that the lowered graph does not read, and their states; list the inputs that the lowering added in the manifest."""
+    graph = model.graph
     kept, outputs = [], [graph.outputs[0]]
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
@@ -105,7 +107,7 @@ def _drop_unread(graph: ir.Graph, manifest: Manifest) -> Manifest:
     present = [Value(state.present, state.dtype, grown(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
         value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
-    drop_dead(graph)
+    drop_unused(model)
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)
@@ -131,15 +133,13 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 def _strip(model: ir.Model) -> None:
     """Remove names, paths and metadata of the exporting machine, so that equal modules give equal bytes; set versions and opsets."""
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, __version__
-    model.doc_string = model.graph.doc_string = None
-    model.graph.name = "posenc"
+    common.ClearMetadataAndDocStringPass()(model)
+    model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
-    model.graph.metadata_props.clear()
     domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph)])}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph):
-        node.name, node.doc_string = f"{node.op_type}_{index}", None
-        node.metadata_props.clear()
+        node.name = f"{node.op_type}_{index}"
         if node.domain:
             domains[node.domain] = 1
         for value in node.outputs:

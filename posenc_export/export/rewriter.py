@@ -4,6 +4,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from posenc_export import ops
 
@@ -15,18 +16,18 @@ Fusion = Callable[["Rewriter", ir.Node], Replaced]  # of a standard node; empty 
 
 
 class Rewriter:
-    """Emits nodes in front of the node being lowered; equal emissions with the same inputs are one node.
+    """Emits nodes in front of the node that is being lowered. `finish` merges nodes with the same operator, inputs and attributes.
 
     Args:
-        graph: the semantic graph, changed in place.
+        model: holds the semantic graph, which is changed in place.
         dtype: numpy dtype name of activations.
     """
 
-    def __init__(self, graph: ir.Graph, dtype: str) -> None:
-        self.graph, self.dtype = graph, dtype
+    def __init__(self, model: ir.Model, dtype: str) -> None:
+        self.model, self.graph, self.dtype = model, model.graph, dtype
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
-        self._seen: Dict[Any, Tuple[ir.Value, ...]] = {}
+        self._constants: Dict[Any, ir.Value] = {}
         self._names = 0
 
     def run(self, table: Mapping[str, Lowering]) -> None:
@@ -53,7 +54,7 @@ class Rewriter:
                 for old, new in table[node.op_type](self, node):
                     old.replace_all_uses_with(new, replace_graph_outputs=True)
                     self.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
-        drop_dead(self.graph)
+        drop_unused(self.model)
 
     def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
         """The output of a new node."""
@@ -61,31 +62,27 @@ class Rewriter:
 
     def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
         """The outputs of a new node."""
-        given = dict(attributes or {})
         last = max((index for index, value in enumerate(inputs) if value is not None), default=-1)
-        inputs = inputs[: last + 1]  # what is left out at the end is not named
-        key = (domain, op, tuple(id(value) for value in inputs), repr(sorted(given.items())), outputs)
-        if key not in self._seen:
-            assert self._at is not None
-            node = ir.node(op, list(inputs), attributes=given, domain=domain, num_outputs=outputs)
-            for value in node.outputs:
-                self._names += 1
-                value.name = f"lowered.{op.lower()}_{self._names}"
-            self.graph.insert_before(self._at, node)
-            self._seen[key] = tuple(node.outputs)
-        return self._seen[key]
+        # Optional inputs that are missing at the end are not named.
+        node = ir.node(op, list(inputs[: last + 1]), attributes=dict(attributes or {}), domain=domain, num_outputs=outputs)
+        for value in node.outputs:
+            self._names += 1
+            value.name = f"lowered.{op.lower()}_{self._names}"
+        assert self._at is not None
+        self.graph.insert_before(self._at, node)
+        return tuple(node.outputs)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """An initialiser holding array; equal ones are shared."""
         data = np.asarray(array, dtype=dtype)
-        key = ("constant", data.dtype.str, data.shape, data.tobytes())
-        if key not in self._seen:
+        key = (data.dtype.str, data.shape, data.tobytes())
+        if key not in self._constants:
             self._names += 1
             value = ir.Value(name=f"lowered.constant_{self._names}", shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.from_numpy(data.dtype)))
             value.const_value = ir.tensor(data, name=value.name)
             self.graph.register_initializer(value)
-            self._seen[key] = (value,)
-        return self._seen[key][0]
+            self._constants[key] = value
+        return self._constants[key]
 
     def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
         """The initialiser of that name, made where there is none yet. Unlike in `constant`, contents are not compared.
@@ -98,16 +95,6 @@ class Rewriter:
             tensor = ir.tensor(array, dtype=dtype, name=name)
             self.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor))
         return self.graph.initializers[name]
-
-    def beside(self, matrices: Sequence[ir.Value]) -> ir.Value:
-        """An initialiser holding constant matrices [K,n] side by side, put together when it is read."""
-        parts = [matrix.const_value for matrix in matrices if matrix.const_value is not None]
-        shape, dtype = ir.Shape([size(matrices[0], 0), sum(size(matrix, 1) for matrix in matrices)]), parts[0].dtype
-        self._names += 1
-        value = ir.Value(name=f"lowered.weights_{self._names}", shape=shape, type=ir.TensorType(dtype))
-        value.const_value = ir.LazyTensor(lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1)), dtype, shape, name=value.name)
-        self.graph.register_initializer(value)
-        return value
 
     def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         """A graph input of that name, made where there is none yet."""
@@ -136,18 +123,23 @@ class Rewriter:
         return self.emit("Heads", [value], ops.DOMAIN, {"heads": float(heads)})
 
     def finish(self) -> None:
-        """Lower what is left of Heads, drop dead nodes, unused inputs and initialisers."""
+        """Lower the remaining Heads nodes, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
+
+        Raises:
+            ValueError: semantic nodes that no table of the target names.
+        """
         for node in list(self.graph):
             if node.domain == ops.DOMAIN and node.op_type == "Heads":
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
-        drop_dead(self.graph)
-        self._seen.clear()  # some of these values were dropped
-        self.graph.sort()  # a later phase may have used what an earlier one emitted further down
-        left = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
-        if left:
-            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(left)}; choose target torchscript")
+        drop_unused(self.model)
+        self._constants.clear()  # unused ones were removed from the graph
+        common.TopologicalSortPass()(self.model)  # a later phase may have used what an earlier one emitted further down
+        common.CommonSubexpressionEliminationPass()(self.model)
+        remaining = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
+        if remaining:
+            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
 
 
 def number(node: ir.Node, name: str) -> int:
@@ -169,12 +161,6 @@ def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
     return node if node is not None and node.domain == ops.DOMAIN and node.op_type == op else None
 
 
-def drop_dead(graph: ir.Graph) -> None:
+def drop_unused(model: ir.Model) -> None:
     """Remove nodes and initialisers that no output needs."""
-    kept = {id(value) for value in graph.outputs}
-    for node in reversed(list(graph)):
-        if not any(value.uses() or id(value) in kept for value in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
+    common.RemoveUnusedNodesPass()(model)

@@ -37,12 +37,12 @@ LAST = {"Unsqueeze": 1, "GatherND": 1}  # the tokens whose logits are wanted
 LAYERS: Dict[str, Any] = {
     "gated": (
         GATED,
-        {"RMSNormalization": 2, "MatMul": 4, "GroupQueryAttention": 1, "Add": 2, "Split": 1, "QuickGelu": 1, "Mul": 1},
+        {"RMSNormalization": 2, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2, "QuickGelu": 1, "Mul": 1},
         {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "parallel": (
         _parallel(),
-        {"RMSNormalization": 1, "MatMul": 3, "GroupQueryAttention": 1, "Add": 2, "Split": 1, "QuickGelu": 1, "Mul": 1},
+        {"RMSNormalization": 1, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2, "QuickGelu": 1, "Mul": 1},
         {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "plain": (
@@ -81,12 +81,7 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
 
 
 PATTERNS: Dict[str, Any] = {
-    "gate and up": ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)", {"MatMul": 1, "Split": 1, "QuickGelu": 1, "Mul": 1}),
-    "three weights": ("a = MatMul(x, w1) c = MatMul(x, w2) d = MatMul(x, w3) e = Add(a, c) y = Concat<axis=-1>(e, d)", {"MatMul": 1, "Split": 1, "Add": 1, "Concat": 1}),
-    "a weight behind its reader": ("a = MatMul(x, w1) e = Add(a, one) c = MatMul(x, w2) y = Add(c, e)", {"MatMul": 1, "Split": 1, "Add": 2}),
-    "one weight twice": ("a = MatMul(x, w1) c = MatMul(x, w1) y = Add(a, c)", {"MatMul": 2, "Add": 1}),
-    "a weight that is read elsewhere": ("a = MatMul(x, w1) d = Add(a, one) c = MatMul(x, w2) e = MatMul(two, w2) f = Add(c, d) y = Add(f, e)", {"MatMul": 3, "Add": 3}),
-    "products of values": ("t = Transpose<perm=[0,2,1]>(x) a = MatMul(x, t) c = MatMul(x, t) y = Add(a, c)", {"Transpose": 1, "MatMul": 2, "Add": 1}),
+    "gate and up": ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)", {"MatMul": 2, "QuickGelu": 1, "Mul": 1}),
     "alpha": ("a = Mul(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"QuickGelu": 1}),
     "alpha in front": ("a = Mul(alpha, x) u = Sigmoid(a) y = Mul(x, u)", {"QuickGelu": 1}),
     "a sigmoid of something else": ("a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"Add": 1, "Sigmoid": 1, "Mul": 1}),
@@ -99,9 +94,8 @@ PATTERNS: Dict[str, Any] = {
 }
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {
-    **{name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in {"w1": (4, 6), "w2": (4, 6), "w3": (4, 5), "turned": (7, 4), "two": (1, 4)}.items()},
+    **{name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in {"w1": (4, 6), "w2": (4, 6), "turned": (7, 4)}.items()},
     "alpha": np.array(1.702, np.float32),
-    "one": np.array([1], np.float32),
     "four": np.ones(4, np.float32),
 }
 
@@ -118,9 +112,7 @@ def test_a_pattern_that_holds_is_replaced_and_gives_what_the_reference_evaluator
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)
-    rewriter = Rewriter(model.graph, "float32")
-    for table in FUSIONS:
-        rewriter.fuse(table)
+    Rewriter(model, "float32").fuse(FUSIONS)
     assert Counter(node.op_type for node in model.graph) == wanted
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
     fused = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
