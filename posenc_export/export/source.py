@@ -8,7 +8,7 @@ from typing import Any, Collection, Dict, Optional, Tuple, Union
 import onnx_ir as ir
 import torch
 
-from posenc_export import ops
+from posenc_export import semantic
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
 from posenc_export.export.fewer_bits import rounded
 from posenc_export.export.signatures import wrap
@@ -72,7 +72,7 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
-    with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
+    with semantic.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None

@@ -59,7 +59,8 @@ class Attention(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index of `ops.append`, states to x's shape, states.
+        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index of `ops.append`, states to x's
+        shape, states.
 
         Without a cache there are no states: token types [B,S] may stand in their place."""
         q, k, v = self.projection(x)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Protocol, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Protocol, Sequence, Tuple
 
 import numpy as np
 

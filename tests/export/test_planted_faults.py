@@ -185,8 +185,6 @@ def _forgets_tokens(e: Any) -> None:
 
 
 def _gates_through_a_sigmoid(e: Any) -> None:
-    right = e.observe
-
     def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
         logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that has become 0
         return [ops.append(states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index)]
