@@ -122,7 +122,7 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
             return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
     if past.size(2) == 0:
         return key_positions
-    return torch.nn.functional.pad(key_positions, [0, past.size(2) - key_positions.size(1)], value=-1)
+    return torch.nn.functional.pad(key_positions, [0, past.size(2) - key_positions.size(1)], value=-1.0)
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
