@@ -67,18 +67,10 @@ class BufferedCaches:
     @classmethod
     def open(cls, graph: Graph, rows: int, capacity: int) -> "BufferedCaches":
         """Empty caches."""
-        empty = cls(graph, rows, capacity, capacity, 0, GROWTH, (), ())
-        past = tuple(empty._buffer(state) for state in graph.manifest.states)
-        present = tuple(buffer if state.update == "in_place" else empty._buffer(state) for state, buffer in zip(graph.manifest.states, past, strict=True))
-        return dataclasses.replace(empty, past=past, present=present)
-
-    @property
-    def manifest(self) -> Manifest:
-        """Description of the graph."""
-        return self.graph.manifest
+        return cls(graph, rows, capacity, capacity, 0, GROWTH, (), ())._with_empty_buffers()
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
-        new = int(calls[0].feeds[self.manifest.inputs[0].name].shape[1])
+        new = int(calls[0].feeds[self.graph.manifest.inputs[0].name].shape[1])
         grown = self.with_columns(self.columns + new)
         outputs: List[Tuple[int, np.ndarray]] = []
         for call in calls:
@@ -90,14 +82,14 @@ class BufferedCaches:
         return self.graph.step(self, feeds, rows)
 
     def reserve(self, slots: int, rows: int) -> "BufferedCaches":
-        bucket = max(self.manifest.capacity_bucket, 1)
+        bucket = max(self.graph.manifest.capacity_bucket, 1)
         # No more slots than positions: keys turned when they are read take their rows from a table of that size.
-        capacity = min(-(-slots // bucket) * bucket, max(slots, self.manifest.max_positions))
+        capacity = min(-(-slots // bucket) * bucket, max(slots, self.graph.manifest.max_positions))
         extent = max(capacity, self.extent)
         if not self.graph.strided:
             capacity = extent
-        elif extent > self.extent:
-            extent = max(extent, 2 * self.extent)
+        elif extent > self.extent:  # doubled: a token is moved about once in all
+            extent = max(extent, min(2 * self.extent, self.graph.manifest.max_positions))
         room = max(rows, 2 * self.rows) if rows > self.rows else self.rows
         resized = dataclasses.replace(self, rows=room, capacity=capacity, extent=extent)
         if (room, extent) == (self.rows, self.extent):
@@ -145,9 +137,8 @@ class BufferedCaches:
         return dataclasses.replace(self.restored({row: () for row in range(self.rows)}), columns=0)
 
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
-        other = dataclasses.replace(self, past=tuple(self._buffer(state) for state in self.manifest.states))
-        other = dataclasses.replace(other, present=tuple(b if s.update == "in_place" else self._buffer(s) for s, b in zip(self.manifest.states, other.past, strict=True)))
-        for state, mine, its in zip(self.manifest.states, self.past, other.past, strict=True):
+        other = self._with_empty_buffers()
+        for state, mine, its in zip(self.graph.manifest.states, self.past, other.past, strict=True):
             if state.update == "in_place" and mine.device == "cpu":
                 valid = (slice(rows), *(slice(None),) * (state.axis - 1), slice(slots))
                 its.array[valid] = mine.array[valid]
@@ -166,12 +157,12 @@ class BufferedCaches:
 
     def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
         """The next call's states of these update rules in the place of the last call's."""
-        pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.manifest.states, self.past, self.present, strict=True)]
+        pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)]
         return dataclasses.replace(self, columns=columns, past=tuple(a for a, _ in pairs), present=tuple(b for _, b in pairs))
 
     def _each(self, update: str) -> Iterator[Tuple[State, Buffer, Buffer]]:
         """States of one update rule with their buffers, last call's and next one's."""
-        return ((state, past, present) for state, past, present in zip(self.manifest.states, self.past, self.present, strict=True) if state.update == update)
+        return ((state, past, present) for state, past, present in zip(self.graph.manifest.states, self.past, self.present, strict=True) if state.update == update)
 
     def with_columns(self, columns: int) -> "BufferedCaches":
         if columns <= self.room:
@@ -179,10 +170,16 @@ class BufferedCaches:
         larger = dataclasses.replace(self, room=max(2 * self.room, -(-columns // GROWTH) * GROWTH))
         return larger._moved(lambda state: state.update == "append", 0)
 
+    def _with_empty_buffers(self) -> "BufferedCaches":
+        states = self.graph.manifest.states
+        past = tuple(self._buffer(state) for state in states)
+        present = tuple(buffer if state.update == "in_place" else self._buffer(state) for state, buffer in zip(states, past, strict=True))
+        return dataclasses.replace(self, past=past, present=present)
+
     def _moved(self, chosen: Callable[[State], bool], slots: int) -> "BufferedCaches":
         """New buffers of these sizes for the chosen states, with the content of the old ones: of those in place, that of the first `slots` slots."""
         past, present = [], []
-        for state, old, following in zip(self.manifest.states, self.past, self.present, strict=True):
+        for state, old, following in zip(self.graph.manifest.states, self.past, self.present, strict=True):
             buffer = self._enlarged(state, old, slots) if chosen(state) else old
             past.append(buffer)
             present.append(buffer if state.update == "in_place" else self._buffer(state) if chosen(state) else following)
