@@ -1,4 +1,4 @@
-# Everything stands in .venv; a machine with Python >= 3.11 and make is enough.
+# Needs Python >= 3.11 and make; all packages are installed in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,33 +25,33 @@ bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench
 	$(BIN)/posenc bench $(addprefix build/bench/,onnx onnx-static ort torchscript) --runtime eager -o build/bench.json --html build/bench.html
 
-# All figures of docs/speed.md, on a machine that does nothing else; PART names one of them.
+# Measure docs/speed.md; run nothing else meanwhile. PART selects one part.
 PART ?=
 bench-all: $(VENV)/ready
 	$(BIN)/python -m bench.speed $(addprefix --only ,$(PART))
 
-# Random calls on sessions and mutations of artefacts: MINUTES of them; SEED repeats a run.
+# Random calls on sessions and mutations of artefacts for MINUTES; SEED repeats a run.
 MINUTES ?= 30
 SEED ?=
 fuzz: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
 
-# Steps in flat memory on every target.
+# Check on every target that memory does not grow over STEPS steps.
 STEPS ?= 1000000
 soak: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
 
-# The documentation, build/site/index.html; every broken link is an error.
+# Build the documentation to build/site/index.html; every broken link is an error.
 docs: $(VENV)/ready
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Both distributions into build/wheels, tried in empty environments. Needs a package index.
+# Build both distributions to build/wheels and test them in empty environments. Needs a package index.
 wheels: $(VENV)/ready
 	$(BIN)/python -m pip install -q -e '.[release]'
 	$(BIN)/python -m tests.packaging
 
-# What other runtimes make of artefacts, measured again: docs/runtimes/table.md. Needs a package index; runtimes that are not to be had are left out.
+# Test artefacts on other runtimes and write docs/runtimes/table.md. Needs a package index; unavailable runtimes keep their rows.
 clients: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.clients
 

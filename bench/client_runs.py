@@ -1,4 +1,4 @@
-"""How bench/clients.py runs the programs of other runtimes: in an environment of their own, as a process, on one artefact."""
+"""Run the programs of other runtimes for bench/clients.py: each as a process, in its own environment, on one artefact."""
 
 import json
 import os
@@ -21,16 +21,19 @@ PROMPT, COUNT = b"def read_lines(path):\n    with open(path) as file:\n  ", 32
 
 
 class Refused(Exception):
-    """The runtime does not take the artefact; the text says why."""
+    """Raised when a runtime cannot run an artefact; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One artefact, what a session gives for it, and a folder for files.
+    """One artefact with the expected results of a session, and a folder for temporary files.
 
     Args:
-        tokens: prompt and the session's greedy tokens [1,N].
-        logits: the session's, for all but the last of them.
+        artefact: the artefact folder.
+        manifest: manifest of the artefact.
+        tokens: prompt and greedy tokens of the session, [1,N] int64.
+        logits: logits of the session for all tokens but the last, [1,N-1,V].
+        folder: temporary folder.
     """
 
     artefact: Path
@@ -41,33 +44,33 @@ class Trial:
 
     @property
     def made(self) -> List[int]:
-        """The greedy tokens."""
+        """Greedy tokens after the prompt."""
         return [int(token) for token in self.tokens[0, len(PROMPT) :]]
 
 
 def finished(command: Sequence[object], trial: Trial) -> str:
-    """The output of a command.
+    """Run a command and return its output.
 
     Raises:
-        Refused: it names an operator of the graph in its error.
-        RuntimeError: any other error.
+        Refused: the command failed with a message that names an operator of the graph.
+        RuntimeError: the command failed with another message.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([*map(str, command)], cwd=trial.folder, env=environment, capture_output=True, text=True)
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.partition("Stack backtrace")[0]
-    operator = next((name for name in trial.manifest.operators if name in said), None)
+    message = done.stderr.partition("Stack backtrace")[0]
+    operator = next((name for name in trial.manifest.operators if name in message), None)
     if operator is None:
         raise RuntimeError(f"clients: expected {command[0]} to run {trial.manifest.target}, got {done.stderr[-2000:]}")
     raise Refused(f"refuses {operator}")
 
 
 def same_tokens(output: str, trial: Trial) -> None:
-    """Compare the tokens that a program printed.
+    """Compare the tokens that a program printed with those of the session.
 
     Raises:
-        RuntimeError: they differ.
+        RuntimeError: the tokens differ.
     """
     made = [int(token) for token in output.split()]
     if made != trial.made:
@@ -75,7 +78,7 @@ def same_tokens(output: str, trial: Trial) -> None:
 
 
 def probed(language: str) -> Callable[[Trial, Path], float]:
-    """The logits of a program in Python, of the last token of the prompt and of each one behind it."""
+    """Return a run of a Python program that compares the logits of the last prompt token and of each later token."""
 
     def run(trial: Trial, environment: Path) -> float:
         source, tokens, logits = (trial.folder / name for name in ("program.py", "tokens.npy", "logits.npy"))
@@ -88,7 +91,7 @@ def probed(language: str) -> Callable[[Trial, Path], float]:
 
 
 def generated(script: str) -> Callable[[Trial, Path], None]:
-    """The tokens of a script of docs/runtimes in Python."""
+    """Return a run of a Python script of docs/runtimes that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
         same_tokens(finished([python_of(environment), PROGRAMS / script, trial.artefact, COUNT, *PROMPT], trial), trial)
@@ -97,7 +100,7 @@ def generated(script: str) -> Callable[[Trial, Path], None]:
 
 
 def in_node(write: Callable[[Trial], str]) -> Callable[[Trial, Path], None]:
-    """The tokens of a program in Node."""
+    """Return a run of a Node program that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
         (trial.folder / "node_modules").symlink_to((environment / "node_modules").resolve())
@@ -108,7 +111,7 @@ def in_node(write: Callable[[Trial], str]) -> Callable[[Trial, Path], None]:
 
 
 def compiled(language: str, command: Callable[[Path], Sequence[object]], suffix: str) -> Callable[[Trial, Path], None]:
-    """The tokens of a program in C or C++."""
+    """Return a run of a C or C++ program that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
         source = trial.folder / f"decode.{suffix}"
@@ -120,7 +123,7 @@ def compiled(language: str, command: Callable[[Path], Sequence[object]], suffix:
 
 
 def with_libtorch(folder: Path) -> Sequence[object]:
-    """Compiler and flags for the headers and libraries of the torch wheel."""
+    """Return the compiler and its flags for the headers and libraries of the torch wheel."""
     import torch
 
     place = Path(torch.__file__).parent
@@ -129,11 +132,11 @@ def with_libtorch(folder: Path) -> Sequence[object]:
 
 
 def with_onnxruntime(folder: Path) -> Sequence[object]:
-    """Compiler and flags for the headers of POSENC_ORT_INCLUDE and the library of the onnxruntime wheel."""
+    """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of the onnxruntime wheel."""
     import onnxruntime
 
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
-    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # as a release has it
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # file names of an ONNX Runtime release
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
     return ["gcc", f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime"]
@@ -144,7 +147,7 @@ def python_of(environment: Path) -> Path:
 
 
 def installed(*packages: str) -> Callable[[Path], str]:
-    """The version of the first package, all of which are installed where the environment is missing."""
+    """Return a function that creates an environment with the packages if it does not exist, and returns the version of the first package."""
 
     def version(environment: Path) -> str:
         if not environment.exists():
@@ -159,14 +162,14 @@ def installed(*packages: str) -> Callable[[Path], str]:
 
 
 def of_node(package: str) -> Callable[[Path], Optional[str]]:
-    """The version of a package of npm, which is installed where the environment is missing."""
+    """Return a function that installs an npm package if its environment does not exist, and returns its version; None without Node and npm."""
 
     def version(environment: Path) -> Optional[str]:
         if shutil.which("node") is None or shutil.which("npm") is None:
             return None
         if not environment.exists():
             environment.mkdir(parents=True)
-            # Without scripts: those of onnxruntime-node fetch libraries for GPUs.
+            # Without install scripts, because those of onnxruntime-node download GPU libraries.
             subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", environment, package], check=True, stdout=subprocess.DEVNULL)
         return str(json.loads((environment / "node_modules" / package / "package.json").read_text(encoding="utf-8"))["version"])
 

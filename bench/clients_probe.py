@@ -1,4 +1,6 @@
-"""Run by bench/clients.py where a library is installed and this package is not: the last logits of each call of a program for given tokens.
+"""Write the logits of the last token of each call that a Python program makes for given tokens.
+
+bench/clients.py runs this file in environments that have the runtime's library but not this package.
 
     python clients_probe.py PROGRAM FOLDER PROMPT_LENGTH TOKENS.npy LOGITS.npy
 """
@@ -14,7 +16,7 @@ assert spec is not None and spec.loader is not None
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
 x, session, states, held, found = np.load(tokens), program.load(folder), program.empty(), 0, []
-for end in range(int(prompt), x.shape[1] + 1):  # the prompt at once, then single tokens
+for end in range(int(prompt), x.shape[1] + 1):  # the prompt in one call, then single tokens
     output, states = program.call(session, states, x[:, held:end], held)
     found.append(np.array(output)[:, -1:])
     held = end

@@ -1,9 +1,9 @@
-"""What an encoding costs at decode: one step of a block with it against the same block without any, by the number of cached keys.
+"""Cost of encodings at decode: the time of one step of a block with the encoding, divided by that of the same block without, by number of cached keys.
 
     python -m bench.decode_cost [NAME ...] [--json bench/results/decode_cost.json]
 
-Target ort, one thread. The two blocks step in turn, so that what disturbs the machine disturbs both; medians. A cost that grows with the square of the
-cached keys would show as a step sixteen times as long at four times the keys.
+Measured on target ort with one thread, as medians. The two blocks step in turn, so that disturbances affect both. "growth" is the time at 4096 cached keys
+divided by the time at 1024: about 4 for a cost proportional to the number of keys, 16 for its square.
 """
 
 import argparse
@@ -26,18 +26,18 @@ from posenc_export.runtime import Session, load
 CONTEXTS = (1024, 4096)
 STEPS = 64
 WIDTH, HEADS = 256, 8
-BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"]  # which acts on token ids
+BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"]  # reads token ids, which a block does not have
 
 
 def session(name: str, folder: Path) -> Session:
-    """A block of 8 heads of 32 with the encoding, ready to run."""
+    """Export a block of 8 heads of size 32 with the encoding, and return a session on it."""
     config = block_config(WIDTH, HEADS, max(CONTEXTS) + 2 * STEPS, encoding={"name": name})
     export(seeded(config), "ort", folder / name, verify=False)
     return load(folder / name, provider="cpu", threads=1).session()
 
 
 def stepped(sessions: Sequence[Session], context: int) -> List[List[float]]:
-    """Seconds of each of STEPS steps behind `context` tokens, of the sessions in turn."""
+    """Return the seconds of steps after `context` tokens for each session; the sessions step in turn."""
     x = np.random.default_rng(0).standard_normal((1, context + 2 * STEPS, WIDTH), dtype=np.float32)
     taken: List[List[float]] = [[] for _ in sessions]
     for one in sessions:
@@ -53,7 +53,7 @@ def stepped(sessions: Sequence[Session], context: int) -> List[List[float]]:
 
 
 def measured(name: str) -> Dict[str, Any]:
-    """{"encoding", "steps": {context: {"microseconds", "over_nope"}}, "growth": of the step from the shortest context to the longest}."""
+    """Return {"encoding", "steps": {context: {"microseconds", "over_nope"}}, "growth": time at the longest context divided by time at the shortest}."""
     with tempfile.TemporaryDirectory() as temporary:
         pair = [session(each, Path(temporary) / number) for number, each in (("0", "nope"), ("1", name))]
         found = {}
@@ -66,8 +66,8 @@ def measured(name: str) -> Dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="registry keys; all of them where none is given")
-    parser.add_argument("--json", type=Path, help="write the rows there; with names, in place of those that it has of them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file; with names, replace only their rows")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BLOCKS))
     if unknown:

@@ -1,5 +1,6 @@
-"""Trained decoders with weights of few bits, on target ort: size, held-out bits per byte, greedy agreement. Writes bench/results/fewer_bits.json
-and the table of docs/fewer-bits.md.
+"""Trained decoders with quantized weights on target ort: size, held-out bits per byte, greedy agreement.
+
+Writes bench/results/fewer_bits.json and the table of docs/fewer-bits.md.
 
     python -m bench.fewer_bits [--preset tiny-rope] [--windows 400]
 """
@@ -20,7 +21,7 @@ from posenc_export.numerics import worst_error
 from posenc_export.runtime import load
 
 RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
-ROWS = 50  # windows at a time
+ROWS = 50  # windows per batch
 PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 COLUMNS = ("decoder", "weights", "KB on disk", "bits per byte", "above float32", "agreement", "worst error")
@@ -28,14 +29,14 @@ MEASURED = ("int8", "int4")
 
 
 def windows(count: int) -> np.ndarray:
-    """Held-out text as windows [count,257] of the trained length and the byte behind it, those of models.train.bits_per_byte."""
+    """Return held-out text as windows [count,257], the trained length plus the next byte; the same windows as models.train.bits_per_byte."""
     held = corpus()[1].numpy()
     whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(-1, TRAINED_LENGTH + 1)
     return whole[:count].astype(np.int64)
 
 
 def logits_of(folder: Path, rows: np.ndarray) -> List[np.ndarray]:
-    """Logits [ROWS,256,V] of each group of windows, as the artefact gives them."""
+    """Return the artefact's logits [ROWS,256,V] for each batch of windows."""
     session, made = load(folder).session(batch=ROWS), []
     for first in range(0, len(rows), ROWS):
         session.reset()
@@ -44,7 +45,7 @@ def logits_of(folder: Path, rows: np.ndarray) -> List[np.ndarray]:
 
 
 def bits(logits: List[np.ndarray], rows: np.ndarray) -> float:
-    """Mean bits per byte."""
+    """Return the mean bits per byte."""
     total = 0.0
     for index, part in enumerate(logits):
         wanted, wide = rows[index * ROWS : (index + 1) * ROWS, 1:, None], part.astype(np.float64)
@@ -54,12 +55,12 @@ def bits(logits: List[np.ndarray], rows: np.ndarray) -> float:
 
 
 def agreement(one: List[np.ndarray], other: List[np.ndarray]) -> float:
-    """Share of tokens with the same largest logit."""
+    """Return the share of tokens with the same largest logit."""
     return float(np.mean([a.argmax(-1) == b.argmax(-1) for a, b in zip(one, other, strict=True)]))
 
 
 def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
-    """Figures of a preset in float32 and in every format, by format."""
+    """Measure a preset in float32 and in every weight format; return the figures by format."""
     sources, found = Sources(load_preset(name)), {}
     plain: List[np.ndarray] = []
     for weights in (None, *MEASURED):
@@ -75,7 +76,7 @@ def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
 
 
 def table(presets: Dict[str, Any]) -> str:
-    """Figures of all presets in Markdown."""
+    """Return the figures of all presets as a Markdown table."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name, formats in presets.items():
         for weights, found in formats.items():
@@ -90,8 +91,8 @@ def table(presets: Dict[str, Any]) -> str:
 def main(given: Optional[List[str]] = None) -> None:
     """Measure the presets and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", action="append", choices=sorted(PRESETS), help="several times for several (default: all)")
-    parser.add_argument("--windows", type=int, default=400, help="of held-out text")
+    parser.add_argument("--preset", action="append", choices=sorted(PRESETS), help="may be given several times (default: all)")
+    parser.add_argument("--windows", type=int, default=400, help="number of windows of held-out text (default: 400)")
     options = parser.parse_args(given)
     rows = windows(options.windows)
     found = {name: measure(name, rows) for name in options.preset or PRESETS}

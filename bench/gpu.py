@@ -1,10 +1,11 @@
-"""The CUDA provider: proofs of every encoding on a GPU, and decode and prefill of a float16 decoder against transformers.
+"""The CUDA provider: verify every encoding on a GPU, and compare decode and prefill times of a float16 decoder with transformers.
 
     python -m bench.gpu proofs --json FILE [--names NAME ...]
     python -m bench.gpu latency --json FILE
 
-Latency: one process per contestant, in turn, ROUNDS times; the median of the rounds' medians and their spread. All contestants have the same weights:
-a decoder of 12 layers of 768 (124 million parameters) in float16, one row. A step takes a token from the host and gives logits to the host.
+Latency is measured with one process per contestant, in turn, ROUNDS times. Results are the median of the rounds' medians, with minimum and maximum. All
+contestants run the same decoder with one row: 12 layers of width 768 (124 million parameters) in float16. A step includes copying the token to the device
+and the logits to the host.
 """
 
 import argparse
@@ -28,10 +29,10 @@ from posenc_export.runtime import load, verify
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
 CONTEXTS = (128, 1024, 4096)
-STEPS = 64  # timed steps of a round, behind WARM ones
-WARM = 16
+STEPS = 64  # timed steps per round
+WARM = 16  # untimed steps before them
 ROUNDS = 5
-# The measured decoder: the shape of Llama at 124 million parameters.
+# The measured decoder: Llama's architecture with 124 million parameters.
 LLAMA: Dict[str, Any] = {
     "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -40,9 +41,9 @@ CONTESTANTS = ("ort-cuda", "onnx float16", "onnx-static float16", "transformers 
 
 
 def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
-    """Of every encoding and target, what verification on CUDA found."""
+    """Verify every encoding on every target on CUDA; return one row for each."""
     import onnxruntime
-    import torch  # noqa: F401  its CUDA libraries are those of the provider
+    import torch  # noqa: F401  loads the CUDA libraries that the provider needs
 
     onnxruntime.preload_dlls()
     rows = []
@@ -67,7 +68,7 @@ def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
 
 
 def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
-    """Medians of one process: {"load": s, "prefill": {context: s}, "step": {context: s}}."""
+    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}."""
     import torch
 
     if contestant.startswith("transformers"):
@@ -81,7 +82,7 @@ def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
     token = np.zeros(1, np.int64)
     for context in CONTEXTS:
         prompt = np.zeros((1, context), np.int64)
-        for _ in range(2):  # the first one chooses kernels
+        for _ in range(2):  # the first run selects kernels and is overwritten
             session.reset()
             begin = time.perf_counter()
             session.prefill(prompt, chunk=context)
@@ -129,7 +130,11 @@ def _median(step: Callable[[], Any]) -> float:
 
 
 def prepare(folder: Path) -> Dict[str, float]:
-    """Artefacts and the same weights as a Llama checkpoint; the worst difference of logits between module and Llama in float32."""
+    """Write the artefacts, and a Llama checkpoint with the same weights.
+
+    Returns:
+        {"difference": largest difference between logits of the float16 onnx artefact and of the float32 Llama model, relative to the largest logit}.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -148,7 +153,7 @@ def prepare(folder: Path) -> Dict[str, float]:
 
 
 def latency() -> Dict[str, Any]:
-    """The rounds of every contestant, and their summary."""
+    """Measure all rounds of every contestant, and return a summary for each."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         report: Dict[str, Any] = {"same_weights": prepare(folder), "contestants": {}}

@@ -1,9 +1,9 @@
-"""Decode against a graph written by hand: what the export, the session and the capacity cost over MatMul, GroupQueryAttention, MatMul.
+"""Compare decode with a hand-written graph of MatMul, GroupQueryAttention, MatMul: the overhead of the exported graph, the session and the cache capacity.
 
     python -m bench.hand_graph ROPE_FOLDER [ALIBI_FOLDER] [--json FILE]
 
-ROPE_FOLDER: a block of target `ort`, width 512, 8 heads, float32. Everything runs on ONNX Runtime in this one process, burst by burst in turn;
-disturbed bursts are redone. Raw runs go through `run_with_iobinding` with shared cache buffers on both sides.
+ROPE_FOLDER is a float32 block of target `ort`, width 512, 8 heads. All contestants run on ONNX Runtime in this process, in alternating bursts of calls.
+Disturbed bursts are measured again. Raw runs use `run_with_iobinding`, with one cache buffer bound as input and output.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from posenc_export.tables import aligned
 WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
 CONTEXTS = (128, 1024, 8192)
 CAPACITIES = (512, 32768)
-REST = 0.05  # seconds; the other session's threads spin for 10 to 30 ms after its last run (measured, ONNX Runtime 1.31.1)
-STRIDE = 16  # steps before the session goes back
-WARM = 5  # calls after the rest, not counted
+REST = 0.05  # seconds before a burst; threads of the other session spin for 10 to 30 ms after its last run (measured, ONNX Runtime 1.31.1)
+STRIDE = 16  # steps between two rewinds
+WARM = 5  # untimed calls after the rest
 Call = Callable[[], Any]
 
 
 def hand_graph(rows: int) -> bytes:
-    """Serialised model of random weights: hidden_states [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and the same caches."""
+    """Return a serialised block with random weights: hidden_states [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and caches."""
     rng = np.random.default_rng(0)
     sizes = {"attention.projection.qkv.weight": (3 * WIDTH, WIDTH), "attention.projection.output.weight": (WIDTH, WIDTH)}
     weights = {name: rng.standard_normal(shape) * 0.04 for name, shape in sizes.items()}
@@ -45,12 +45,14 @@ def hand_graph(rows: int) -> bytes:
 
 
 class Bound:
-    """A graph with everything bound, ready for the step at `context` again and again.
+    """Callable that runs the same decode step of a graph with bound inputs and outputs.
 
     Args:
-        model: path or bytes.
-        capacity: slots of the cache buffers; what is input and output shares one buffer.
-        loaded: an InferenceSession of the same model to run on, so that two callers share one thread pool.
+        model: path or bytes of the model.
+        context: tokens in the cache, including the step's.
+        capacity: slots of the cache buffers, which are bound as input and output.
+        threads: intra-op threads.
+        loaded: existing InferenceSession of the same model, to share its thread pool; None to load the model.
     """
 
     def __init__(self, model: Any, context: int, capacity: int, threads: int, loaded: Any = None) -> None:
@@ -59,7 +61,7 @@ class Bound:
         options.add_session_config_entry("session.set_denormal_as_zero", "1")  # as the runtime does
         self.session = loaded or ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
-        self.kept: List[Any] = []  # OrtValues only borrow their arrays
+        self.kept: List[Any] = []  # arrays and OrtValues, which do not own the arrays
         caches = []
         for value in self.session.get_inputs():
             bound = self._bind(_content(value.name, value.type, value.shape, context, capacity))
@@ -80,10 +82,10 @@ class Bound:
 
 
 def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: int) -> np.ndarray:
-    """A value for every input either graph has.
+    """Return the value of an input of either graph.
 
     Raises:
-        ValueError: an input this program does not know.
+        ValueError: the graph has an unknown input.
     """
     rng = np.random.default_rng(1)
     if len(axes) == 4:
@@ -92,18 +94,19 @@ def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: 
         return rng.standard_normal((1, 1, WIDTH)).astype(np.float32)
     known = {"seqlens_k": [context - 1], "total_sequence_length": context, "position_ids": [[context - 1]], "first_position": [[0]], "cache_position": [[context - 1]]}
     if name not in known:
-        raise ValueError(f"hand_graph: inputs are hidden_states, caches, {', '.join(known)}, got {name!r}; give a block of target ort with signature positions")
+        rule = f"hand_graph: expected inputs hidden_states, caches, {', '.join(known)}"
+        raise ValueError(f"{rule}, got {name!r}; give a block of target ort with signature positions")
     return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
 
 
 class Race:
-    """Bursts of several calls in turn; a turn somebody disturbed is taken again."""
+    """Measures several calls in turn, in bursts; disturbed turns are measured again."""
 
     def __init__(self, calls: Dict[str, Call], burst: int) -> None:
         self.calls, self.burst, self.redone, self.kept_disturbed = calls, burst, 0, 0
 
     def run(self, rounds: int) -> Dict[str, List[float]]:
-        """Per call, the median seconds of each burst; bursts of one index belong together."""
+        """Return the median seconds of each burst, by call; bursts of the same index were measured in the same turn."""
         cores = os.cpu_count() or 1
         times: Dict[str, List[float]] = {name: [] for name in self.calls}
         quickest = float("inf")
@@ -124,7 +127,7 @@ class Race:
 
 
 def _burst(call: Call, count: int) -> float:
-    """Median seconds of a call; a call that gives seconds has timed itself."""
+    """Return the median seconds of a call. If the call returns seconds, these count instead of the measured time."""
     time.sleep(REST)
     for _ in range(WARM):
         call()
@@ -137,7 +140,7 @@ def _burst(call: Call, count: int) -> float:
 
 
 def stepper(session: Session, context: int) -> Call:
-    """session.step around `context`, as a decode loop calls it: forward, and back by STRIDE outside the clock every STRIDE steps."""
+    """Return a function that times session.step around `context`; every STRIDE steps it rewinds by STRIDE, which is not timed."""
     rng = np.random.default_rng(1)
     session.prefill(rng.standard_normal((1, context - 1 - STRIDE // 2, WIDTH)).astype(np.float32), chunk=1024)
     token, first = rng.standard_normal((1, WIDTH)).astype(np.float32), int(session.length[0])
@@ -155,7 +158,7 @@ def stepper(session: Session, context: int) -> Call:
 
 
 def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
-    """second over first: the ratio of each pair of bursts, so that drift cancels, and the difference of the medians."""
+    """Measure two calls in turn; return the spread of ratio and difference, second to first, over pairs of bursts, so that drift cancels out."""
     race = Race({first[0]: first[1], second[0]: second[1]}, options.burst)
     times = race.run(options.rounds)
     one, two = times[first[0]], times[second[0]]
@@ -173,7 +176,7 @@ def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], optio
 
 
 def cases(options: argparse.Namespace) -> List[Dict[str, Any]]:
-    """Every comparison the folders allow."""
+    """Return all comparisons that are possible with the given folders."""
     folder, threads = options.rope, options.threads
     model, limit = str(folder / "model.onnx"), manifests.read(folder).max_positions
     found = []
@@ -208,14 +211,19 @@ def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
 
 
 def check(folder: Path) -> None:
-    """Raises: ValueError: not a float32 ort block of the hand graph's sizes."""
+    """Check that a folder holds a block like that of the hand-written graph.
+
+    Raises:
+        ValueError: it has another kind, target, dtype or size.
+    """
     manifest = manifests.read(folder)
     attention = manifest.config.get("attention", {})
     sizes = (manifest.config.get("width"), *(attention.get(name) for name in ("heads", "kv_heads", "head_size")))
     got = (manifest.kind, manifest.target, manifest.dtype, *sizes)
     wanted = ("block", "ort", "float32", WIDTH, HEADS, HEADS, HEAD_SIZE)
     if got != wanted:
-        raise ValueError(f"hand_graph {folder}: kind, target, dtype, width, heads, kv_heads, head_size are {wanted}, got {got}; export such a block")
+        rule = f"hand_graph {folder}: expected kind, target, dtype, width, heads, kv_heads, head_size {wanted}"
+        raise ValueError(f"{rule}, got {got}; export such a block")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,11 +1,11 @@
-"""Length extrapolation, measured: one small decoder per encoding, trained at 256 bytes, read through its exported `ort` artefact up to 2048.
+"""Measure length extrapolation: one small decoder per encoding, trained at 256 bytes and evaluated up to 2048 bytes through its `ort` artefact.
 
-    python -m bench.length_study train ENCODING FOLDER [--steps N]    weights to FOLDER/ENCODING.safetensors
-    python -m bench.length_study tune SCALING FOLDER [--steps N]      the decoder of rope, trained on at 2048; weights to FOLDER/SCALING-tuned.safetensors
-    python -m bench.length_study evaluate FOLDER [--json FILE]        every row of the table whose weights are there
+    python -m bench.length_study train ENCODING FOLDER [--steps N]    train a decoder; weights to FOLDER/ENCODING.safetensors
+    python -m bench.length_study tune SCALING FOLDER [--steps N]      fine-tune the decoder of rope at 2048; weights to FOLDER/SCALING-tuned.safetensors
+    python -m bench.length_study evaluate FOLDER [--json FILE]        evaluate every row of the table whose weights exist
 
-Weights that are not in FOLDER are those of the package. A row without weights stays in FILE as it was measured before.
-Evaluation decodes held-out text by chunked prefill through the session, as a deployment would, and gives bits per byte over the last TAIL bytes of each context.
+Weights that are missing in FOLDER are taken from the package. Rows without weights keep the figures that FILE already has.
+Evaluation reads held-out text by chunked prefill through a session, and reports bits per byte over the last TAIL bytes of each context.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from posenc_export.runtime import load
 POSITIONS = 2048
 SEED = 0
 STEPS, BATCH, RATE = 1600, 16, 3e-3
-# Chen et al. 2023 (positional interpolation) train on for up to 1000 steps, Peng et al. 2024 (YaRN) for 400, at a rate far below that of the training.
+# Chen et al. 2023 (positional interpolation) fine-tune for up to 1000 steps, Peng et al. 2024 (YaRN) for 400, both at a much lower rate than in training.
 TUNING_STEPS, TUNING_BATCH, TUNING_RATE, TUNING_WARM_UP = 100, 1, 5e-4, 10
 CONTEXTS = (256, 288, 320, 384, 512, 768, 1024, 2048)
-TAIL = 128  # bytes at the end of each context that count
+TAIL = 128  # evaluated bytes, at the end of each context
 WINDOWS = 48  # contexts of each length
 CHUNK = 256
 TRAINED: Dict[str, Dict[str, Any]] = {
@@ -43,7 +43,7 @@ TRAINED: Dict[str, Dict[str, Any]] = {
     "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(PRESETS["small-rope"].width)},
     **{name: dict(PRESETS[f"small-{name}"].kinds[0].attention.encodings[0]) for name in ("rope", "alibi", "t5", "fire")},
 }
-# What the weights of rope are read with, past the length they were trained at.
+# Encodings with which the weights trained with rope are evaluated beyond the trained length.
 FACTOR = POSITIONS / TRAINED_LENGTH
 SCALED: Dict[str, Dict[str, Any]] = {
     "linear": {"name": "rope_linear", "factor": FACTOR},
@@ -51,20 +51,20 @@ SCALED: Dict[str, Dict[str, Any]] = {
     "yarn": {"name": "rope_yarn", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
     "dynamic": {"name": "rope_dynamic", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
 }
-# Beside three scalings, the plain rotation: what the same training gives without them.
+# Encodings of the fine-tuned decoders; unscaled rope is the baseline for the three scalings.
 TUNED: Dict[str, Dict[str, Any]] = {"unscaled": {"name": "rope"}, **{name: SCALED[name] for name in ("linear", "ntk", "yarn")}}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """A row of the table.
 
     Args:
-        label: of the table.
-        scaling: of rope, that reads the weights; empty for the encoding they were trained with.
-        weights: file name without its ending.
-        encoding: that reads them.
-        tuned: whether they were trained on at POSITIONS.
+        label: name of the row.
+        scaling: scaling of rope in evaluation; empty for the encoding of training.
+        weights: file name of the weights without suffix.
+        encoding: encoding in evaluation.
+        tuned: whether the weights were fine-tuned at POSITIONS.
     """
 
     label: str
@@ -74,7 +74,7 @@ class Row:
     tuned: bool = False
 
     def line(self, bits: Mapping[str, float]) -> Dict[str, Any]:
-        """As it stands in the file."""
+        """Return the row in the form of the JSON file."""
         return {"encoding": self.label, "scaling": self.scaling, "tuned": self.tuned, "bits": dict(bits)}
 
 
@@ -88,7 +88,7 @@ def rows() -> Iterator[Row]:
 
 
 def weights_of(name: str, folder: Path) -> Path:
-    """The file of a study's own weights, or that of the package."""
+    """Return the file of weights in `folder`, or that of the package if it does not exist."""
     own = folder / f"{name}.safetensors"
     return own if own.exists() else FOLDER / f"small-{name}.safetensors"
 
@@ -103,7 +103,7 @@ def train(name: str, folder: Path, steps: int) -> None:
 
 
 def tune(name: str, folder: Path, steps: int) -> None:
-    """Train the decoder of rope on with a scaled rotation, at the length that it is scaled to."""
+    """Fine-tune the decoder of rope with a scaled rotation, at the length that the scaling extends to."""
     torch.manual_seed(SEED)
     model = Stack(small(TUNED[name]))
     read(model, weights_of("rope", folder))
@@ -117,7 +117,7 @@ def tune(name: str, folder: Path, steps: int) -> None:
 
 
 def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
-    """Bits per byte of the last TAIL bytes at each context, through the exported artefact."""
+    """Return the bits per byte of the last TAIL bytes for each context, computed by the exported artefact."""
     with tempfile.TemporaryDirectory() as temporary:
         export(model, "ort", Path(temporary) / "artefact")
         session = load(Path(temporary) / "artefact", provider="cpu").session()
@@ -125,7 +125,7 @@ def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
 
 
 def _bits_at(session: Any, held: np.ndarray, context: int) -> float:
-    starts = np.linspace(0, len(held) - POSITIONS - 1, WINDOWS).astype(int) + POSITIONS - context  # contexts of all lengths end at the same bytes
+    starts = np.linspace(0, len(held) - POSITIONS - 1, WINDOWS).astype(int) + POSITIONS - context  # contexts of all lengths end at the same bytes of the text
     nats: List[float] = []
     for start in starts:
         window = held[start : start + context + 1].astype(np.int64)
@@ -138,7 +138,7 @@ def _bits_at(session: Any, held: np.ndarray, context: int) -> float:
 
 
 def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """A row of the table each, from weights, or as it stands in `earlier`, by label."""
+    """Return the rows of the table: evaluated if their weights exist, otherwise those of `earlier`, which holds rows by label."""
     held, found = corpus()[1].numpy(), []
     for row in rows():
         path = weights_of(row.weights, folder)
@@ -154,7 +154,7 @@ def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[s
 
 
 def conditions() -> Dict[str, Any]:
-    """What the figures depend on."""
+    """Return library versions and settings of training and evaluation."""
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "onnxruntime", "numpy")}}
     training = {"length": TRAINED_LENGTH, "steps": STEPS, "batch": BATCH, "rate": RATE, "seed": SEED}
     tuning = {"length": POSITIONS - 1, "steps": TUNING_STEPS, "batch": TUNING_BATCH, "rate": TUNING_RATE, "warm_up": TUNING_WARM_UP, "seed": SEED}

@@ -1,8 +1,8 @@
-"""Every model type of the installed transformers: read by from_pretrained, or refused and why.
+"""List every model type of the installed transformers: read by from_pretrained, or refused, with the reason.
 
     python -m bench.model_types [--markdown docs/model-types.md]
 
-Needs transformers. A type is judged by its default configuration, as transformers saves it.
+Needs transformers. The outcome is that of the type's default configuration, as transformers saves it.
 """
 
 import argparse
@@ -17,22 +17,22 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 from posenc_export.models import families
 from posenc_export.models.config import StackConfig
 
-# Keys of a configuration that name positions, or what a query sees of them.
+# Configuration keys that concern positions, or which positions a query attends to.
 POSITION = re.compile(
     r"rope|rotary|position|alibi|relative|bucket|window|theta|max_seq|max_distance|sinusoidal|attn_type|clamp_len|attention_chunk|layer_types|floor_scale|"
     r"attn_scale|temperature_tuning|spatial_shapes|coordinates"
 )
-RANGE = 512  # positions, for types whose configuration has no range
+RANGE = 512  # max_positions for types whose configuration has no such key
 NO_FAMILY = "no family reads it"
-# Text models whose rotation can be exported, and which of their parts cannot.
+# Text models whose rotation could be exported, with the part that is not supported.
 MISSING = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is no part here"),
-    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "experts of images beside those of text, which the kind of a token chooses, are no part here"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is not supported"),
+    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "separate experts for image and text tokens are not supported"),
 }
 
 
 class Row(NamedTuple):
-    """A model type: what becomes of it, why, and the keys of its configuration that name positions."""
+    """A model type with its outcome, the reason, and its configuration keys that concern positions."""
 
     name: str
     outcome: str
@@ -41,19 +41,19 @@ class Row(NamedTuple):
 
 
 def default_config(name: str) -> Optional[Dict[str, Any]]:
-    """What transformers saves of a type whose keys are all at their defaults; None where it has no defaults."""
+    """Return the default configuration of a type as transformers saves it; None if the type has no defaults."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     try:
         made = CONFIG_MAPPING[name]()
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, NotImplementedError, StrictDataclassError):  # parts that have to be given
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, NotImplementedError, StrictDataclassError):  # required arguments
         return None
     return {**json.loads(made.to_json_string()), "model_type": name}
 
 
 def known_keys(name: str) -> List[str]:
-    """Keys that name positions, those at their defaults among them."""
+    """Return the configuration keys that concern positions, including those with default values."""
     from transformers import CONFIG_MAPPING
 
     whole = json.loads(CONFIG_MAPPING[name]().to_json_string(use_diff=False))
@@ -61,10 +61,10 @@ def known_keys(name: str) -> List[str]:
 
 
 def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
-    """The description of a configuration, of RANGE positions where it has no range.
+    """Return the description of a configuration, with max_positions RANGE if it has no such key.
 
     Raises:
-        ValueError: as families.read.
+        ValueError: families.read refuses the configuration.
     """
     try:
         return families.read(config, None, part)[0]
@@ -75,7 +75,7 @@ def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
 
 
 def row(name: str) -> Row:
-    """What becomes of a model type."""
+    """Return the row of a model type."""
     config = default_config(name)
     if config is None:
         return Row(name, "refused", f"{NO_FAMILY}; transformers has no default configuration of it", [])
@@ -92,26 +92,26 @@ def row(name: str) -> Row:
 
 
 def rows() -> List[Row]:
-    """All model types, in the order of their names."""
+    """Return the rows of all model types, sorted by name."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of configurations that are no longer kept
+        warnings.simplefilter("ignore")  # deprecated configurations warn
         return [row(name) for name in sorted(CONFIG_MAPPING_NAMES)]
 
 
 def table(found: Sequence[Row], version: str) -> str:
-    """The rows as a page of Markdown."""
+    """Return the rows as a Markdown page."""
     counts = collections.Counter("read" if each.outcome.startswith("read") else "refused" for each in found)
     lines = [
         "# Model types",
         "",
-        f"Every `model_type` of transformers {version}: {counts['read']} are read by `from_pretrained`, {counts['refused']} are refused by name. The last column has",
-        "the keys of the default configuration that name positions. Each such key of a type that is read changes the model or is refused by name",
-        "(tests/models/test_model_types.py). Models with a vision or audio tower have a type for the whole and one for the text alone.",
-        "Written by `python -m bench.model_types`.",
+        f"Every `model_type` of transformers {version}: `from_pretrained` reads {counts['read']} and refuses {counts['refused']}, with an error that names the",
+        "type. The last column lists the keys of the default configuration that concern positions. For the types that are read, each of these keys either changes",
+        "the model or is refused by name (tests/models/test_model_types.py). Models with a vision or audio tower have one type for the whole model and one for",
+        "the text model. Generated by `python -m bench.model_types`.",
         "",
-        "| model type | | why | keys that name positions |",
+        "| model type | outcome | reason | keys that concern positions |",
         "|---|---|---|---|",
     ]
     lines += [f"| `{each.name}` | {each.outcome} | {each.why} | {', '.join(each.keys)} |" for each in found]
@@ -119,7 +119,7 @@ def table(found: Sequence[Row], version: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0."""
+    """Write the page; return exit status 0."""
     import transformers
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

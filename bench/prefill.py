@@ -1,10 +1,10 @@
-"""What a prompt costs: by the size of its chunks, and by the logits that are kept.
+"""Cost of a prompt by chunk size, and by the number of logits that are kept.
 
     python -m bench.prefill [--tokens 1024] [--layers 12] [--json bench/results/prefill.json]
 
-Target ort, one thread, seconds of processor time, which other processes disturb less than the clock. Chunks: a decoder of width 768 and 12 heads with a
-vocabulary of 32000 (134 million parameters at 12 layers); sizes and encodings in turn, medians. Logits: a decoder of width 64 with a vocabulary of 128256,
-1500 tokens in one process each, with the largest resident memory that the call added.
+Measured on target ort with one thread, in CPU seconds, which other processes disturb less than wall time. Chunks: a decoder of width 768 and 12 heads with a
+vocabulary of 32000 (134 million parameters with 12 layers); medians, chunk sizes and encodings in turn. Logits: a decoder of width 64 with a vocabulary of
+128256 and a prompt of 1500 tokens, one process per case, with the increase of the largest resident memory.
 """
 
 import argparse
@@ -27,12 +27,15 @@ from posenc_export.runtime import Session, load
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
 CHUNKS = (64, 128, 256, 512, 1024)
-ROUNDS = 4  # the first is not counted
+ROUNDS = 4  # including one that is not counted
 VOCABULARY, LARGE_VOCABULARY, PROMPT = 32000, 128256, 1500
 
 
 def by_chunk(tokens: int, layers: int) -> List[Dict[str, Any]]:
-    """{"encoding", "chunk", "seconds", "over_rope": of the same chunk, "over_best": of the same encoding} of every encoding and size."""
+    """Return a row for every encoding and chunk size.
+
+    Rows are {"encoding", "chunk", "seconds", "over_rope": ratio to rope with the same chunk size, "over_best": ratio to the encoding's best chunk size}.
+    """
     times: Dict[Tuple[str, int], List[float]] = {(name, chunk): [] for name in ENCODINGS for chunk in CHUNKS if chunk <= tokens}
     with tempfile.TemporaryDirectory() as folder:
         sessions = {name: _chunked_session(name, tokens, layers, Path(folder) / name) for name in ENCODINGS}
@@ -54,7 +57,7 @@ def _chunked_session(name: str, tokens: int, layers: int, folder: Path) -> Sessi
 
 
 def by_logits() -> List[Dict[str, Any]]:
-    """{"logits_to_keep", "seconds", "bytes": largest resident memory beyond that of the loaded model}, of all logits and of the last ones."""
+    """Return a row for all logits and one for those of the last token: {"logits_to_keep", "seconds", "bytes": increase of the largest resident memory}."""
     with tempfile.TemporaryDirectory() as folder:
         _opened(decoder_config(LARGE_VOCABULARY, 2, 176, block_config(64, 4, 2048, encoding={"name": "rope"})), Path(folder) / "made")
         rows = []
@@ -66,7 +69,7 @@ def by_logits() -> List[Dict[str, Any]]:
 
 
 def _one_prompt(folder: Path, keep: Optional[int]) -> Tuple[float, int]:
-    """Seconds of a prompt in a process of its own, and bytes of memory that it added to the peak."""
+    """Run a prompt; return its CPU seconds and the increase of the largest resident memory in bytes."""
     session = load(folder, provider="cpu", threads=1).session()
     before = peak_bytes()
     return _seconds(session, LARGE_VOCABULARY, PROMPT, None, keep), peak_bytes() - before
@@ -78,7 +81,7 @@ def _opened(config: Any, folder: Path) -> Session:
 
 
 def _seconds(session: Session, vocabulary: int, tokens: int, chunk: Optional[int], keep: Optional[int]) -> float:
-    """Processor time of a prompt from an empty cache."""
+    """Return the CPU seconds of a prompt from an empty cache."""
     prompt = np.random.default_rng(0).integers(0, vocabulary, (1, tokens))
     session.reset()
     start = time.process_time()
@@ -87,11 +90,11 @@ def _seconds(session: Session, vocabulary: int, tokens: int, chunk: Optional[int
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the rows, and write them where --json says; the exit status: 0."""
+    """Print the rows, and write them to the file of --json; return exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1024, help="of the prompt that is cut into chunks (default: 1024)")
-    parser.add_argument("--layers", type=int, default=12, help="of its decoder (default: 12)")
-    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the prompt for chunk sizes (default: 1024)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of its decoder (default: 12)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
     found = {"tokens": options.tokens, "layers": options.layers, "logits": by_logits(), "chunks": by_chunk(options.tokens, options.layers)}
     for row in (*found["logits"], *found["chunks"]):

@@ -1,9 +1,9 @@
-"""Tokens per second of `posenc serve` over clients, with all rows decoded together and one after the other.
+"""Throughput of `posenc serve` by number of clients, with requests decoded as a batch and one after the other.
 
     python -m bench.serve [--json bench/results/serve.json]
 
-Two servers of each model stand side by side, `--rows 16` and `--rows 1`, one thread for an operator each; clients on the loopback interface send ragged prompts
-and read streams. The servers are asked in turn, so that what disturbs the machine disturbs both; medians over rounds.
+Two servers run for each model, with `--rows 16` and `--rows 1`, and one thread per operator. Clients on the loopback interface send prompts of different
+lengths and read streams. The servers are measured in turn, so that disturbances affect both; results are medians over rounds.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from posenc_export.export import export
 from posenc_export.models.presets import PRESETS, seeded
 
 CLIENTS, ROWS, ROUNDS = (1, 4, 16), (16, 1), 3
-TOKENS, LONGEST = 48, 96  # of a continuation; of a prompt
+TOKENS, LONGEST = 48, 96  # tokens of a continuation, most tokens of a prompt
 MODELS = {
     "tiny-rope, 1.0 M weights": PRESETS["tiny-rope"],
     "rope, 4 layers, width 512, 11 M weights": decoder_config(256, 4, 1408, block_config(512, 8, 2048, kv_heads=2, encoding={"name": "rope"})),
@@ -37,7 +37,13 @@ MODELS = {
 
 
 class Answer(NamedTuple):
-    """Seconds of a stream from its request: to its first token, and between its tokens on the average; tokens."""
+    """Times of one stream.
+
+    Args:
+        first: seconds from the request to the first token.
+        between: mean seconds between tokens.
+        tokens: number of tokens.
+    """
 
     first: float
     between: float
@@ -45,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def ask(port: int, prompt: List[int]) -> Answer:
-    """Read one stream to its end."""
+    """Send a request, read its stream to the end, and return the times."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "return_token_ids": True}
     start, first, tokens = time.perf_counter(), 0.0, 0
@@ -59,7 +65,7 @@ def ask(port: int, prompt: List[int]) -> Answer:
 
 
 def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
-    """All clients once: tokens per second of all together, seconds to the first token and between tokens in the median."""
+    """Run all clients once; return their total tokens per second, and the medians of seconds to the first token and between tokens."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)]
     start = time.perf_counter()
@@ -75,7 +81,7 @@ def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
 
 @contextmanager
 def server(folder: Path, rows: int) -> Iterator[int]:
-    """A server in a process of its own; its port."""
+    """Context manager that runs a server process and returns its port."""
     command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--rows", str(rows), "--threads", "1", "--context", "512", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -87,7 +93,7 @@ def server(folder: Path, rows: int) -> Iterator[int]:
 
 
 def measured(name: str) -> List[Dict[str, Any]]:
-    """A row for each number of clients."""
+    """Return a row for each number of clients."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         export(seeded(MODELS[name]), "ort", folder, verify=False)
@@ -116,7 +122,7 @@ def _medians(together: List[Dict[str, float]], alone: List[Dict[str, float]]) ->
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
     rows = [row for name in MODELS for row in measured(name)]
     if options.json:

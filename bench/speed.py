@@ -1,9 +1,9 @@
-"""Speed of blocks and decoders against hand-written graphs and other runtimes: bench/results/speed.json and docs/speed.md.
+"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write bench/results/speed.json and docs/speed.md.
 
     python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--markdown docs/speed.md]
 
-A part is measured in one run, in which all its contestants take turns, and takes the place of that part in the JSON. Artefacts are exported once into
---artefacts and serve again; remove that folder after a change to the export. What is installed of onnxruntime-genai, openvino and transformers runs too.
+Each part is measured in one run, in which its contestants take turns, and replaces that part of the JSON file. Artefacts are exported once to --artefacts and
+used again by later runs; remove that folder after a change to the export. onnxruntime-genai, openvino and transformers take part if they are installed.
 """
 
 import argparse
@@ -26,13 +26,14 @@ ENCODINGS = ("rope", "alibi", "t5", "nope")
 
 @dataclass(frozen=True)
 class Part:
-    """Models of one shape, one for each of ENCODINGS.
+    """Models of one size, one for each of ENCODINGS.
 
     Args:
-        targets: of the model with rope; the others are exported for `ort`.
-        contexts, prompts: numbers of tokens at decode and at prefill.
-        runtimes: that take part where they are installed.
-        seconds: of measuring for each contestant and number of tokens.
+        targets: targets of the model with rope; the others are exported for `ort`.
+        contexts: tokens in the cache at decode.
+        prompts: tokens of a prompt at prefill.
+        runtimes: other runtimes, which take part if they are installed.
+        seconds: time per contestant and number of tokens.
     """
 
     targets: Tuple[str, ...]
@@ -42,7 +43,7 @@ class Part:
     seconds: float
 
 
-LOADERS = ("genai", "openvino")  # which load a folder with signature mask
+LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
 PARTS: Dict[str, Part] = {
     "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5),
     "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5),
@@ -51,7 +52,7 @@ PARTS: Dict[str, Part] = {
 
 
 def described(part: str, encoding: str) -> AnyConfig:
-    """Block 512 wide with 8 heads; 4 layers of 256; 134 million parameters of Llama's shape."""
+    """Return the model of a part: a block of width 512 with 8 heads, a decoder of 4 layers of width 256, or one of Llama's architecture with 134M parameters."""
     spec = {"name": encoding}
     if part == "block":
         return block_config(512, 8, 16384, encoding=spec)
@@ -61,7 +62,7 @@ def described(part: str, encoding: str) -> AnyConfig:
 
 
 def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) -> List[Path]:
-    """The artefacts of a part, named by encoding and target; those that are there already are taken as they are."""
+    """Export the artefacts of a part, unless they exist, and return their folders, named by encoding and target."""
     from posenc_export.export import Sources, export
     from posenc_export.models.presets import seeded
 
@@ -76,15 +77,15 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
             continue
         say(f"export {part} {path.name}")
         if encoding not in made:
-            made = {encoding: Sources(seeded(described(part, encoding)))}  # one at a time: a model has up to 540 MB
+            made = {encoding: Sources(seeded(described(part, encoding)))}  # only one model at a time, because models have up to 540 MB
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the libraries that export
+            warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
             export(made[encoding], target, path, signature=signature, verify=False)
     return paths
 
 
 def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:
-    """One run over all contestants of a part; `without` names runtimes that take no part."""
+    """Measure all contestants of a part in one run. without: names of runtimes to omit."""
     part = PARTS[name]
     runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
     folders = exported(name, folder, runtimes, say)
@@ -92,10 +93,10 @@ def measured(name: str, folder: Path, threads: int, without: Sequence[str], say:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0, or 1 where samples stayed disturbed."""
+    """Measure the parts and write the results; return exit status 0, or 1 if disturbed samples had to be kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part; may be given several times (default: all)")
-    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="leave out this runtime, where it does not run; may be given several times")
+    parser.add_argument("--only", action="append", choices=PARTS, help="measure only this part; may be given several times (default: all)")
+    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="omit this runtime; may be given several times")
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/speed.md"))
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def committed(path: Path) -> Dict[str, Report]:
-    """The reports in a file, by part; none where there is no file."""
+    """Return the reports of a JSON file by part; an empty dict if the file does not exist."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {name: Report.from_json(report) for name, report in content.items()}
 

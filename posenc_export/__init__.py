@@ -1,4 +1,7 @@
-"""Position encodings as deployable attention blocks, exact at every offset. Names load on first use: importing this imports neither torch nor onnxruntime."""
+"""Position encodings as deployable attention blocks, exact at every offset.
+
+Public names are imported on first use: importing this package imports neither torch nor onnxruntime.
+"""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module of each name; after a colon, its name there where that differs.
+# Module that defines each public name. A name that differs in that module follows a colon.
 _HOME = {
     "load": "posenc_export.runtime",
     "verify": "posenc_export.runtime",
@@ -59,5 +62,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
-    module, _, there = _HOME[name].partition(":")
-    return getattr(importlib.import_module(module), there or name)
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)

@@ -1,25 +1,25 @@
-"""Memory that is not there, said by name and size."""
+"""Errors of memory allocation as ValueError, with the name and the size of what was allocated."""
 
 import contextlib
 import re
 from typing import Iterator
 
-# What torch says where an allocation fails, or where its size has no number.
+# Messages of torch for an allocation that fails, or whose size overflows.
 REFUSED = re.compile(r"you tried to allocate (\d+) bytes|Storage size calculation overflowed|numel: integer multiplication overflow")
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @contextlib.contextmanager
 def enough_memory(what: str) -> Iterator[None]:
-    """While open, an allocation that numpy or torch cannot make is an error about `what`.
+    """Context that turns failed allocations of numpy and torch into an error that names `what`.
 
     Raises:
-        ValueError: such an allocation, with the size asked for.
+        ValueError: an allocation failed; the message has its size.
     """
     try:
         yield
     except MemoryError as error:
-        shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)  # of numpy's own; Python's has neither
+        shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)  # numpy's MemoryError has both, Python's has neither
         asked = dtype.itemsize if dtype is not None else 0
         for axis in shape or ():
             asked *= int(axis)
@@ -32,11 +32,11 @@ def enough_memory(what: str) -> Iterator[None]:
 
 
 def _line(what: str, asked: int) -> str:
-    return f"{what}: weights and tables fit the memory of this machine, got {_size(asked)} asked for at once; choose smaller sizes"
+    return f"{what}: expected weights and tables that fit the memory of this machine, got an allocation of {_size(asked)}; choose smaller sizes"
 
 
 def _size(count: int) -> str:
-    """1536 as 1.5 KiB; 0 stands for a size that has no number."""
+    """Format a number of bytes, 1536 as 1.5 KiB; 0 is a size that overflowed."""
     if not count:
         return "more than can be counted"
     unit = min((count.bit_length() - 1) // 10, len(UNITS) - 1)

@@ -11,27 +11,27 @@ from posenc_export.terminal import REFUSED, OneLineParser, Progress, refusal, re
 
 INTERRUPTED = 130
 COMMANDS = {
-    "list": (listing, "encodings, targets, families of checkpoints and presets"),
-    "export": (export, "write an artefact and prove it"),
-    "verify": (verify, "prove an artefact on this machine against the reference that it carries; needs no torch"),
+    "list": (listing, "list encodings, targets, families of checkpoints and presets"),
+    "export": (export, "write an artefact and verify it"),
+    "verify": (verify, "verify an artefact on this machine against the reference that it contains; needs no torch"),
     "generate": (generate, "continue a text with a decoder"),
     "serve": (serve, "answer completions over HTTP, as in OpenAI's API"),
     "page": (page, "write a static page that runs a decoder in the browser"),
     "bench": (bench, "time prefill and decode of artefacts and runtimes"),
-    "inspect": (inspect, "encoding, sizes, positions, inputs, states and certificate; or a program that runs it"),
+    "inspect": (inspect, "print encoding, sizes, positions, inputs, states and certificate of an artefact, or a program that runs it"),
     "plot": (plot, "draw an encoding, as PNG or SVG"),
 }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command; its exit status: 0, 2 for bad input, 1 for a failed check."""
+    """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
     options = _parser().parse_args(arguments)
     options.say = Progress()
-    if sys.stdout is None:  # closed by the calling program: the next file opened would take its place
+    if sys.stdout is None:  # closed by the calling program: the next opened file would get its descriptor
         return refuse(options.say, "output: expected stdout to be open, got a closed one; send it to a file or a pipe")
     try:
         status = int(options.run(options))
-        sys.stdout.flush()  # a reader that left shows here, not at exit
+        sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
         return status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
@@ -41,17 +41,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return INTERRUPTED
     except REFUSED as error:
         line = refusal(error)
-        if line is None:  # a fault of this program, not of the input
+        if line is None:  # a bug, not an error of the input
             raise
         return refuse(options.say, line)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, prove them, run them.")
+    parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, verify them, and run them.")
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
-    for name, (module, said) in COMMANDS.items():
-        command = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module.add_arguments(command)
         command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser

@@ -1,20 +1,20 @@
-"""Tables of plain text: aligned columns, and cells that are wrapped where a line would be too long."""
+"""Tables of plain text with aligned columns; cells are wrapped if a line would be too long."""
 
 import textwrap
 from itertools import zip_longest
 from typing import List, Optional, Sequence
 
-WIDTH = 100  # columns of a terminal that tables keep within
+WIDTH = 100  # largest line length of tables on a terminal
 GAP = "  "
 
 
 def aligned(heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None) -> List[str]:
-    """The lines of a table. Columns whose cells all begin with a digit, or are "-", are set right, others left.
+    """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned, others left-aligned.
 
     Args:
-        heads: of the columns; None for a table without.
-        rows: cells, as many in each row.
-        width: columns that a line may have; wider cells are wrapped between words. No limit where None.
+        heads: headings of the columns; None for a table without headings.
+        rows: cells; all rows have the same number.
+        width: largest length of a line; wider cells are wrapped between words. None for no limit.
     """
     table = [*([] if heads is None else [heads]), *rows]
     widths = _fitted(table, width)
@@ -29,7 +29,7 @@ def aligned(heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width
 
 
 def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
-    """Sizes of the columns: the widest is narrowed first, none below its longest word."""
+    """Widths of the columns. The widest column is narrowed first, but not below its longest word."""
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]
     least = [max([1, *(len(word) for cell in column for word in cell.split())]) for column in columns]

@@ -1,4 +1,4 @@
-"""Output of the command: progress on stderr, tables, certificates, errors in one line."""
+"""Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one line."""
 
 import argparse
 import difflib
@@ -28,13 +28,13 @@ EXTRAS = {
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The remedy for a name that is none of `names`."""
+    """The remedy for an unknown name: the closest of `names`, if one is close."""
     near = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {near[0]}?" if near else "choose among these"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Prints errors in one line, with the nearest choice."""
+    """Argument parser that prints errors in one line, with the closest choice."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -60,7 +60,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Clear the line on a terminal, so that what follows starts at its left edge."""
+        """Clear the line on a terminal, so that the next output starts at its beginning."""
         if self.shown:
             print(f"\r{' ' * self.shown}\r", end="", file=sys.stderr, flush=True)
             self.shown = 0
@@ -70,33 +70,33 @@ REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionErr
 
 
 def refusal(error: BaseException) -> Optional[str]:
-    """The line for an error of REFUSED; None where the input did not cause it."""
+    """The message for an error of REFUSED, or None if the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
         return f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
     if isinstance(error, OSError):
-        return f"file: expected one that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
+        return f"file: expected a file that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
     if isinstance(error, OverflowError):
         return f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a smaller one"
     if isinstance(error, RecursionError):
-        return "file: expected JSON with few levels, got more than can be read; give another path" if "JSON" in str(error) else None
+        return "file: expected JSON with few nested levels, got too many; give another path" if "JSON" in str(error) else None
     return str(error)
 
 
 def refuse(progress: Progress, line: str) -> int:
-    """Print why nothing was done; returns the exit status."""
+    """Print an error in one line and return the exit status."""
     progress.close()
     print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
     return BAD_INPUT
 
 
 def show(rows: List[Dict[str, Any]]) -> None:
-    """Rows of equal keys as a table."""
+    """Print rows with equal keys as a table."""
     print("\n".join(aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)))
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """A certificate in four columns."""
+    """Table cells of a certificate."""
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
     worst = shown(max(certificate["cells"].values()))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer in an artefact folder, or byte by byte."""
+"""Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
 
 import codecs
 from pathlib import Path
@@ -11,43 +11,43 @@ BYTES = 256
 
 
 class Pieces(Protocol):
-    """Text of a row, token by token."""
+    """Incremental decoder of one row: token ids to text."""
 
     def push(self, token: int) -> str:
-        """The text that a token adds; empty where a character is not complete yet."""
+        """Return the text that a token adds, empty while a character is incomplete."""
 
     def rest(self) -> str:
-        """What is left of an incomplete character, at the end of the row."""
+        """Return the text of an incomplete character at the end of the row."""
 
 
 class Codec(Protocol):
-    """Between text and token ids."""
+    """Encoder of text to token ids, with a decoder for each row."""
 
     def encode(self, text: str) -> List[int]:
-        """Ids of a prompt, with the special tokens that the tokenizer adds."""
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds."""
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        """Text of the tokens behind a prompt."""
+        """Return a decoder for the tokens that follow a prompt."""
 
 
 def codec(folder: Path, manifest: Manifest) -> Codec:
-    """The codec of an artefact.
+    """Return the codec of an artefact.
 
     Raises:
-        ValueError: neither a tokenizer nor 256 token ids; a tokenizer.json that cannot be read.
+        ValueError: the artefact has no tokenizer and not 256 token ids, or its tokenizer.json cannot be read.
         ModuleNotFoundError: tokenizers is not installed.
     """
     if "tokenizer.json" in manifest.files:
-        return ByTokenizer(folder)
+        return TokenizerCodec(folder)
     if manifest.vocabulary != BYTES:
         found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
         rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
-        raise ValueError(f"text: {rule}, got {found}; drive it through posenc_export.load")
-    return ByBytes()
+        raise ValueError(f"text: {rule}, got {found}; pass token ids through posenc_export.load")
+    return ByteCodec()
 
 
-class ByTokenizer:
-    """Codec of a folder with tokenizer.json."""
+class TokenizerCodec:
+    """Codec that uses tokenizer.json of an artefact folder."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -57,7 +57,7 @@ class ByTokenizer:
         except Exception as error:
             if type(error) is not Exception:  # the library raises Exception itself
                 raise
-            raise ValueError(f"text: expected tokenizer.json to be one that tokenizers reads, got another ({error}); update tokenizers") from None
+            raise ValueError(f"text: expected a tokenizer.json that the tokenizers package can read, got an error ({error}); update tokenizers") from None
 
     def encode(self, text: str) -> List[int]:
         ids: List[int] = self.tokenizer.encode(text).ids
@@ -71,7 +71,7 @@ class ByTokenizer:
 
 
 class TokenizerPieces:
-    """Pieces of a tokenizer, without special tokens."""
+    """Incremental decoder of a tokenizer. Special tokens give no text."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers.decoders import DecodeStream
@@ -85,18 +85,18 @@ class TokenizerPieces:
         return ""
 
 
-class ByBytes:
-    """Codec of ids that are bytes of UTF-8."""
+class ByteCodec:
+    """Codec of models whose token ids are UTF-8 bytes."""
 
     def encode(self, text: str) -> List[int]:
-        return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may have bytes that are no UTF-8
+        return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may contain bytes that are not UTF-8
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         return BytePieces()
 
 
 class BytePieces:
-    """Pieces of UTF-8; bytes that are none become the replacement character."""
+    """Incremental decoder of UTF-8. Invalid bytes become the replacement character."""
 
     def __init__(self) -> None:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

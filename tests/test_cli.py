@@ -1,4 +1,4 @@
-"""The command as typed: one line for each error, and nothing written."""
+"""The posenc command: errors are one line, and nothing is written."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.C
 
 
 @pytest.mark.parametrize("content", ["[" * 100000, '{"schema": ' + 100000 * "[", '{"schema": ' + 5000 * "9" + "}"])
-def test_a_manifest_that_no_program_wrote_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_invalid_manifest_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "posenc.json").write_text(content)
     assert main(["inspect", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -76,11 +76,11 @@ def test_a_manifest_that_no_program_wrote_is_one_line_and_status_2(content: str,
 LIST = f"{sys.executable} -m posenc_export.cli list"
 
 
-LEFT = f"{LIST} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
+CLOSED_PIPE = f"{LIST} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
 
 
-@pytest.mark.parametrize(("command", "status", "lines"), [(f"{LIST} >&-", 2, 1), (f"{LIST} >/dev/full", 2, 1), (LEFT, 0, 0)])
-def test_an_output_that_takes_nothing_is_said_in_a_line_and_a_reader_that_left_is_not(command: str, status: int, lines: int) -> None:
+@pytest.mark.parametrize(("command", "status", "lines"), [(f"{LIST} >&-", 2, 1), (f"{LIST} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)])
+def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(command: str, status: int, lines: int) -> None:
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
 
@@ -116,7 +116,7 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
-    assert "positions are 0 .. 4095" in capsys.readouterr().err
+    assert "expected positions 0 .. 4095" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
     assert "provider cuda" in capsys.readouterr().err
 
@@ -157,7 +157,7 @@ def test_a_listing_of_one_encoding_has_its_measured_properties(capsys: pytest.Ca
     assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
-def test_a_listing_of_something_else_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture) -> None:
+def test_a_listing_of_an_unknown_name_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "rope_yarm"]) == 2
     assert "got 'rope_yarm'; did you mean rope_yarn?" in capsys.readouterr().err
 
@@ -193,7 +193,7 @@ reveal_type(verify)
 
 
 @pytest.mark.exhaustive
-def test_the_top_package_has_types(tmp_path: Path) -> None:
+def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(PUBLIC)
     environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--cache-dir", str(tmp_path), "client.py"]
@@ -201,6 +201,6 @@ def test_the_top_package_has_types(tmp_path: Path) -> None:
     assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == ["posenc_export.runtime.model.Model", "posenc_export.runtime.session.Session"]
 
 
-def test_the_names_of_the_top_package_are_those_it_promises() -> None:
+def test_the_top_level_package_exports_the_documented_names() -> None:
     assert set(posenc_export.__all__) == set(posenc_export._HOME)
     assert all(getattr(posenc_export, name) is not None for name in posenc_export.__all__)

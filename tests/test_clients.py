@@ -1,4 +1,4 @@
-"""The programs that `posenc inspect --runtime` prints: they run an artefact with ONNX Runtime alone and give what a session gives."""
+"""The programs that `posenc inspect --runtime` prints run artefacts without this package and give the outputs of a session."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from posenc_export.runtime.summary import summary
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
 MODELS = {
     "rope": decoder("rope"),
     "fox": decoder("fox"),
@@ -42,7 +42,7 @@ def _made(name: str, target: str, signature: str, folder: Path) -> Path:
 
 
 def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
-    """The names that the program defines."""
+    """Execute a program; return the names that it defines."""
     names: Dict[str, Any] = {"__name__": "client"}
     exec(compile(program(manifests.read(folder), language), "client", "exec"), names)
     return names
@@ -55,7 +55,7 @@ def _prompt(manifest: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_the_python_program_gives_what_a_session_gives(name: str, target: str, signature: str, tmp_path: Path) -> None:
+def test_the_python_program_gives_the_outputs_of_a_session(name: str, target: str, signature: str, tmp_path: Path) -> None:
     model, client = load(_made(name, target, signature, tmp_path / "a"), provider="cpu"), _python(tmp_path / "a")
     x, graph, states, held, found = _prompt(model.manifest), client["load"](tmp_path / "a"), client["empty"](), 0, []
     for new in (6, 1, 2) if states else (9,):
@@ -63,7 +63,7 @@ def test_the_python_program_gives_what_a_session_gives(name: str, target: str, s
         found.append(output)
         held += new
     whole = model.session().prefill(x)
-    wanted = whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole  # of the last token of each call
+    wanted = whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole  # the last token of each call
     assert worst_error(np.concatenate(found, axis=1), wanted) <= model.manifest.reference.tolerance
 
 
@@ -74,7 +74,7 @@ def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
-def test_the_program_for_the_reference_evaluator_gives_what_a_session_gives(target: str, tmp_path: Path) -> None:
+def test_the_program_for_the_reference_evaluator_gives_the_outputs_of_a_session(target: str, tmp_path: Path) -> None:
     model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", "reference")
     x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
@@ -83,7 +83,7 @@ def test_the_program_for_the_reference_evaluator_gives_what_a_session_gives(targ
 
 
 @pytest.mark.parametrize(("language", "target"), [("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")])
-def test_the_program_for_a_library_gives_what_a_session_gives(language: str, target: str, tmp_path: Path) -> None:
+def test_the_program_for_a_library_gives_the_outputs_of_a_session(language: str, target: str, tmp_path: Path) -> None:
     pytest.importorskip(language, reason=f"{language} is not installed")
     model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", language)
     x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
@@ -139,7 +139,7 @@ def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest
     assert "expected runtime to be one of python, openvino, tract, reference, node, c, libtorch, got 'cobol'" in capsys.readouterr().err
 
 
-NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a folder node_modules that has onnxruntime-node
+NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
 
 
 @pytest.mark.exhaustive
@@ -169,7 +169,7 @@ WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"ki
 
 
 @pytest.mark.parametrize("config", WEIRD)
-def test_a_description_that_no_export_wrote_is_no_error_of_the_summary(config: Any, tmp_path: Path) -> None:
+def test_the_summary_accepts_any_description(config: Any, tmp_path: Path) -> None:
     manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=config)
     assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {"model", "encoding", "sizes", "positions"}
 
@@ -189,18 +189,18 @@ def test_inspect_prints_the_program(language: str, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == program(manifests.read(folder), language)
 
 
-def test_an_artefact_of_torch_has_no_such_program(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_artefact_of_a_torch_target_has_no_python_program(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = _made("rope", "torchscript", "positions", tmp_path / "a")
     assert main(["inspect", str(folder), "--runtime", "python"]) == 2
     assert "expected an artefact with model.onnx for --runtime, got target torchscript" in capsys.readouterr().err
 
 
-def test_every_input_that_a_graph_may_have_has_a_meaning(tmp_path: Path) -> None:
+def test_every_possible_input_of_a_graph_is_documented(tmp_path: Path) -> None:
     for signature in ("positions", "mask"):
         manifest = manifests.read(_made("rope", "onnx", signature, tmp_path / signature)).replace(config={"tokens": {"segments": 2}})
         assert set(_feedable(manifest)) <= set(INPUTS)
 
 
-def test_a_state_says_what_it_holds_before_the_first_call(tmp_path: Path) -> None:
+def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:
     said = of_graph(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
     assert said["past_positions"].endswith("First call: all slots hold -1.") and said["past_key_values.0.key"].endswith("First call: all slots hold 0.")

@@ -1,4 +1,4 @@
-"""What the documents say is what stands in the tree."""
+"""The documentation agrees with the source tree."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from posenc_export.encodings import REGISTRY
 TOP = Path(__file__).parents[1]
 
 
-def test_the_worked_example_is_the_file_it_speaks_of() -> None:
+def test_the_example_in_contributing_is_the_file_that_it_names() -> None:
     assert (TOP / "posenc_export/encodings/kerple.py").read_text() in (TOP / "CONTRIBUTING.md").read_text()
 
 
@@ -19,9 +19,9 @@ def test_an_encoding_is_one_file_and_one_line() -> None:
         assert (folder / f"{name}.py").is_file() and [line for line in lines if line.startswith(f'    "{name}":')] == [f'    "{name}": "{cls.__name__}",']
 
 
-def test_the_table_of_inputs_is_that_of_the_graphs() -> None:
+def test_the_table_of_inputs_is_up_to_date() -> None:
     assert (TOP / "docs/runtimes/inputs.md").read_text() == inputs_page()
 
 
-def test_the_programs_of_the_page_are_those_that_inspect_prints() -> None:
+def test_the_programs_in_docs_are_those_that_inspect_prints() -> None:
     assert [(TOP / "docs/runtimes" / name).read_text() for name in PROGRAMS] == list(programs())

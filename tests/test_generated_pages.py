@@ -1,4 +1,4 @@
-"""Every generated page is what its program writes: measured numbers come from the committed JSON."""
+"""Every generated page is up to date; measurements are read from the committed JSON."""
 
 import json
 import shutil
@@ -29,11 +29,11 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("page", FROM_JSON)
-def test_a_page_of_measurements_is_written_from_its_json(page: str) -> None:
+def test_a_page_of_measurements_agrees_with_its_json(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == FROM_JSON[page]()
 
 
-def test_the_page_of_every_encoding_is_that_of_its_class() -> None:
+def test_the_page_of_every_encoding_agrees_with_its_class() -> None:
     rows = _read(DOCS / "parity.json")
     assert [name for name in REGISTRY if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8") != pages.page(name, rows)] == []
 

@@ -13,7 +13,7 @@ from posenc_export.grids import coordinates, following
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 IMAGES, VIDEOS = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
-# Kinds of the tokens of VIDEOS, what their model calls its class and keys, and what coordinates are told of it.
+# By model type: kinds of the tokens of VIDEOS, the model's class, its vision configuration, and arguments of coordinates.
 MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
     "glm4v": ([0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2, "Glm4vModel", {}, {"split": True}),
     "ernie4_5_vl_moe": ([0, *[2] * 4, 0, *[2] * 4], "Ernie4_5_VLMoeModel", {"temporal_merge_size": 2}, {"merge_time": 2}),
@@ -22,7 +22,7 @@ MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
 
 
 def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
-    """Coordinates [3,1,S] and the difference of the next coordinate and the number of tokens [1,1], of transformers."""
+    """Return the coordinates [3,1,S] of transformers, and the next coordinate minus the number of tokens [1,1]."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     _, cls, keys, _ = MODELS[name]
     model = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), cls)
@@ -34,7 +34,7 @@ def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_coordinates_and_the_text_behind_are_those_of_transformers(name: str) -> None:
+def test_coordinates_of_images_and_following_text_are_those_of_transformers(name: str) -> None:
     moving, _, _, told = MODELS[name]
     kinds = [0] * 3 + [1] * 6 + [0] * 2 + moving + [0, 1] + [0] * 4
     wanted, delta = _theirs(name, kinds)
@@ -44,7 +44,7 @@ def test_coordinates_and_the_text_behind_are_those_of_transformers(name: str) ->
     assert following(found, 3).tolist() == np.broadcast_to(next_tokens, (3, 1, 3)).tolist()
 
 
-def test_text_behind_each_row_counts_on_from_its_own_largest_coordinate() -> None:
+def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> None:
     places = np.array([[[0, 7], [3, 2]], [[0, 1], [9, 2]], [[0, 1], [1, 2]]])
     assert following(places, 2).tolist() == [[[8, 9], [10, 11]]] * 3
 
@@ -52,17 +52,17 @@ def test_text_behind_each_row_counts_on_from_its_own_largest_coordinate() -> Non
 @pytest.mark.parametrize(
     ("places", "count", "named"),
     [
-        (np.zeros((3, 4), np.int64), 1, "places are whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
+        (np.zeros((3, 4), np.int64), 1, "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
         (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
         (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
         (np.zeros((3, 1, 4), np.int64), -1, "got int64 [3, 1, 4] and -1"),
     ],
 )
-def test_places_that_are_not_three_coordinates_of_rows_are_refused(places: np.ndarray, count: int, named: str) -> None:
+def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(places: np.ndarray, count: int, named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         following(places, count)
 
 
 def test_a_merge_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="merge and merge_time at least 1, got 'largest', 2 and 0"):
+    with pytest.raises(ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"):
         coordinates([2], videos=[(1, 2, 2)], merge_time=0)

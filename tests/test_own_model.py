@@ -1,4 +1,4 @@
-"""Models of the user's own as the command takes them, and as the page shows them."""
+"""The user's own models, exported by the command and by the programs of docs/own-model.md and README.md."""
 
 import json
 import re
@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.cli import main
+from posenc_export.export import export
 from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
@@ -29,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _weights(checkpoint: Path, path: Path) -> Path:
-    """The attention of layer 1 as a file of its own."""
+    """Write the attention weights of layer 1 to a file."""
     prefix = "model.layers.1.self_attn."
     save_file({name.removeprefix(prefix): value for name, value in load_file(checkpoint / "model.safetensors").items() if name.startswith(prefix)}, path)
     return path
@@ -40,7 +43,7 @@ def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
     return json.loads(capsys.readouterr().out)[0]
 
 
-def test_a_checkpoint_is_exported_and_proves_itself_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = str(tmp_path / "model")
     assert _exported([str(checkpoint), "-o", folder, "--max-positions", "300"], capsys)["passed"]
     hidden = "import sys; sys.modules['torch'] = None; from posenc_export.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
@@ -51,7 +54,7 @@ def test_a_checkpoint_is_exported_and_proves_itself_in_another_process(checkpoin
     assert np.allclose(load(folder).session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder).manifest.max_positions == 300
 
 
-def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     layer, block = str(tmp_path / "layer"), str(tmp_path / "block")
     weights = str(_weights(checkpoint, tmp_path / "attention.safetensors"))
     assert _exported([str(checkpoint), "--layer", "1", "-o", layer], capsys)["passed"]
@@ -63,25 +66,25 @@ def test_a_layer_and_its_weights_as_a_file_give_the_same_block(checkpoint: Path,
 
 
 WRONG = {
-    "a folder that is no checkpoint": (["{tmp}"], "config.json is a file"),
+    "a folder that is no checkpoint": (["{tmp}"], "expected a file config.json"),
     "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
-    "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer is 0 .. 1, got 2"),
-    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "a checkpoint, whose shape and weights are its own, got --width"),
+    "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer to be 0 .. 1, got 2"),
+    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "expected options of a checkpoint, got --width"),
     "weights beside a checkpoint": (["{checkpoint}", "--weights", "x.safetensors"], "got --weights"),
-    "a layer of a preset": (["tiny-rope", "--layer", "1"], "tiny-rope, whose shape and weights are its own, got --layer"),
-    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions beside --longer copied, got none"),
-    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned encoding on tokens, got NoPE"),
+    "a layer of a preset": (["tiny-rope", "--layer", "1"], "expected no options of a block or checkpoint for the preset tiny-rope, got --layer"),
+    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions with --longer copied, got none"),
+    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned token encoding, got NoPE"),
     "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
-    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "whose sizes follow from them, got --head-size"),
-    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "o has shape"),
-    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "none.safetensors is a file"),
-    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection among them, got q"),
+    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "which determine the sizes, got --head-size"),
+    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "expected o with shape"),
+    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "expected a file none.safetensors"),
+    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection, got q"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights, headless = _weights(checkpoint, tmp_path / "attention.safetensors"), tmp_path / "headless.safetensors"
     save_file({"q": torch.ones(8, 8)}, headless)
     arguments, message = WRONG[case]
@@ -91,7 +94,7 @@ def test_what_cannot_be_exported_is_one_line_status_2_and_nothing_written(case: 
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
 
 
-def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path / "checkpoint")
     Peer("mt5 both parts").save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
@@ -104,7 +107,17 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
     assert names["tags"].shape == (1, 7)
 
 
-def test_the_description_that_the_page_of_models_shows_is_a_model() -> None:
+def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path / "checkpoint")
+    export(seeded(block_config(512, 8, 2048, kv_heads=2)), "ort", tmp_path / "build/block", verify=False)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for program in re.findall(r"```python\n(.*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL):
+        exec(program, names)
+    assert names["logits"].shape == (1, 61) and names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
+
+
+def test_the_description_in_the_page_of_models_builds_a_model() -> None:
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL):
         exec(program, names)

@@ -1,4 +1,4 @@
-"""Pictures: every encoding has one, drawn without complaint, and the command writes it."""
+"""Pictures: every encoding has one, it is drawn without warnings, and the command writes it."""
 
 import cmath
 import math
@@ -47,7 +47,7 @@ def _panel(figure: Any, title: str) -> Any:
     return next(axes for axes in figure.axes if title in axes.get_title())
 
 
-def test_the_bound_of_rope_starts_at_distance_0_and_names_the_theta_that_was_asked_for() -> None:
+def test_the_bound_of_rope_starts_at_distance_0_and_names_the_given_theta() -> None:
     from posenc_export.catalogue.plots import View, draw
 
     axes = _panel(draw({"name": "rope", "theta": 1000.0}, View(distance=40, head_size=16)), "bound")
@@ -55,7 +55,7 @@ def test_the_bound_of_rope_starts_at_distance_0_and_names_the_theta_that_was_ask
     assert named == ["1000 (this one)", "10000", "500000"] and all(line.get_ydata()[0] == 1 and len(line.get_ydata()) == 41 for line in axes.lines)
 
 
-def test_the_bound_of_rope_is_the_sum_of_its_definition() -> None:
+def test_the_bound_of_rope_agrees_with_its_definition() -> None:
     from posenc_export.catalogue.plots import View, draw
 
     line = _panel(draw({"name": "rope"}, View(distance=9, head_size=8)), "bound").lines[0]
@@ -64,7 +64,7 @@ def test_the_bound_of_rope_is_the_sum_of_its_definition() -> None:
     assert abs(line.get_ydata()[9] - expected) <= tolerance("float32", 1, 8)
 
 
-def test_inner_products_of_a_sinusoid_are_one_curve_at_every_position() -> None:
+def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> None:
     from posenc_export.catalogue.plots import View, draw
 
     lines = _panel(draw({"name": "sinusoidal"}, View(positions=32)), "inner products").lines
@@ -92,10 +92,10 @@ def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[i
 
 def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
     from posenc_export.catalogue.plots import View, draw
-    from posenc_export.catalogue.starts import started
+    from posenc_export.catalogue.starts import build_for_picture
 
     view = View(distance=15, head_size=16)
-    encoding, _, _ = started({"name": "rope_2d"}, view.geometry)
+    encoding, _, _ = build_for_picture({"name": "rope_2d"}, view.geometry)
     map_of_head = _panel(draw({"name": "rope_2d"}, view), "head 0").images[0].get_array()
     rows, columns = encoding.along.value[:, 0].detach().double().numpy()
     expected = sum(math.cos(3 * a - 2 * b) for a, b in zip(rows, columns, strict=True)) / len(rows)
@@ -110,7 +110,7 @@ def test_scores_are_drawn_highest_at_the_query(name: str) -> None:
     assert values.argmax() == 0
 
 
-def test_a_convolution_gives_all_tokens_behind_its_filter_the_same() -> None:
+def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
     from posenc_export.catalogue.plots import draw
 
     entries = _panel(draw({"name": "conditional_conv"}), "by position").images[0].get_array()
@@ -130,25 +130,25 @@ STUDY = {
 }
 
 
-def test_the_study_of_lengths_leaves_out_what_was_not_measured() -> None:
+def test_the_page_of_lengths_has_blank_cells_for_contexts_that_were_not_measured() -> None:
     text = length.page(STUDY)
     assert "| nope | 2.50 |  | 4.10 |" in text and "| rope, ntk, tuned | 1.80 | 1.80 | 1.90 |" in text and "100 steps of 1 x 2047 bytes" in text
 
 
-def test_lines_of_the_study_of_lengths_are_told_apart_and_labelled_at_their_ends() -> None:
+def test_lines_of_the_picture_of_lengths_are_distinguishable_and_labelled_at_their_ends() -> None:
     left, right = length.figure(STUDY).axes
     before, after = right.get_lines()
     assert before.get_color() == after.get_color() and (before.get_linestyle(), after.get_linestyle()) == ("--", "-")
     assert len({(line.get_color(), line.get_marker()) for line in left.get_lines()}) == 2
     labels = sorted(text.get_position()[1] for text in left.texts)
-    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[0] > 0.15  # of 0.1 between the values
+    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[0] > 0.15  # although the values differ by 0.1
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_the_title_says_which_weights_are_drawn_where_there_are_any(name: str) -> None:
-    from posenc_export.catalogue.starts import started
+def test_the_title_names_the_drawn_weights_of_encodings_that_have_weights(name: str) -> None:
+    from posenc_export.catalogue.starts import build_for_picture
 
-    encoding, _, said = started({"name": name}, Geometry(16, 2, 16, 64))
+    encoding, _, said = build_for_picture({"name": name}, Geometry(16, 2, 16, 64))
     assert bool(said) == bool(list(encoding.parameters()))
 
 

@@ -1,4 +1,4 @@
-"""docs/properties.md: measured cells against the oracles, which are float64 and know nothing of the hooks."""
+"""docs/properties.md: measured cells agree with the float64 oracles, which are independent of the hooks."""
 
 import functools
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, made, measure, page, respond
+from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, built, measure, page, respond
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
@@ -26,14 +26,14 @@ def _cell(name: str, column: str) -> str:
 
 
 def _vectors(encoding: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The token, query [H,D] and key [H,D] that are measured, the same at every place."""
+    """Return the measured token, query [H,D] and key [H,D], which are the same at every position."""
     random = torch.Generator().manual_seed(0)
     token, query, key = (torch.randn(sizes, generator=random).double().numpy() for sizes in ((encoding.token_width(GEOMETRY.width),), *[(GEOMETRY.heads, TOKENS)] * 2))
     return token, query, key
 
 
 def _exact(encoding: Any, places: List[int], queries: List[int], causal: bool) -> Tuple[np.ndarray, np.ndarray, List[np.ndarray]]:
-    """By the oracle: changes of tokens [n,E], rotated queries and keys [n,2HD], and for each query the scores of the keys it sees [H,seen]."""
+    """Return the oracle's changes of tokens [n,E], rotated queries and keys [n,2HD], and for each query the scores of the keys that it sees [H,seen]."""
     oracle, (token, query, key) = encoding.oracle(), _vectors(encoding)
     oracle.begin(places)
     rows = oracle.embed_rows(np.repeat(token[None], len(places), 0), places)
@@ -54,8 +54,8 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_tokens_are_told_apart_as_the_oracle_tells_them(name: str) -> None:
-    encoding, places = made({"name": name}), list(range(TOKENS))
+def test_the_number_of_distinguishable_tokens_agrees_with_the_oracle(name: str) -> None:
+    encoding, places = built({"name": name}), list(range(TOKENS))
     changes, rotated, scores = _exact(encoding, places, [TOKENS - 1], True)
     parts = [part / (np.abs(part).max() or 1.0) for part in (changes, rotated, scores[0].T)]
     rows = np.concatenate(parts, 1)
@@ -64,8 +64,8 @@ def test_tokens_are_told_apart_as_the_oracle_tells_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_scores_depend_on_the_offset_only_where_the_oracle_says_so(name: str) -> None:
-    encoding, causal = made({"name": name}), "causal" in REGISTRY[name].works_in
+def test_dependence_on_offsets_only_agrees_with_the_oracle(name: str) -> None:
+    encoding, causal = built({"name": name}), "causal" in REGISTRY[name].works_in
     (near, _, of_near), (far, _, of_far) = (_exact(encoding, list(range(start, start + FEW)), list(range(FEW)), causal) for start in STARTS)
     products = near @ near.T
     same = _same(products, far @ far.T) and _same(products[1:, 1:], products[:-1, :-1])
@@ -75,8 +75,8 @@ def test_scores_depend_on_the_offset_only_where_the_oracle_says_so(name: str) ->
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_places_keep_their_meaning_in_a_longer_range_where_the_oracle_says_so(name: str) -> None:
-    short, long = made({"name": name}, TOKENS), made({"name": name}, 4 * TOKENS)
+def test_the_effect_of_a_longer_range_agrees_with_the_oracle(name: str) -> None:
+    short, long = built({"name": name}, TOKENS), built({"name": name}, 4 * TOKENS)
     if [value.shape for value in short.parameters()] != [value.shape for value in long.parameters()]:
         assert _cell(name, "longer range") == "more weights"
         return
@@ -88,8 +88,8 @@ def test_places_keep_their_meaning_in_a_longer_range_where_the_oracle_says_so(na
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "complex_order"])
-def test_other_numbers_act_exactly_where_numbers_are_trained(name: str) -> None:
-    encoding, other = made({"name": name}, TOKENS), made({"name": name}, TOKENS, seed=1)
+def test_other_weights_change_the_outputs_exactly_for_trained_encodings(name: str) -> None:
+    encoding, other = built({"name": name}, TOKENS), built({"name": name}, TOKENS, seed=1)
     with torch.no_grad():
         for value in other.parameters():
             value.mul_(1.5).add_(0.01)
@@ -101,7 +101,7 @@ def test_other_numbers_act_exactly_where_numbers_are_trained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name not in ("nope", "logn")])
-def test_as_many_axes_act_as_an_encoding_declares(name: str) -> None:
+def test_the_number_of_axes_is_the_declared_one(name: str) -> None:
     expected = "2, row-major" if name in ROW_MAJOR else str(REGISTRY[name].axes or 1)
     assert _cell(name, "axes") == expected
 
@@ -119,7 +119,7 @@ def _constant(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tor
 
 
 @pytest.mark.parametrize(("function", "cell"), [(_falling, "yes"), (_by_key, "no"), (_constant, "-")])
-def test_an_encoding_from_outside_is_measured_too(function: Any, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_outside_the_package_is_measured(function: Any, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(encodings.KNOWN.registered, "mine", encodings.bias(function))
     assert measure("mine")["offset only"] == cell
 
@@ -133,7 +133,7 @@ def test_an_encoding_that_needs_a_parameter_is_not_measured(monkeypatch: pytest.
     assert set(measure("needy").values()) == {"-"}
 
 
-def test_the_page_is_what_its_command_writes() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert (Path(__file__).parents[1] / "docs/properties.md").read_text() == page()
 
 

@@ -1,4 +1,4 @@
-"""The checks that authors run on encodings of their own: they pass what is right and see what is not."""
+"""The checks for authors of encodings: correct encodings pass, and faults are detected."""
 
 import math
 from typing import Any, Optional
@@ -49,7 +49,7 @@ class NoOracle(Rooted):
 
 
 class Nothing(Rooted):
-    """A bias that reads no positions."""
+    """A bias that does not read positions."""
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         return super().bias(torch.zeros_like(q_positions), torch.zeros_like(k_positions))
@@ -58,23 +58,23 @@ class Nothing(Rooted):
         return RootedOracle(0 * self.slopes.exact)
 
 
-def test_a_right_encoding_passes_and_every_fault_is_seen() -> None:
+def test_a_correct_encoding_passes_and_every_fault_is_detected() -> None:
     found = check_encoding(Rooted, {"strength": 0.5}, targets=["ort"])
     assert found["targets"]["ort"]["passed"] and set(found["faults"]) == set(FAULTS) - {"states forgotten"} and set(found["oracle"]) == {"bias"}
 
 
 @pytest.mark.exhaustive
-def test_a_right_encoding_passes_on_every_target() -> None:
+def test_a_correct_encoding_passes_on_every_target() -> None:
     assert all(certificate["passed"] for certificate in check_encoding(Rooted)["targets"].values())
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["learned", "rope", "shaw", "mrope", "t5"])
-def test_encodings_of_the_package_pass_as_those_of_others(name: str) -> None:
+def test_built_in_encodings_pass_the_checks_for_authors(name: str) -> None:
     assert len(check_encoding(encodings.REGISTRY[name], targets=[])["faults"]) == 2
 
 
-def test_a_state_that_is_forgotten_is_seen() -> None:
+def test_a_lost_state_is_detected() -> None:
     assert set(check_encoding(encodings.REGISTRY["fox"], targets=[], faults=["states forgotten"])["faults"]) == {"states forgotten"}
 
 
@@ -83,19 +83,19 @@ def test_a_state_that_is_forgotten_is_seen() -> None:
     [
         (AnotherOracle, r"check_encoding AnotherOracle: expected bias within .* of its oracle at positions 0, 1, 2, 255, 1000, 1099, got 1\.0e-03"),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
-        (Nothing, "expected the grid to see the planted fault 'offset ignored', got no difference"),
+        (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
     ],
 )
-def test_an_encoding_that_is_not_proved_is_an_assertion_that_fails(cls: Any, message: str) -> None:
+def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_encoding(cls, targets=[])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"faults": ["all"]}, "expected faults among offset ignored"), ({"parameters": {"strenght": 1.0}}, "parameter is one of strength, got 'strenght'")],
+    [({"faults": ["all"]}, "expected faults to be among offset ignored"), ({"parameters": {"strenght": 1.0}}, "expected parameter to be one of strength, got")],
 )
-def test_what_cannot_be_checked_is_refused(given: Any, message: str) -> None:
+def test_invalid_arguments_of_the_checks_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_encoding(Rooted, targets=[], **given)
     assert "encoding_under_test" not in encodings.KNOWN

@@ -1,4 +1,4 @@
-"""Tiny models for tests: every registered encoding, in the smallest shape that still has groups, an odd slope count and partial sizes."""
+"""Tiny models for tests: every registered encoding in the smallest sizes with grouped heads, a number of heads that is not a power of two, and partial blocks."""
 
 from msgspec.structs import replace
 
@@ -88,7 +88,7 @@ VARIANTS = {
 
 
 def works(variant: str, attention: str) -> bool:
-    """Whether the encoding has a meaning in "causal" or "bidirectional" attention."""
+    """Return whether an encoding supports "causal" or "bidirectional" attention."""
     if VARIANTS[variant].get("lengths") == "per_call":
         return attention == "bidirectional"
     return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
@@ -110,7 +110,7 @@ def encoder(variant: str) -> StackConfig:
 
 
 def reading(variant: str, **overrides: object) -> StackConfig:
-    """A decoder of two layers, each of attention to itself and attention to an encoder."""
+    """Return a decoder of two layers, each with self-attention and cross-attention."""
     whole = decoder(variant, **overrides)
     layer = whole.kinds[0]
     own, norm = layer.attention, layer.norms[0]

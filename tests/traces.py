@@ -1,4 +1,4 @@
-"""Seeded models, each made and traced once in a process: a trace takes most of the time of an export."""
+"""Seeded models that are built and traced once per process, because most of the time of an export is spent on tracing."""
 
 from collections import OrderedDict
 from typing import Any, Tuple
@@ -6,12 +6,12 @@ from typing import Any, Tuple
 from posenc_export.export import Sources
 from posenc_export.models.presets import seeded
 
-KEPT = 24  # models at a time
+KEPT = 24  # models that are kept
 _made: "OrderedDict[Tuple[str, int], Sources]" = OrderedDict()
 
 
 def sources(config: Any, seed: int = 0) -> Sources:
-    """The seeded model of a description; its tests leave it as it is."""
+    """Return the sources of a seeded model; tests must not modify it."""
     key = (repr(config), seed)
     if key not in _made:
         _made[key] = Sources(seeded(config, seed))

@@ -5,16 +5,16 @@
 // sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
 // positions: 0 .. 4095
 //
-// R is the folder of a release of ONNX Runtime, which has headers and library:
+// R is the folder of a release of ONNX Runtime, with headers and library:
 // gcc -O2 decode.c -o decode -I$R/include -L$R/lib -Wl,-rpath,$R/lib -lonnxruntime
-// ./decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+// ./decode FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 #include <onnxruntime_c_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPACITY 1024  // slots of the caches, the most tokens that a row can hold; at most 4096
+#define CAPACITY 1024  // slots of the caches: the limit of a row's tokens; can be set up to 4096
 #define SIZES(...) (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
 #define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
 #define FLOAT16 ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
@@ -22,7 +22,7 @@
 #define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
 enum { FEEDS = 4, STATES = 10 };
 
-// Inputs: what a call brings, then the states. Outputs: the logits, then what the states become.
+// Inputs: those of the call, then the states. Outputs: the logits, then the new states.
 static const char* const INPUTS[] = {
     "input_ids",
     "logits_index",
@@ -61,7 +61,7 @@ static void check(OrtStatus* status) {
   exit(1);
 }
 
-// A tensor of `rank` sizes, all bytes 0.
+// Creates a tensor with `rank` sizes and all bytes 0.
 static OrtValue* zeros(ONNXTensorElementDataType type, const int64_t* sizes, size_t rank) {
   const size_t width = type == INT64 ? 8 : type == FLOAT16 ? 2 : 4;
   size_t entries = 1;
@@ -91,7 +91,7 @@ static size_t entries_of(OrtValue* value) {
   return entries;
 }
 
-// A tensor of integers: first, first + step, first + 2 step, ...
+// Creates a tensor of integers: first, first + step, first + 2 step, ...
 static OrtValue* integers(ONNXTensorElementDataType type, int64_t first, int64_t step, const int64_t* sizes, size_t rank) {
   OrtValue* value = zeros(type, sizes, rank);
   for (size_t i = 0; i < entries_of(value); ++i) {
@@ -143,7 +143,7 @@ int main(int count_of_arguments, char** arguments) {
   inputs[12] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
   inputs[13] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
 
-  for (int left = atoi(arguments[2]); left > 0; --left) {
+  for (int remaining = atoi(arguments[2]); remaining > 0; --remaining) {
     inputs[0] = copied(tokens, SIZES(1, count));
     inputs[1] = integers(INT64, count - 1, 0, SIZES(1, 1));
     inputs[2] = integers(INT32, held + count - 1, 0, SIZES(1));

@@ -5,10 +5,10 @@
 // sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
 // positions: 0 .. 4095
 //
-// The headers and libraries are those of libtorch, or of the torch wheel:
+// T is the folder of libtorch or of the torch wheel, with headers and libraries:
 // T=$(python -c "import torch; print(torch.__path__[0])")
 // g++ -std=c++20 -O2 decode.cpp -o decode -I$T/include -I$T/include/torch/csrc/api/include -L$T/lib -Wl,-rpath,$T/lib -ltorch -ltorch_cpu -lc10
-// ./decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+// ./decode FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 #include <torch/script.h>
 
@@ -19,12 +19,7 @@
 
 using States = std::vector<at::Tensor>;
 
-constexpr int64_t CAPACITY = 1024;  // slots of the caches: tokens that the row can hold
-
-// Axis of the slots of each state; -1 for a state that each call replaces.
-const std::vector<int64_t> AXES = {1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
-
-// States of a row that holds no token, in the order of the graph.
+// Returns the states of a row without tokens, in the order of the graph.
 States empty() {
   return {
       at::full({1, CAPACITY}, -1, at::kLong),  // past_positions
@@ -41,7 +36,7 @@ States empty() {
   };
 }
 
-// Read x, new tokens of one row behind `held` ones: the logits of the last. `states` become those of the next call.
+// Feeds x, new tokens of a row that holds `held` tokens. Returns the logits of the last token and updates `states`.
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
   const int64_t count = x.size(1);

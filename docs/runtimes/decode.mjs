@@ -6,19 +6,19 @@
 // positions: 0 .. 4095
 //
 // npm install onnxruntime-node
-// node decode.mjs FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+// node decode.mjs FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 import * as ort from "onnxruntime-node";
 import { pathToFileURL } from "node:url";
 
-const CAPACITY = 1024; // slots of the caches, the most tokens that a row can hold; at most 4096
+const CAPACITY = 1024; // slots of the caches: the limit of a row's tokens; can be set up to 4096
 const STOP_IDS = [];
-// Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+// For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 const STATES = [
   ...[...Array(5).keys()].flatMap((n) => ["key", "value"].map((part) => [`past_key_values.${n}.${part}`, `present.${n}.${part}`, "float32", [1, 2, CAPACITY, 32], 0])),
 ];
 
-// A tensor that holds one value everywhere; a float16 is written as its 16 bits.
+// Creates a tensor filled with one value; a float16 value is given as its 16 bits.
 const ARRAYS = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int64: BigInt64Array };
 function tensor(dtype, shape, value) {
   const size = shape.reduce((a, b) => a * b, 1);
@@ -31,16 +31,16 @@ export function integers(values, shape) {
 
 export function load(folder) {
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  // TensorScatter warns at each call that it copies its cache.
+  // Without logSeverityLevel, TensorScatter logs in every call that it copies its cache.
   return ort.InferenceSession.create(`${folder}/model.onnx`, { extra, logSeverityLevel: 3 });
 }
 
-// States of a row that holds no token.
+// Returns the states of a row without tokens.
 export function empty() {
   return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
 }
 
-// Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call.
+// Feeds x, new tokens of a row that holds `held` tokens. Returns the logits of the last token, and the states for the next call.
 export async function call(session, states, x, held, start = 0) {
   const count = x.dims[1];
   const feeds = {
@@ -53,10 +53,10 @@ export async function call(session, states, x, held, start = 0) {
   return [results["logits"], Object.fromEntries(STATES.map(([past, present]) => [past, results[present]]))];
 }
 
-// Numbers of a float32 tensor.
+// Converts the data of a float32 tensor to numbers.
 const numbers = (data) => Array.from(data);
 
-// The ids that follow a prompt, the likeliest at each step.
+// Returns the ids that follow a prompt, by greedy decoding.
 export async function generate(session, prompt, count) {
   let [states, held, tokens] = [empty(), 0, prompt];
   const made = [];

@@ -6,7 +6,7 @@ sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, w
 positions: 0 .. 4095
 
 pip install onnxruntime numpy
-python decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+python decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys
@@ -14,9 +14,9 @@ import sys
 import numpy as np
 import onnxruntime
 
-CAPACITY = 1024  # slots of the caches, the most tokens that a row can hold; at most 4096
+CAPACITY = 1024  # slots of the caches: the limit of a row's tokens; can be set up to 4096
 STOP_IDS = []
-# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+# For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
 ]
@@ -25,17 +25,17 @@ STATES = [
 def load(folder):
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
-    options.log_severity_level = 3  # TensorScatter warns at each call that it copies its cache
+    options.log_severity_level = 3  # without this, TensorScatter logs in every call that it copies its cache
     return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
 
 
 def empty():
-    """States of a row that holds no token."""
+    """Return the states of a row without tokens."""
     return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call."""
+    """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     new = x.shape[1]
     feeds = {
         "input_ids": x,
@@ -48,7 +48,7 @@ def call(session, states, x, held, start=0):
 
 
 def generate(session, prompt, count):
-    """The ids that follow a prompt, the likeliest at each step."""
+    """Return the ids that follow a prompt, by greedy decoding."""
     states, held, tokens, made = empty(), 0, list(prompt), []
     while len(made) < count:
         logits, states = call(session, states, np.array([tokens], np.int64), held)

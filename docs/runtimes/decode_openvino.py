@@ -6,7 +6,7 @@ sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, w
 positions: 0 .. 4095
 
 pip install openvino numpy
-python decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+python decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys
@@ -14,26 +14,26 @@ import sys
 import numpy as np
 import openvino
 
-CAPACITY = 1024  # slots of the caches, the most tokens that a row can hold; at most 4096
+CAPACITY = 1024  # slots of the caches: the limit of a row's tokens; can be set up to 4096
 STOP_IDS = []
-# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+# For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
 ]
 
 
 def load(folder):
-    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 is the default on processors that have it
+    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # the default on CPUs with bfloat16 is bfloat16
     return openvino.Core().compile_model(f"{folder}/model.onnx", "CPU", precise)
 
 
 def empty():
-    """States of a row that holds no token."""
+    """Return the states of a row without tokens."""
     return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call."""
+    """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     new = x.shape[1]
     feeds = {
         "input_ids": x,
@@ -47,7 +47,7 @@ def call(session, states, x, held, start=0):
 
 
 def generate(session, prompt, count):
-    """The ids that follow a prompt, the likeliest at each step."""
+    """Return the ids that follow a prompt, by greedy decoding."""
     states, held, tokens, made = empty(), 0, list(prompt), []
     while len(made) < count:
         logits, states = call(session, states, np.array([tokens], np.int64), held)

@@ -6,7 +6,7 @@ sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, w
 positions: 0 .. 4095
 
 pip install tract numpy
-python decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+python decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys
@@ -15,7 +15,7 @@ import numpy as np
 import tract
 
 STOP_IDS = []
-# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+# For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     ("past_positions", "present_positions", "int64", (1, 0), -1),
     *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, 0, 32), 0) for n in range(5) for part in ("key", "value")),
@@ -27,12 +27,12 @@ def load(folder):
 
 
 def empty():
-    """States of a row that holds no token."""
+    """Return the states of a row without tokens."""
     return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: the logits of the last, and the states for the next call."""
+    """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     new = x.shape[1]
     slots = np.arange(held, held + new, dtype=np.int64)[None]
     feeds = {
@@ -40,13 +40,13 @@ def call(session, states, x, held, start=0):
         "position_ids": start + slots,
         "logits_index": np.array([[new - 1]], np.int64),
     }
-    # By order: inputs and then states, as the graph has them.
+    # Arguments are positional: inputs, then states, in the order of the graph.
     output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))
     return output, dict(zip(states, present, strict=True))
 
 
 def generate(session, prompt, count):
-    """The ids that follow a prompt, the likeliest at each step."""
+    """Return the ids that follow a prompt, by greedy decoding."""
     states, held, tokens, made = empty(), 0, list(prompt), []
     while len(made) < count:
         logits, states = call(session, states, np.array([tokens], np.int64), held)

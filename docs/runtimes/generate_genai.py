@@ -1,7 +1,7 @@
 """Greedy decoding with onnxruntime-genai of an artefact with signature mask.
 
 pip install onnxruntime-genai
-python generate_genai.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+python generate_genai.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys

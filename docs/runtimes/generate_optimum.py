@@ -1,7 +1,7 @@
 """Greedy decoding with optimum-onnx of an artefact with signature mask, target onnx or ort.
 
 pip install optimum-onnx[onnxruntime]
-python generate_optimum.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three
+python generate_optimum.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys

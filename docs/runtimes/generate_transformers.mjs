@@ -1,7 +1,7 @@
 // Greedy decoding with transformers.js of an artefact with signature mask, target onnx or ort.
 //
 // npm install @huggingface/transformers
-// node generate_transformers.mjs FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+// node generate_transformers.mjs FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 import { AutoModelForCausalLM, Tensor } from "@huggingface/transformers";
 

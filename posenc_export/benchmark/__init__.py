@@ -1,7 +1,7 @@
-"""Times prefill and decode of artefact folders against each other and against other runtimes of the same model.
+"""Compare prefill and decode times of artefact folders with each other and with other runtimes of the same model.
 
-`run(folders, runtimes, contexts)` gives a `Report`: to_json(), table(), verdicts, html(path). Nothing here imports torch or onnxruntime in the
-caller: each contestant lives in a worker of its own.
+`run(folders, runtimes, contexts)` returns a `Report` with to_json(), table(), verdicts and html(path). The calling process imports neither torch nor
+onnxruntime: each contestant runs in its own worker process.
 """
 
 from posenc_export.benchmark.report import Report

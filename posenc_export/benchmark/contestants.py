@@ -1,4 +1,4 @@
-"""The contestants: artefact folders with each provider they can run on, and other runtimes of the same models."""
+"""The contestants of a benchmark: artefact folders on each provider that can run them, and other runtimes of the same models."""
 
 import importlib.metadata
 from dataclasses import dataclass, replace
@@ -13,14 +13,15 @@ from posenc_export.runtime.manifest import Manifest
 
 @dataclass(frozen=True)
 class Contestant:
-    """One worker's task.
+    """One model on one runtime, measured by one worker.
 
     Args:
-        label: its name in the report.
-        model: short name of what it runs.
-        runtime: "artefact" or a name of RUNTIMES.
-        folder: the artefact, or the one whose config the runtime builds.
+        label: name of the contestant in the report.
+        model: short name of the model.
+        runtime: "artefact" or a name in RUNTIMES.
+        folder: the artefact folder that is run, or from whose config the runtime builds the model.
         artefact: name of the folder in the report.
+        manifest: manifest of the folder.
         provider: "cpu" or "cuda".
     """
 
@@ -34,19 +35,21 @@ class Contestant:
 
 
 def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False) -> List[Contestant]:
-    """Other runtimes first, then the folders as given.
+    """Return the contestants: other runtimes first, then the folders in the given order.
 
     Args:
-        different_models: folders may hold models of different descriptions.
+        folders: artefact folders.
+        runtimes: names in RUNTIMES.
+        different_models: allow folders of different models.
 
     Raises:
-        ValueError: no folder, folders of different models, an unknown runtime, one that is not installed or takes none of the folders, artefacts that do not load.
+        ValueError: no folder, folders of different models, an unknown runtime, one that is not installed or supports none of the folders, an invalid artefact.
     """
     if not folders:
         raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown:
-        raise ValueError(f"benchmark: expected runtimes among {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose among these")
+        raise ValueError(f"benchmark: expected runtimes from {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose from these")
     paths = [Path(folder).resolve() for folder in folders]
     read = [manifests.read(path) for path in paths]
     models: List[Manifest] = []  # the first folder of each model
@@ -55,7 +58,7 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], differe
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
-        raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one, or allow --different-models")
+        raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models")
     own = []
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
@@ -66,22 +69,22 @@ def gather(folders: Sequence[Union[str, Path]], runtimes: Sequence[str], differe
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """Those numbers of tokens that are inside every contestant's range, ascending.
+    """Return the numbers of tokens that every contestant supports, ascending and without duplicates.
 
     Raises:
-        ValueError: a number below 2, none inside the range.
+        ValueError: a number is below 2, or all numbers exceed max_positions of a contestant.
     """
     if any(number < 2 for number in numbers):
         raise ValueError(f"benchmark: expected contexts and prompts of at least 2 tokens, got {min(numbers)}; give larger ones")
     limit = min(contestant.manifest.max_positions for contestant in contestants)
     inside = sorted({number for number in numbers if number <= limit})
     if numbers and not inside:
-        raise ValueError(f"benchmark: expected one of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones")
+        raise ValueError(f"benchmark: expected a number of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones")
     return inside
 
 
 def cuda_present() -> bool:
-    """The GPU build of onnxruntime is installed and the machine has an NVIDIA device."""
+    """Return whether the GPU build of onnxruntime is installed and the machine has an NVIDIA device."""
     try:
         importlib.metadata.version("onnxruntime-gpu")
     except importlib.metadata.PackageNotFoundError:
@@ -90,15 +93,15 @@ def cuda_present() -> bool:
 
 
 def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
-    """What a runtime makes of the folders: each that it can load, or the first of each model that it can build."""
+    """Return the contestants of one runtime: one per folder that it can load, or one per model that it can build."""
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
-        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}', or leave it out")
+        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}")
     taken = [each for each in own if each.provider == "cpu" and runtime.takes(each.folder, each.manifest)]
     if not taken:
         got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in own))
-        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder, or leave it out")
+        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}")
     if not runtime.builds:
         return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in taken]
     first = {each.model: each for each in reversed(taken)}
@@ -107,7 +110,7 @@ def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
-    """GroupQueryAttention has no float32 kernel on CUDA; a target made for CUDA runs nowhere else."""
+    """Return the providers that can run an artefact. GroupQueryAttention has no float32 kernel on CUDA; artefacts of target ort-cuda run only on CUDA."""
     if manifest.target.endswith("-cuda"):
         return ("cuda",)
     capable = manifest.target.startswith("onnx") or (manifest.target == "ort" and manifest.dtype == "float16")

@@ -1,6 +1,6 @@
-"""Detects samples that other processes disturbed: they used the cores, our threads waited for one, or a fixed loop ran slower than before.
+"""Detect samples that were disturbed by other processes, by three signs: they used CPU time, our threads waited for a core, or a fixed loop ran slower.
 
-Spinning thread pools make one busy core of two cost a factor of 2.3 at short contexts, so such a sample is redone, never averaged in.
+Disturbed samples are measured again instead of averaged: with spinning thread pools, one busy core of two slows short contexts down by a factor of 2.3.
 """
 
 import os
@@ -9,16 +9,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
-WAITED = 0.05  # share of the wall time our threads, together, may have waited for a core
-OTHERS = 0.10  # cores that others may have used
-SLOWED = 1.30  # reference loop against its quickest run
+WAITED = 0.05  # largest waiting time for a core, summed over our threads, as a share of the wall time
+OTHERS = 0.10  # largest use by other processes, in cores
+SLOWED = 1.30  # largest time of the reference loop, as a multiple of its shortest time
 TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 SPIN = 60_000  # iterations, about 1 ms
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds over a sample: wall, cpu of this process, cpu of all others, waits for a core, reference loop."""
+    """Load of the machine during one sample.
+
+    Args:
+        wall: wall time in seconds.
+        cpu: CPU seconds of this process.
+        others: CPU seconds of all other processes.
+        waited: seconds that threads of this process waited for a core.
+        spin: seconds of the reference loop after the sample.
+    """
 
     wall: float
     cpu: float
@@ -31,7 +39,7 @@ class Reading:
 
 
 def watched(work: Callable[[], List[float]]) -> Tuple[List[float], Reading]:
-    """The result of `work`, and the load of the machine while it ran."""
+    """Run `work`; return its result and the load of the machine meanwhile."""
     before = (_busy(), _waited(), time.process_time(), time.perf_counter())
     values = work()
     after = (_busy(), _waited(), time.process_time(), time.perf_counter())
@@ -40,7 +48,13 @@ def watched(work: Callable[[], List[float]]) -> Tuple[List[float], Reading]:
 
 
 def disturbed(reading: Reading, quickest_spin: float, cores: int) -> bool:
-    """quickest_spin: the shortest reference loop any worker saw. /proc/stat counts in ticks, one of which per core may be off."""
+    """Return whether a sample was disturbed.
+
+    Args:
+        reading: load of the machine during the sample.
+        quickest_spin: shortest time of the reference loop in any worker, in seconds.
+        cores: number of cores; /proc/stat may be off by one tick per core.
+    """
     return reading.waited > WAITED * reading.wall or reading.others > OTHERS * reading.wall + TICK * cores or reading.spin > SLOWED * quickest_spin
 
 
@@ -52,7 +66,7 @@ def _spin() -> float:
 
 
 def _busy() -> float:
-    """Seconds all cores together have not been idle; 0 where the system does not tell."""
+    """Return the seconds that all cores together were busy since boot; 0 on systems without /proc/stat."""
     try:
         fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
     except FileNotFoundError:
@@ -62,11 +76,11 @@ def _busy() -> float:
 
 
 def _waited() -> float:
-    """Seconds the threads of this process have been ready to run without a core; 0 where the system does not tell."""
+    """Return the seconds that threads of this process were ready to run but had no core; 0 on systems without schedstat."""
     total = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             total += int(path.read_text(encoding="ascii").split()[1])
-        except (FileNotFoundError, ProcessLookupError, IndexError):  # the thread has just ended
+        except (FileNotFoundError, ProcessLookupError, IndexError):  # the thread ended in the meantime
             continue
     return total * 1e-9

@@ -1,22 +1,22 @@
-"""Short names: of a model, from its description, and of artefact folders, from their paths."""
+"""Short names of models, from their descriptions, and of artefact folders, from their paths."""
 
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from posenc_export.runtime.manifest import Manifest
 
-SHOWN = 3  # names of encodings; models with more have "..."
+SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 
 def model_label(manifest: Manifest) -> str:
-    """Encodings, layers x width and parameters: "rope 5x128 0.97M"; encodings that act nowhere are "nope"."""
+    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; a model without encodings is labelled "nope"."""
     config = manifest.config.get("inside", manifest.config)
     layers = f"{len(config['order'])}x" if config.get("order") else f"{config.get('kind', 'model')} "
     return f"{'+'.join(_encodings(config)) or 'nope'} {layers}{config.get('width', '?')} {_count(parameters(manifest))}"
 
 
 def parameters(manifest: Manifest) -> int:
-    """Trained numbers without those of encodings: what a step reads, and of decoders the rows of the token table that it does not read."""
+    """Return the number of trained parameters, without those of encodings: the weights that a step reads, and for decoders the other rows of the token table."""
     config, weights = manifest.config, manifest.step_weights
     if manifest.kind != "decoder" or not manifest.vocabulary:
         return weights
@@ -25,13 +25,13 @@ def parameters(manifest: Manifest) -> int:
 
 
 def folder_labels(paths: Sequence[Path]) -> List[str]:
-    """The shortest ends of paths that tell them apart, as "rope/ort" and "alibi/ort"; a folder that is given again has a number."""
+    """Return the shortest path endings that are distinct, such as "rope/ort" and "alibi/ort"; repeated folders are numbered."""
     depth = next((n for n in range(1, max(len(path.parts) for path in paths)) if len({path.parts[-n:] for path in paths}) == len(set(paths))), 1)
     return numbered(["/".join(path.parts[-depth:]) for path in paths])
 
 
 def numbered(names: Sequence[str]) -> List[str]:
-    """The names, the second of a kind with "#2" and so on."""
+    """Return the names with "#2", "#3" ... appended to repetitions."""
     seen: Dict[str, int] = {}
     result = []
     for name in names:
@@ -41,7 +41,7 @@ def numbered(names: Sequence[str]) -> List[str]:
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Names without repetition, in the order in which they act."""
+    """Return the names of encodings without repetition, in order of application."""
     layers = [config["layers"][name] for name in config.get("order", [])] or [config]
     on_tokens = [*config.get("encodings", []), *(config.get("tokens") or {}).get("encodings", [])]
     specs = on_tokens + [spec for layer in layers for spec in layer.get("attention", {}).get("encodings", [])]

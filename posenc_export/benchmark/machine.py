@@ -1,4 +1,4 @@
-"""The machine that was measured on: its processor, its libraries, and what it reaches without a model."""
+"""Description of the machine of a benchmark: processor, library versions, and measured limits of memory and arithmetic."""
 
 import os
 import platform
@@ -10,19 +10,19 @@ from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.proof import processor
 
 LIBRARIES = ("posenc-export", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnxruntime-genai", "optimum-onnx", "openvino")
-WORKING_SETS = tuple(1 << power for power in (18, 20, 22, 24, 26, 28))  # bytes: within each cache of current processors, and beyond them
-SQUARE = 1024  # rows and columns of the matrices that are multiplied
-DURATION = 0.06  # seconds of measuring each time
-TIMES = 3
+WORKING_SETS = tuple(1 << power for power in (18, 20, 22, 24, 26, 28))  # bytes, from the smallest cache of current processors to main memory
+SQUARE = 1024  # rows and columns of the multiplied matrices
+DURATION = 0.06  # seconds per measurement
+TIMES = 3  # measurements, of which the shortest time counts
 
 
 def described(threads: int) -> Machine:
-    """The machine and the versions of what is installed."""
+    """Return the processor, the number of cores and the versions of installed libraries. threads: threads of one contestant."""
     return Machine(processor(), os.cpu_count() or 1, threads, {"python": platform.python_version(), **_versions()})
 
 
 def limits(meter: Worker, threads: int) -> Limits:
-    """Measured by a worker, which has no contestant; the quickest of a few times, since others can only slow it down."""
+    """Measure the limits of the machine in a worker without contestant. Of several measurements the shortest time counts, since disturbance only adds time."""
 
     def quickest(do: str, **request: Any) -> Any:
         return min((meter.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES)))

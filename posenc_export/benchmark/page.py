@@ -1,4 +1,4 @@
-"""The report as one HTML page. Plots are SVG images in data URIs, so that the page is one file and loads nothing."""
+"""The report as one self-contained HTML page with plots as SVG images in data URIs."""
 
 import base64
 import html
@@ -16,17 +16,17 @@ th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowra
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
 """
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
-# Told apart by colour-blind readers too (Okabe and Ito 2008).
+# Distinguishable with colour vision deficiency (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
-LINES = ("-", "--", ":")  # for contestants beyond the colours
+LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 
 
 def render(report: Report) -> str:
-    """The page's text.
+    """Return the HTML page of a report.
 
     Raises:
-        ValueError: matplotlib is missing.
+        ValueError: matplotlib is not installed.
     """
     plots = [
         _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6)),
@@ -64,18 +64,18 @@ def _times(factor: float) -> Mark:
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
     axes.plot([row.tokens for row in rows], [100 * (row.share_of_limit or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
-    axes.set_ylim(bottom=0, auto=True)  # the next contestant may lie higher
+    axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
-    """A heading and a plot over the tokens, one line per contestant; nothing where there are no rows."""
+    """Return a heading and a plot over the number of tokens, with one line per contestant; an empty string if there are no rows."""
     if not rows:
         return ""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("benchmark: expected matplotlib for a page, got none; install posenc-export[report]") from None
+        raise ValueError("benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'") from None
     names = list(dict.fromkeys(row.contestant for row in rows))
     tokens = sorted({row.tokens for row in rows})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):

@@ -1,4 +1,4 @@
-"""What was measured: as JSON with units in its names, as a table for the terminal, as one HTML page."""
+"""The report of a benchmark: as JSON with units in field names, as a table for the terminal, as an HTML page."""
 
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -17,11 +17,13 @@ Cells = List[Tuple[str, ...]]
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where it was measured.
+    """The machine of a benchmark.
 
     Args:
-        threads: of one contestant; one contestant runs at a time.
-        versions: of Python and of the libraries that contestants use.
+        processor: model name.
+        cores: number of cores.
+        threads: threads of one contestant; only one contestant runs at a time.
+        versions: versions of Python and of the libraries that contestants use.
     """
 
     processor: str
@@ -31,19 +33,19 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast so many bytes are read again and again."""
+    """Read bandwidth for a buffer of `bytes` bytes that is read repeatedly."""
 
     bytes: int
     read_bytes_per_second: float
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What this machine reached in the same run.
+    """Limits of the machine, measured in the same run.
 
     Args:
-        read: by working set, ascending.
-        gemm_flops_per_second: float32 products of square matrices, by numpy.
-        empty_run_seconds: a graph of one Identity node through ONNX Runtime with everything bound; None without the packages onnx and onnxruntime.
+        read: read bandwidth by working set, ascending.
+        gemm_flops_per_second: rate of numpy's float32 product of square matrices.
+        empty_run_seconds: time of one run of ONNX Runtime on a graph of one Identity node with bound input and output; None without onnx and onnxruntime.
     """
 
     read: List[WorkingSet]
@@ -52,15 +54,15 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
-    """One contestant.
+    """One loaded contestant.
 
     Args:
-        artefact: name of its folder, or of the one whose description it built anew.
-        artefact_digest: of that folder, as `posenc inspect` prints it.
-        weights: where they come from: {"preset": name}, {"seed": number}, or empty for a model of the user's own.
-        load_seconds: imports excluded.
-        first_calls_seconds: a short prompt and a step.
-        peak_memory_bytes: most memory that was resident.
+        artefact: name of the folder that it ran, or from whose description it built the model.
+        artefact_digest: digest of that folder, as `posenc inspect` prints it.
+        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
+        load_seconds: load time without imports.
+        first_calls_seconds: time of a short prompt and a step after loading.
+        peak_memory_bytes: largest resident memory.
     """
 
     contestant: str
@@ -78,19 +80,19 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True):
-    """One contestant at one number of tokens.
+    """Times of one contestant at one number of tokens.
 
     Args:
-        phase: "decode" (seconds of a step) or "prefill" (seconds of a prompt from an empty cache).
-        tokens: in the cache at decode, of the prompt at prefill, in each row of the batch.
-        samples_seconds: in the order of the rounds; in each round all contestants take their turn.
-        tokens_per_second: of all rows of the batch together.
-        ratio_to_fastest: median against that of the fastest; None where samples of one of the two stayed disturbed.
-        least_bytes: what a step must read, weights and valid cache; None at prefill and on CUDA.
-        read_bytes_per_second: that a plain read of as many bytes reached in the same rounds.
+        phase: "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache).
+        tokens: tokens per row, in the cache at decode and in the prompt at prefill.
+        samples_seconds: samples in the order of the rounds; every round measures all contestants in turn.
+        tokens_per_second: rate of all rows of the batch together.
+        ratio_to_fastest: median divided by the fastest contestant's median; None if disturbed samples of one of them had to be kept.
+        least_bytes: bytes that a step must read, weights and valid cache; None at prefill and on CUDA.
+        read_bytes_per_second: bandwidth of reading as many bytes without computing, in the same rounds.
         share_of_limit: least_bytes / median / read_bytes_per_second.
-        samples_redone: thrown away as disturbed and taken again.
-        samples_disturbed: kept although disturbed, patience having run out.
+        samples_redone: samples that were discarded as disturbed and measured again.
+        samples_disturbed: disturbed samples that were kept because the limit of repetitions was reached.
     """
 
     phase: str
@@ -111,11 +113,11 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
-    """All rows of one run, in the order prefill after decode, ascending tokens, fastest first.
+    """All rows of one run: decode, then prefill, each with ascending tokens and the fastest contestant first.
 
     Args:
         batch_rows: rows of the batch.
-        token_values: what prompts hold: the same token everywhere, since the cost of a call does not depend on values.
+        token_values: content of prompts; all tokens are equal, since the cost of a call does not depend on values.
     """
 
     machine: Machine
@@ -128,42 +130,42 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def verdicts(self) -> List[Verdict]:
-        """For each phase and number of tokens, the fastest against the next."""
+        """The fastest contestant compared with the next one, for each phase and number of tokens."""
         return verdicts(self.rows)
 
     @property
     def disturbed(self) -> int:
-        """Samples that stayed disturbed."""
+        """Number of disturbed samples that were kept."""
         return sum(row.samples_disturbed for row in self.rows)
 
     def to_json(self) -> Dict[str, Any]:
-        """Dicts, lists, strings and numbers only; `Report.from_json` reads it back."""
+        """Return the report as dicts, lists, strings and numbers, which `Report.from_json` reads."""
         return {**msgspec.to_builtins(self), "verdicts": [verdict.text for verdict in self.verdicts]}
 
     @staticmethod
     def from_json(content: Dict[str, Any]) -> "Report":
-        """The report that `to_json` wrote.
+        """Return the report that `to_json` wrote.
 
         Raises:
-            ValueError: another schema, fields that are missing or of another type.
+            ValueError: another schema version, or missing fields, unknown fields or fields of another type.
         """
         if content.get("schema") != SCHEMA:
             raise ValueError(f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure again with this version")
         try:
             return msgspec.convert({name: value for name, value in content.items() if name != "verdicts"}, Report)
         except msgspec.ValidationError as error:
-            raise ValueError(f"report: expected the fields of schema {SCHEMA}, got another: {error}; measure again") from None
+            raise ValueError(f"report: expected the fields of schema {SCHEMA}, got '{error}'; measure again") from None
 
     def table(self) -> str:
-        """Aligned columns of plain text, and a verdict for each phase and number of tokens."""
+        """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
         lines = [*aligned(LOAD_HEADS, self.load_cells()), "", *aligned(ROW_HEADS, self.row_cells()), ""]
         return "\n".join([*lines, *(verdict.text for verdict in self.verdicts), *self.remarks()]) + "\n"
 
     def html(self, path: Union[str, Path]) -> None:
-        """Write one self-contained page.
+        """Write the report as one self-contained HTML page.
 
         Raises:
-            ValueError: matplotlib is missing.
+            ValueError: matplotlib is not installed.
         """
         from posenc_export.benchmark.page import render
 
@@ -179,7 +181,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def remarks(self) -> List[str]:
-        """How it was measured, the limits of the machine, and how far the numbers can be trusted."""
+        """Return sentences on the conditions of the measurement, on disturbed samples, and on the limits of the machine."""
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         redone = sum(row.samples_redone for row in self.rows)
         trust = f"{self.disturbed} disturbed samples could not be redone: run again on a quiet machine." if self.disturbed else "No disturbed sample was kept."
@@ -190,7 +192,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def duration(seconds: float) -> str:
-    """Three or more significant digits, in the largest unit that leaves 1 or more."""
+    """Format a duration with at least three significant digits, in the largest unit in which it is at least 1."""
     factor, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
     value = seconds / factor
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

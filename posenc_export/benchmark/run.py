@@ -1,4 +1,4 @@
-"""The measurement: contestants in turn, disturbed samples redone, until every number of tokens has its rounds."""
+"""Run a benchmark: measure the contestants in turn, and measure disturbed samples again, until every number of tokens has its rounds."""
 
 import os
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.benchmark.workers import Worker, crew
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
-PREFILL_LIMIT = 3.0  # seconds; a longer prompt is timed once
-DECODE_SHARE = 0.4  # of the budget; the rest is for prefill and redone samples
+PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
+DECODE_SHARE = 0.4  # share of the time budget; the rest is for prefill and repeated samples
 Progress = Callable[[str], None]
 
 
 class Samples:
-    """Samples of one contestant. A disturbed sample is measured again, at most `patience` times in all, and kept after that."""
+    """Samples of one contestant. Disturbed samples are measured again, at most `patience` times in total; further ones are kept."""
 
     def __init__(self, patience: int, cores: int) -> None:
         self.seconds: List[float] = []
@@ -29,7 +29,12 @@ class Samples:
         self.patience, self.cores = patience, cores
 
     def take(self, ask: Callable[[], Dict[str, Any]], clock: Dict[str, float]) -> None:
-        """clock["spin"]: quickest reference loop so far, over all contestants."""
+        """Take one sample.
+
+        Args:
+            ask: requests the sample from a worker.
+            clock: clock["spin"] is the shortest reference loop of all contestants so far, in seconds; updated.
+        """
         while True:
             reply = ask()
             reading = Reading(**reply["reading"])
@@ -44,13 +49,15 @@ class Samples:
 
 @dataclass
 class Race:
-    """The contestants with their workers, and how long they run.
+    """The contestants with their workers, and the time budget.
 
     Args:
-        meter: worker that measures the limits of the machine.
-        rounds: samples of each contestant.
-        seconds: time of each contestant at one number of tokens.
-        clock: quickest reference loop so far.
+        racers: the worker of each contestant.
+        meter: the worker that measures the limits of the machine.
+        batch: rows of every call.
+        rounds: samples per contestant.
+        seconds: time per contestant and number of tokens.
+        clock: shortest reference loop so far (Samples.take).
     """
 
     contestants: List[Contestant]
@@ -62,7 +69,7 @@ class Race:
     clock: Dict[str, float] = field(default_factory=dict)
 
     def prefill(self, tokens: int) -> List[Row]:
-        """Prompts in turns. A contestant whose prompt takes long has fewer turns, of more than PREFILL_LIMIT one."""
+        """Time prompts of all contestants in turn. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
         first = [_first_prefill(worker, tokens) for worker in self.racers]
         budget = self.seconds * (1 - DECODE_SHARE) / 2
         wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(LEAST, int(budget / t))) for t in first]
@@ -74,7 +81,7 @@ class Race:
         return self._rows("prefill", tokens, taken, {})
 
     def decode(self, tokens: int) -> List[Row]:
-        """Steps in turns, and beside them reads of as many bytes as a step must read."""
+        """Time steps of all contestants in turn, and in the same rounds reads of as many bytes as a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
         taken = [self._samples(self.rounds) for _ in self.racers]
         reads = {step_bytes(c.manifest, tokens, self.batch): self._samples(self.rounds) for c in self.contestants}
@@ -90,7 +97,7 @@ class Race:
         return Samples(patience, os.cpu_count() or 1)
 
     def _rows(self, phase: str, tokens: int, taken: List[Samples], bandwidths: Dict[int, float]) -> List[Row]:
-        """The fastest first. bandwidths: bytes per second, by the size of what is read; empty where no limit applies."""
+        """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes read; empty if no limit applies."""
         pairs = sorted(zip(self.contestants, taken, strict=True), key=lambda pair: spread(pair[1].seconds).median)
         fastest = pairs[0][1]
         return [self._row(phase, tokens, contestant, samples, fastest, bandwidths) for contestant, samples in pairs]
@@ -131,21 +138,23 @@ def run(
     different_models: bool = False,
     progress: Optional[Progress] = None,
 ) -> Report:
-    """Time prefill and decode.
+    """Measure prefill and decode times of artefacts and other runtimes.
 
     Args:
-        folders: artefacts; each runs on the CPU, and on CUDA where the machine and the artefact can.
-        runtimes: names of RUNTIMES, beside the artefacts.
-        contexts: cached tokens of a decode step; those beyond the range of a model are left out, and all of them for models without a cache.
-        prompts: tokens of a prompt at prefill, likewise; the contexts where None.
+        folders: artefact folders; each runs on the CPU, and on CUDA if the machine and the artefact support it.
+        runtimes: other runtimes to compare with, names in RUNTIMES.
+        contexts: tokens in the cache of a decode step. Numbers beyond the range of a model are skipped; models without a cache have no decode.
+        prompts: tokens of a prompt at prefill; None for the contexts. Numbers beyond the range of a model are skipped.
         batch: rows of every call.
-        rounds: samples per contestant, number of tokens and phase; a long prefill gets fewer.
-        seconds: time per contestant and number of tokens, prefill of the context not counted.
-        different_models: compare models of different descriptions.
-        progress: called with one line at each stage.
+        rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
+        seconds: time per contestant and number of tokens, without the prefill that fills the cache for decode.
+        threads: threads of a contestant.
+        different_models: allow folders of different models.
+        progress: called with one line of text at each stage.
 
     Raises:
-        ValueError: no or unequal folders, no usable number of tokens, a runtime that is missing or takes none of the folders, a contestant that fails.
+        ValueError: no folder, folders of different models, no usable number of tokens, a runtime that is not installed or supports none of the folders, a
+            contestant that fails.
     """
     if min(rounds, threads, batch) < 1 or seconds <= 0:
         raise ValueError(f"benchmark: expected rounds, threads, batch and seconds above 0, got {rounds}, {threads}, {batch} and {seconds}; give larger ones")
@@ -194,6 +203,6 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
 
 
 def _first_prefill(worker: Worker, tokens: int) -> float:
-    """Seconds; asked again where it is over the limit, since torch.compile may have compiled for a new length."""
+    """Return the seconds of a prompt. A time above the limit is measured again, because torch.compile may have compiled for a new length."""
     seconds: float = worker.ask("prefill", context=tokens)["seconds"][0]
     return seconds if seconds <= PREFILL_LIMIT else min(seconds, worker.ask("prefill", context=tokens)["seconds"][0])

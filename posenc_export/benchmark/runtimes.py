@@ -1,4 +1,4 @@
-"""What a model can run on beside the artefact itself: libraries that build it again, and programs that load its folder."""
+"""Other runtimes to compare artefacts with: libraries that rebuild the model from its description, and programs that load the artefact folder."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ PEERS = "posenc_export.benchmark.peers"
 
 @dataclass(frozen=True)
 class Runtime:
-    """One way to run a model.
+    """One other runtime.
 
     Args:
-        peer: module whose `open_session(folder, manifest, threads, batch)` gives the session that is timed.
+        peer: name of the module whose `open_session(folder, manifest, threads, batch)` returns the session to time.
         needs: modules that must be installed.
-        install: what pip installs for them.
-        takes: whether it can run the model of an artefact, or load its folder.
-        rule: what it takes, for a message.
-        builds: it builds the model anew from the description, once for each model; otherwise it loads each folder that it takes.
+        install: requirement for pip that installs them.
+        takes: returns whether the runtime supports an artefact, given folder and manifest.
+        rule: description of the supported artefacts, for error messages.
+        builds: True if the runtime rebuilds the model from its description, once per model; False if it loads each supported folder.
     """
 
     peer: str
@@ -33,7 +33,7 @@ class Runtime:
     builds: bool = True
 
     def missing(self) -> Tuple[str, ...]:
-        """Modules that are not installed."""
+        """Return the required modules that are not installed."""
         return tuple(module for module in self.needs if not _installed(module))
 
 
@@ -67,7 +67,7 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
 
 
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
-DESCRIBED = "a model that a description builds, not a module of your own"
+DESCRIBED = "a model that is built from a description, not your own module"
 LLAMA = "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, no biases"
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED),
@@ -86,5 +86,5 @@ RUNTIMES: Dict[str, Runtime] = {
 def _installed(module: Any) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # its parent package is not installed
         return False

@@ -1,4 +1,4 @@
-"""Which descriptions other libraries and hand-written graphs can build: compared part by part, so that nothing of a model is left out unseen."""
+"""Model descriptions that other libraries and hand-written graphs can build. Every part is compared, so that a model with any other part is refused."""
 
 from typing import Any, Dict, Sequence
 
@@ -12,12 +12,12 @@ ROTATED = ("rope", "nope")
 
 
 def is_plain_block(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
-    """A causal block without biases, with one of the encodings, or none, at its defaults."""
+    """Return whether config describes a causal block without biases and with at most one encoding, one of `encodings` with default parameters."""
     return config.get("kind") == "block" and config.get("encodings") == [] and _plain(config.get("attention", {}), encodings)
 
 
 def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
-    """A decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2), with one of the encodings at its defaults in all layers."""
+    """Return whether config describes a decoder of Llama's architecture (Touvron et al. 2023, LLaMA, 2.2) with one of `encodings`, with default parameters."""
     kinds = list(config.get("layers", {}).values())
     if config.get("kind") != "decoder" or len(kinds) != 1:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, 10th and 90th percentile of a number of samples, in the samples' unit."""
+    """Median, 10th (low) and 90th (high) percentile of samples, in their unit, and the number of samples."""
 
     median: float
     low: float
@@ -17,10 +17,10 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value.
+    """Return the spread of values.
 
     Raises:
-        ValueError: no values.
+        ValueError: values is empty.
     """
     if not values:
         raise ValueError("spread: expected at least one value, got none; take more rounds")

@@ -1,6 +1,6 @@
-"""One contestant in a process of its own: JSON requests on stdin, one JSON reply each on stdout.
+"""Worker process of one contestant. Reads JSON requests from stdin, and writes one JSON reply to stdout for each.
 
-Started by workers.Worker as `python -m posenc_export.benchmark.worker`; imports torch or onnxruntime only as its contestant needs.
+workers.Worker starts it as `python -m posenc_export.benchmark.worker`. It imports torch or onnxruntime only if the contestant needs them.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 
-BURST = 16  # steps on an append cache before they are taken back together
-READ_WIDTH = 512  # numbers in a row of the buffer that the bandwidth is measured on
-WARM = 5  # untimed steps after a pause, in which other contestants used the processor's caches
+BURST = 16  # steps between two rewinds
+READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
+WARM = 5  # untimed steps after a pause, because other contestants used the processor's caches meanwhile
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 Request = Dict[str, Any]
 
 
 def open_session(request: Request) -> Tuple[Opened, Manifest]:
-    """The session of a request, and the manifest of its folder."""
+    """Return the session for a load request, and the manifest of its folder."""
     folder = Path(request["folder"])
     manifest = manifests.read(folder)
     if request["runtime"] == ARTEFACT:
@@ -40,7 +40,7 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
 
 
 def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened:
-    """Imports first, then the timed load."""
+    """Open an artefact. Libraries are imported before the timed load."""
     from posenc_export.runtime import load
 
     if manifest.target in ("torchscript", "pt2"):
@@ -48,19 +48,19 @@ def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened
 
         torch.set_num_threads(request["threads"])
     else:
-        import onnxruntime  # noqa: F401  loaded here, so that it does not count as load time
-    if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools would slow each other down
-        raise RuntimeError("bench: an artefact's process holds torch or onnxruntime, got both")
+        import onnxruntime  # noqa: F401  imported here, so that it does not count as load time
+    if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools slow each other down
+        raise RuntimeError("benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug")
     start = time.perf_counter()
     session = load(folder, provider=request["provider"], threads=request["threads"]).session(request["batch"])
     return Opened(session, any(state.update == "append" for state in manifest.states), time.perf_counter() - start, manifest.source)
 
 
 class Bench:
-    """The timed calls on one session.
+    """Timed calls of one session; each public method handles one kind of request.
 
     Args:
-        open_session: gives an opened session and its manifest for a request.
+        open_session: returns an opened session and its manifest for a load request.
     """
 
     def __init__(self, open_session: Callable[[Request], Tuple[Opened, Manifest]]) -> None:
@@ -68,7 +68,7 @@ class Bench:
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
-        """Load, then a short prompt and a few steps, so that nothing later compiles or allocates for the first time."""
+        """Load the contestant, and run a short prompt and a step, so that timed calls do not include compilation or first allocations."""
         opened, self.manifest = self.open_session(request)
         self.session, self.grows, self.batch = opened.session, opened.grows, request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
@@ -81,12 +81,12 @@ class Bench:
         return {"load": opened.seconds, "warm_up": time.perf_counter() - start, "weights": dict(opened.weights)}
 
     def prefill(self, request: Request) -> Dict[str, Any]:
-        """One prompt of `context` tokens a row from an empty cache."""
+        """Time one prompt of `context` tokens per row from an empty cache."""
         values, reading = watched(lambda: [self._prefill(request["context"])])
         return {"seconds": values, "reading": reading.to_json()}
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Steps at `context` for about `duration` seconds; the context is there already if the last request left it."""
+        """Time steps with `context` tokens in the cache for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
         context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst) if self.grows else context - 1
         if request["fresh"]:
@@ -100,7 +100,7 @@ class Bench:
         return {"peak": peak_bytes()}
 
     def bandwidth(self, request: Request) -> Dict[str, Any]:
-        """Seconds to read `bytes` bytes once, by the quickest of three numpy loops: a sum, a dot product, a matrix times a vector on all threads."""
+        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot product, and a matrix-vector product on all threads."""
         rows = -(-request["bytes"] // (4 * READ_WIDTH))
         if self.buffer.shape[0] != rows:
             self.buffer, self.vector = np.ones((rows, READ_WIDTH), np.float32), np.ones(READ_WIDTH, np.float32)
@@ -110,12 +110,12 @@ class Bench:
         return {"seconds": values, "reading": reading.to_json()}
 
     def gemm(self, request: Request) -> Dict[str, Any]:
-        """Seconds of a float32 product of square matrices, `width` rows and columns, by numpy."""
+        """Time numpy's float32 product of square matrices with `width` rows."""
         matrix = np.ones((request["width"], request["width"]), np.float32)
         return {"seconds": [_median(lambda: matrix @ matrix, request["duration"])]}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Seconds of a run of one Identity node with everything bound; no number without the packages that it needs."""
+        """Time a run of one Identity node with bound input and output; an empty list without onnx and onnxruntime."""
         try:
             from posenc_export.benchmark.empty_graph import bound
         except ModuleNotFoundError:
@@ -123,7 +123,7 @@ class Bench:
         return {"seconds": [_median(bound(request["threads"]), request["duration"])]}
 
     def _prompt(self, tokens: int) -> Any:
-        """[B,S] int64 token ids or [B,S,E] hidden states, all equal: the cost of a call does not depend on values."""
+        """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does not depend on values."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
             return np.zeros((self.batch, tokens), np.int64)
@@ -137,7 +137,7 @@ class Bench:
         return time.perf_counter() - start
 
     def _steps(self, count: int) -> List[float]:
-        """Steps at one context; each is taken back, which is not timed."""
+        """Time steps at one context. Each is rewound afterwards, which is not timed."""
         times = []
         for _ in range(count):
             times.append(_timed(self.session.step, self.token))
@@ -145,14 +145,14 @@ class Bench:
         return times
 
     def _grown_steps(self, count: int) -> List[float]:
-        """Steps around the context, taken back together: after a rewind the next step would copy a growing cache."""
+        """Time steps around the context and rewind them together, because the step after a rewind copies a growing cache."""
         times = [_timed(self.session.step, self.token) for _ in range(count)]
         self.session.rewind(count)
-        return times[1:]  # the first one copies the cache
+        return times[1:]  # the first step copies the cache
 
 
 def peak_bytes() -> int:
-    """Largest resident memory so far. ru_maxrss is not used: it includes the parent's at the time of exec."""
+    """Return the largest resident memory so far, in bytes. ru_maxrss is not used, because it includes the parent's memory at the time of exec."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -160,7 +160,7 @@ def peak_bytes() -> int:
 
 
 def serve(open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO) -> None:
-    """Answer until the input ends; an error becomes a reply, so that the caller can name the contestant."""
+    """Answer requests until the input ends. Errors are sent as replies, so that the caller can name the contestant."""
     bench = Bench(open_session)
     named = (bench.load, bench.prefill, bench.decode, bench.memory, bench.bandwidth, bench.gemm, bench.empty_run)
     actions = {action.__name__: action for action in named}
@@ -168,17 +168,17 @@ def serve(open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: 
         request = json.loads(line)
         try:
             reply = actions[request["do"]](request)
-        except Exception as error:  # the caller reports it, whatever it is, and ends every worker
-            known = isinstance(error, ValueError)  # of this package, whose messages name the place
+        except Exception as error:  # the caller reports every kind of error and ends all workers
+            known = isinstance(error, ValueError)  # messages of this package name their origin
             reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
 
 def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
-    """Replies keep the real stdout; what libraries print goes to stderr."""
+    """Serve requests of the parent process. Replies use the original stdout; output of libraries is redirected to stderr."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # otherwise a stopped worker outlives a caller that is killed
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # otherwise stopped workers remain when the caller is killed
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         serve(opener, sys.stdin, replies)
@@ -191,7 +191,7 @@ def _timed(call: Callable[[Any], Any], argument: Any) -> float:
 
 
 def _repeat(turn: Callable[[], List[float]], duration: float) -> List[float]:
-    """One value, the median of all steps taken in `duration` seconds."""
+    """Call `turn` for `duration` seconds, at least once; return the median of all times as the only value."""
     times = turn()
     end = time.perf_counter() + duration - sum(times)
     while time.perf_counter() < end:

@@ -1,4 +1,4 @@
-"""The worker processes. One runs at a time and the others are stopped; all are killed at the end, after errors too."""
+"""Worker processes. One runs at a time while the others are stopped; all are killed at the end, also after errors."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """A stopped process that runs only while `ask` waits for its reply.
+    """Process that runs only while `ask` waits for its reply, and is stopped otherwise.
 
     Args:
-        label: the contestant's name, for errors.
-        threads: for the libraries that take the number from the environment.
+        label: name of the contestant, for error messages.
+        threads: number of threads, for libraries that read it from the environment.
     """
 
     def __init__(self, label: str, threads: int) -> None:
@@ -30,10 +30,10 @@ class Worker:
         self.child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=_environment(threads), start_new_session=True)
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
-        """One request, its reply.
+        """Send a request and return its reply.
 
         Raises:
-            ValueError: the contestant failed, died or did not answer in time.
+            ValueError: the contestant failed, exited or did not answer within PATIENCE seconds.
         """
         assert self.child.stdin is not None and self.child.stdout is not None
         self._signal(signal.SIGCONT)
@@ -43,18 +43,18 @@ class Worker:
         except BrokenPipeError:
             raise self._died(do) from None
         if not select.select([self.child.stdout], [], [], PATIENCE)[0]:
-            raise ValueError(f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no answer; leave it out or give smaller contexts")
+            raise ValueError(f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no reply; omit this contestant or give smaller contexts")
         line = self.child.stdout.readline()
         if not line:
             raise self._died(do)
         self._signal(signal.SIGSTOP)
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ValueError(f"benchmark {self.label}: expected {do} to end without an error, got '{reply['error']}'; leave it out or correct that")
+            raise ValueError(f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; omit this contestant or correct the error")
         return reply
 
     def end(self) -> None:
-        """Kill the process and its children; SIGKILL ends stopped processes too."""
+        """Kill the process and its children, also if they are stopped."""
         self._signal(signal.SIGKILL)
         self.child.wait()
         for stream in (self.child.stdout, self.log):
@@ -72,12 +72,13 @@ class Worker:
         code = self.child.wait()
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        return ValueError(f"benchmark {self.label}: expected the worker to live through {do}, got exit code {code} ({last[0]}); leave it out or free some memory")
+        remedy = "omit this contestant or free memory"
+        return ValueError(f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} ({last[0]}); {remedy}")
 
 
 @contextlib.contextmanager
 def crew(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
-    """A worker per label, all ended on the way out, errors and interrupts included."""
+    """Context manager that starts one worker per label and kills all of them at exit, also after errors and interrupts."""
     with contextlib.ExitStack() as stack:
         workers = []
         for label in labels:
@@ -88,7 +89,7 @@ def crew(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
 
 
 def _environment(threads: int) -> Dict[str, str]:
-    """TORCHINDUCTOR_COMPILE_THREADS=1: inductor compiles in the worker itself, without children of its own."""
+    """Return the environment of a worker. TORCHINDUCTOR_COMPILE_THREADS=1 makes inductor compile in the worker instead of child processes."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     return {**os.environ, **numbers, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}

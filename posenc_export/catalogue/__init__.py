@@ -1,1 +1,1 @@
-"""What is registered, as tables, pictures and pages: posenc list, posenc plot, docs/."""
+"""Tables, pictures and pages of everything that is registered, for posenc list, posenc plot and docs/."""

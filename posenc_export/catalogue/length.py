@@ -1,20 +1,20 @@
-"""docs/length.md: what bench/length_study.py measured, as a table and a figure."""
+"""docs/length.md: a table and a figure of the results of bench/length_study.py."""
 
 from typing import Any, List, Mapping, Sequence, Tuple
 
 from posenc_export.catalogue.waves import COLOURS, MARKERS
 
-HOW = """One decoder of 0.33 million parameters per encoding, trained alike: {training[steps]} steps of {training[batch]} x {training[length]} bytes of Python source,
-rate {training[rate]:g}, seed {training[seed]}. It is read through its exported `ort` artefact by chunked prefill of {chunk} bytes. The figures are held-out
-bits per byte over the last {tail} bytes of {windows} contexts, which end at the same bytes for every length.
+HOW = """One decoder of 0.33 million parameters per encoding, all trained in the same way: {training[steps]} steps of {training[batch]} x {training[length]} bytes of
+Python source, learning rate {training[rate]:g}, seed {training[seed]}. The exported `ort` artefact reads each context by chunked prefill of {chunk} bytes. Numbers are
+held-out bits per byte over the last {tail} bytes of {windows} contexts, which end at the same bytes for every length.
 
-Scalings of rope read rope's weights with the factor {factor:g}, which the last context asks for. Decoders called *tuned* were trained on from these
-weights with their scaling,
-{tuning[steps]} steps of {tuning[batch]} x {tuning[length]} bytes, rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}.
+Scalings of rope use the weights of rope with the factor {factor:g}, the longest context divided by the trained length. Decoders called *tuned* were trained
+further from these weights with their scaling,
+{tuning[steps]} steps of {tuning[batch]} x {tuning[length]} bytes, learning rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}.
 *rope, unscaled, tuned* had the same further training without a scaling. Each row is one run.
 
-Rows of `learned` beyond 255 were never trained. An empty cell was not measured: the weights of `nope`, `learned` and `sinusoidal` are not in the
-package (`python -m bench.length_study train` makes them), and `rope, dynamic` turns all keys anew for every query, which takes many times as long.
+Rows of the table of `learned` beyond 255 were never trained. An empty cell was not measured: the weights of `nope`, `learned` and `sinusoidal` are not in the
+package (`python -m bench.length_study train` trains them), and `rope, dynamic` rotates all keys again for every query, which takes many times as long.
 Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}.
 Written by `python -m bench.length_study` and `python -m posenc_export.catalogue.pages`.
 """
@@ -22,7 +22,7 @@ GAP = 0.17  # bits per byte between two labels at the end of their lines
 
 
 def page(study: Mapping[str, Any]) -> str:
-    """The page, Markdown; the figure stands beside it as length.svg."""
+    """The page, as Markdown; it shows the figure length.svg of the same folder."""
     contexts = _contexts(study["rows"])
     lines = ["# Length extrapolation", "", "![bits per byte against context](length.svg)", "", HOW.format(**study)]
     lines += ["| encoding | " + " | ".join(str(context) for context in contexts) + " |", "|---|" + "---|" * len(contexts)]
@@ -62,7 +62,7 @@ def figure(study: Mapping[str, Any]) -> Any:
 
 
 def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:
-    """A line for each row with a label at its end, a colour and a marker for each value of the key `by`."""
+    """Draw a line for each row with a label at its end; rows with the same value of the key `by` share colour and marker."""
     place = {name: index for index, name in enumerate(dict.fromkeys(row[by] for row in rows))}
     ends: List[Tuple[float, str, str]] = []
     for row in rows:

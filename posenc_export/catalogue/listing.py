@@ -1,4 +1,4 @@
-"""The registries as rows of tables: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
+"""Table rows of the registries: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
 
 import importlib
 import inspect
@@ -15,14 +15,14 @@ SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 
 def hooks_of(name: str) -> str:
-    """Where the encoding acts: its overridden hooks."""
+    """Names of the hooks that an encoding overrides, or "none"."""
     cls = registry.KNOWN[name]
     found = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
     return ", ".join(dict.fromkeys(found)) or "none"
 
 
 def states_of(name: str) -> str:
-    """What crosses the graph boundary beside keys and values, by name and axes; "by parameters" where there are parameters without a default."""
+    """Names of the states besides keys and values that calls carry, or "none"; "by parameters" if a parameter has no default."""
     if any(parameter.default is inspect.Parameter.empty for parameter in registry.parameters(name).values()):
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
@@ -32,13 +32,13 @@ def states_of(name: str) -> str:
 
 
 def source_of(name: str) -> str:
-    """First line of the module: title and source."""
+    """First line of the module's docstring: title and source."""
     module = inspect.getmodule(registry.KNOWN[name])
     return next(iter((inspect.getdoc(module) or "").splitlines()), "-")
 
 
 def encodings() -> List[Dict[str, str]]:
-    """One row per encoding: name, hook, state, parameters with defaults, package, source. What cannot be used says why in place of its source."""
+    """One row per encoding: name, hook, state, parameters with defaults, package, source. If an encoding cannot be used, its source is the reason."""
     return [_row(name) for name in registry.KNOWN]
 
 
@@ -47,10 +47,10 @@ def _row(name: str) -> Dict[str, str]:
     try:
         registry.KNOWN.check_one(name)
         found = registry.parameters(name)
-        said = {"hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(map(_parameter, found.values())) or "-"}
+        cells = {"hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(map(_parameter, found.values())) or "-"}
     except ValueError as error:
         return {**row, "source": f"refused: {error}"}
-    return {**row, **said, "package": str(registry.origin(name) or "-"), "source": source_of(name)}
+    return {**row, **cells, "package": str(registry.origin(name) or "-"), "source": source_of(name)}
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -58,9 +58,9 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def families() -> List[Dict[str, str]]:
-    """One row per model_type that from_pretrained reads: name, and what it is."""
-    said = {name: str(importlib.import_module(f"{PLACE}.{file}").__doc__) for name, file in FILES.items()}
-    return [{"name": name, "what": text.partition("\n")[0]} for name, text in said.items()]
+    """One row per model_type that from_pretrained accepts: name and description."""
+    descriptions = {name: str(importlib.import_module(f"{PLACE}.{file}").__doc__) for name, file in FILES.items()}
+    return [{"name": name, "what": text.partition("\n")[0]} for name, text in descriptions.items()]
 
 
 def presets() -> List[Dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The parity table: every encoding on every target through the whole grid, worst error by the way a sequence is cut.
+"""The parity table: worst errors of every encoding on every target, by group of cells of the parity grid.
 
     python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md] [--jobs N]
 """
@@ -18,7 +18,7 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config, encoder_config
 
-# Which cells of a certificate (runtime/scenarios.py) belong to a column; a cell may belong to several.
+# Parts of the names of cells (runtime/scenarios.py) that belong to a column; a cell may belong to several columns.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "decoder": {
         "full": ("past 0,",),
@@ -43,23 +43,23 @@ COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
 MAX_POSITIONS = 1100
 INTRODUCTIONS = {
     "decoder": "A two-layer decoder (width 48, 6 heads over 3 kv heads of 16, 1100 positions, float32; ort-cuda float16 on the CPU provider).",
-    "encoder": "A two-layer post-norm encoder of the same sizes with three segments and bidirectional attention: whole calls, no cache.",
+    "encoder": "A two-layer post-norm encoder of the same sizes with three segments and bidirectional attention, without a cache: every call is a whole sequence.",
 }
-# What cannot be measured in a form, by name.
+# Encodings that cannot be measured in a form, with the reason.
 REFUSED = {
     ("complex_order", "encoder"): "its token table is wider than the model; use it in a decoder",
-    ("integer", "encoder"): "LayerNorm takes the mean away, and with it the digits that x + p keeps in float32",
+    ("integer", "encoder"): "LayerNorm subtracts the mean, and with it the digits that x + p keeps in float32",
 }
 
 
 def forms_of(name: str) -> List[str]:
-    """The models an encoding works in."""
+    """The forms of model, "decoder" and "encoder", that an encoding works in."""
     works_in = REGISTRY[name].works_in
     return [form for form, attention in (("decoder", "causal"), ("encoder", "bidirectional")) if attention in works_in]
 
 
 def config_of(name: str, form: str) -> AnyConfig:
-    """A small decoder or encoder around an encoding."""
+    """Description of a small decoder or encoder with an encoding."""
     block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, encoding={"name": name}, causal=form == "decoder")
     if form == "encoder":
         return encoder_config(61, 2, 40, block, segments=3)
@@ -67,7 +67,7 @@ def config_of(name: str, form: str) -> AnyConfig:
 
 
 def measured(name: str, form: str) -> List[Dict[str, Any]]:
-    """Of every target {"encoding", "model", "target", "tolerance", column: worst error}, or {"encoding", "model", "target", "refused": reason}."""
+    """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or {"encoding", "model", "target", "refused": reason}."""
     if (name, form) in REFUSED:
         return [{"encoding": name, "model": form, "target": target, "refused": REFUSED[name, form]} for target in TARGETS]
     sources = Sources(seeded(config_of(name, form)))
@@ -89,13 +89,13 @@ def _row(sources: Sources, form: str, target: str) -> Dict[str, Any]:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """The rows as a page of Markdown."""
+    """The page with the rows as tables, as Markdown."""
     lines = [
         "# Parity",
         "",
-        "Every registered encoding on every target, exported and driven through the grid of `posenc_export/runtime/scenarios.py`. Each cell is the worst error",
-        "against the eager module, relative to its largest output; `oracle` is the eager module against the float64 oracle. `offset` is the worst of the cells",
-        "that start at position 1000 or 1064, the others are the worst over all starts; `guests` are rows that share their batch with others, which come and go.",
+        "Every registered encoding is exported to every target and run through the grid of `posenc_export/runtime/scenarios.py`. Each cell is the worst error",
+        "against the eager module, relative to its largest output; `oracle` compares the eager module with the float64 oracle. `offset` is the worst of the cells",
+        "that start at position 1000 or 1064, the other columns are the worst over all starts; `guests` are rows of a batch whose other rows come and go.",
         "Written by `python -m posenc_export.catalogue.parity`.",
         "",
     ]
@@ -115,11 +115,12 @@ def _line(row: Dict[str, Any], columns: List[str]) -> str:
 
 
 def passes(row: Dict[str, Any]) -> bool:
-    """Whether every column that the target has stays within the tolerance."""
+    """Whether every measured column is within the tolerance."""
     return all(row[column] is None or row[column] <= row["tolerance"] for column in COLUMNS[row["model"]])
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Measure all encodings and write the files; returns the exit status: 1 if a cell exceeds its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("docs/parity.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/parity.md"))

@@ -1,4 +1,4 @@
-"""Pictures of an encoding, drawn from its float64 oracle: what it adds to tokens, how scores fall with distance, how fast its pairs turn."""
+"""Pictures of an encoding, drawn from its float64 oracle: changes of tokens, scores by distance, and wavelengths of rotations."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc_export import encodings
 from posenc_export.catalogue import waves
-from posenc_export.catalogue.starts import started
+from posenc_export.catalogue.starts import build_for_picture
 from posenc_export.catalogue.waves import COLOURS
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.conditional_conv import ConditionalConv
@@ -22,23 +22,24 @@ from posenc_export.encodings.swin import Swin
 from posenc_export.encodings.swin_v2 import SwinV2
 
 WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
-SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # of the width: entries of a sinusoid that are drawn alone
+SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line of their own, as shares of the width
 WINDOWS = (Swin, SwinV2)
-BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # whose scores are those of rotated vectors
+BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # encodings that override rescore, but compute plain scores of rotated vectors
 Panel = Tuple[str, Callable[[Any], None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a picture shows.
+    """Sizes of a picture.
 
     Args:
-        distance: largest distance of a query and a key, in tokens, 1 .. 65536.
+        distance: largest distance between a query and a key, in tokens, 1 .. 65536.
         head_size: entries of a head, 1 .. 65536.
-        positions: tokens of a panel by position, 4 .. 65536; at most eight times the filter of a convolution, behind which all tokens get the same.
+        positions: number of tokens in panels by position, 4 .. 65536. A convolution is drawn for at most eight times the length of its filter, because later
+            tokens all change in the same way.
 
     Raises:
-        ValueError: a number outside of its range.
+        ValueError: a number outside its range.
     """
 
     distance: int = 255
@@ -53,12 +54,12 @@ class View:
 
     @property
     def geometry(self) -> Geometry:
-        """A model whose range holds what is shown."""
+        """Geometry whose range includes all positions of the picture."""
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
 
 
 def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
-    """A matplotlib figure of the encoding that spec describes, a panel for each place where it acts. The title says which weights are drawn.
+    """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The title says which weights are drawn.
 
     Raises:
         ValueError: unknown name or parameter, a head size that the encoding refuses.
@@ -66,11 +67,11 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
     """
     from matplotlib.figure import Figure
 
-    encoding, geometry, said = started(spec, view.geometry)
+    encoding, geometry, weights = build_for_picture(spec, view.geometry)
     panels = _panels(encoding, spec, geometry, view)
     figure = Figure(figsize=(4.6 * max(len(panels), 1), 3.4), layout="constrained")
     title = ", ".join([str(spec["name"]), *(f"{key}={value}" for key, value in spec.items() if key != "name")])
-    figure.suptitle(f"{title} ({said})" if said else title, fontsize=10)
+    figure.suptitle(f"{title} ({weights})" if weights else title, fontsize=10)
     for index, (title, paint) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), index + 1)
         axes.set_title(title, fontsize=9)
@@ -89,7 +90,7 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
         panels.append(("tokens to a full turn, by pair", lambda axes: waves.wavelengths(axes, encoding, spec, geometry)))
         if "theta" in encodings.parameters(spec["name"]):
             panels.append(("bound of scores, by distance and theta", lambda axes: waves.bound(axes, encoding, spec, geometry, distance)))
-        panels.append(("mean cosine of fast and of slow pairs", lambda axes: waves.paces(axes, encoding, distance)))
+        panels.append(("mean cosine of fast and of slow pairs", lambda axes: waves.fast_and_slow(axes, encoding, distance)))
     if isinstance(encoding, RotaryGrid):
         panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
         panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
@@ -113,7 +114,7 @@ def _of_tokens(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Ge
     shown = min(view.positions, 8 * encoding.kernel) if isinstance(encoding, ConditionalConv) else view.positions
     rows = _change(encoding, geometry, shown)
     panels: List[Panel] = [("what a token gets, by position", lambda axes: _embedded(axes, rows))]
-    if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # no token is changed by another
+    if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # tokens do not depend on each other
         panels.append(("inner products of positions, normalised", lambda axes: waves.inner_products(axes, rows)))
     if isinstance(encoding, Sinusoidal):
         entries = [int(share * geometry.width) for share in SHARES]
@@ -123,7 +124,7 @@ def _of_tokens(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Ge
 
 
 def _change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> np.ndarray:
-    """What is made of one token, the same everywhere, less that token: [positions,E]."""
+    """Encodings of the same token at all positions, minus that token: [positions,E]."""
     token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
     rows = encoding.oracle().embed_rows(np.repeat(token[None], positions, 0), range(positions))
     return rows - token if len(token) == geometry.width else rows
@@ -146,7 +147,7 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: i
 
 
 def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> None:
-    """Around a query in the middle of the window."""
+    """Draw the bias of all keys for a query in the middle of the window."""
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
     biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
     image = axes.imshow(biases, origin="upper", cmap="viridis", interpolation="nearest")
@@ -156,7 +157,7 @@ def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> N
 
 
 def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in_turn: Sequence[int]) -> np.ndarray:
-    """Scores [n,query+1] by distance, of a query with keys equal to it, for n heads with a random vector each."""
+    """Scores [n,query+1] by distance, of a query and keys that are the same random vector, for n heads."""
     random, oracle = np.random.default_rng(0), encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
@@ -170,7 +171,7 @@ def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in
 
 
 def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
-    """Mean and spread over random vectors, of the first head."""
+    """Draw mean and standard deviation of scores over random vectors, for the first head."""
     scores = _scores(encoding, geometry, query, [0] * VECTORS)
     mean, spread = scores.mean(0), scores.std(0)
     axes.fill_between(np.arange(query + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0)
@@ -179,7 +180,7 @@ def _similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, query
 
 
 def _change_of_scores(axes: Any, encoding: PositionEncoding, geometry: Geometry, query: int) -> None:
-    """A line for each of some heads: what an encoding adds goes by content."""
+    """Draw a line for each of some heads, minus the score of the query's own key."""
     heads = range(min(SHOWN, geometry.heads))
     scores = _scores(encoding, geometry, query, heads)
     for head, color in zip(heads, COLOURS, strict=False):

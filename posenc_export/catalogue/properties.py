@@ -1,4 +1,4 @@
-"""docs/properties.md: what position encodings are wanted for, measured on the hooks of every registered encoding.
+"""docs/properties.md: properties of position encodings, measured on the hooks of every registered encoding.
 
     python -m posenc_export.catalogue.properties [--docs docs]
 """
@@ -20,7 +20,7 @@ from posenc_export.models.stack import Mask
 from posenc_export.numerics import tolerance
 
 TOKENS, SIDE = 64, 91
-# Encodings that count rows and columns themselves have a square of SIDE x SIDE: both starts are the first column of a row.
+# Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are in the first column.
 GEOMETRY = Geometry(width=32, heads=2, head_size=TOKENS, max_positions=SIDE * SIDE)
 STARTS = (0, SIDE * (SIDE - 2))
 BOUND = tolerance("float32", 1, TOKENS)
@@ -30,14 +30,14 @@ Row = Dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """What an encoding makes of S equal tokens.
+    """Results of the hooks of an encoding on S equal tokens.
 
     Args:
-        tokens: change of the tokens [S,E].
-        rotated: query and key of each token, one behind the other [S,n].
+        tokens: changes of the tokens [S,E].
+        rotated: query and key of each token, concatenated [S,n].
         products: dot products of the changes [1,S,S].
-        scores: of every query and key [H,S,S]; less the score of the query's own key where the encoding computes the attention itself.
-        seen: which entries of products and scores the attention reads [S,S].
+        scores: scores of every query and key [H,S,S]; minus the score of the query's own key if the encoding overrides `rescore`.
+        seen: mask of the entries of products and scores that the attention uses [S,S].
     """
 
     tokens: Tensor
@@ -49,10 +49,10 @@ class Response:
 
 @torch.no_grad()
 def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Response:
-    """The hooks of an encoding on equal tokens.
+    """Run the hooks of an encoding on equal tokens.
 
     Args:
-        encoding: of any geometry with heads of TOKENS entries.
+        encoding: an encoding of any geometry with heads of TOKENS entries.
         places: positions [S], or coordinates [axes,S]; S is at most TOKENS.
         causal: whether later keys are hidden.
     """
@@ -74,7 +74,7 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
 
 
 def _by_content(encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor) -> Any:
-    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from the shares it gives to values that are rows of the identity; None for others."""
+    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the values are rows of the identity); None for others."""
     if type(encoding).rescore is PositionEncoding.rescore:
         return None
     count, heads, size = q.size(1), q.size(2), TOKENS
@@ -93,7 +93,7 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def told_apart(response: Response) -> int:
-    """How many of the tokens differ from every token before: in what is added, in query or key, or in the score that the last query gives to them."""
+    """How many tokens differ from every earlier token: in their change, their query or key, or the score that the last query gives to them."""
     parts = [response.tokens, response.rotated, response.scores[:, -1].T]
     rows = torch.cat([part / part.abs().max().clamp(min=torch.finfo(torch.float32).tiny) for part in parts], dim=1)
     apart = (rows[:, None] - rows[None]).abs().amax(2) > BOUND
@@ -101,7 +101,7 @@ def told_apart(response: Response) -> int:
 
 
 def offset_only(near: Response, far: Response) -> str:
-    """ "yes" where products and scores depend on the offset of two tokens alone, "no" where on more, "-" where neither depends on positions."""
+    """ "yes" if products and scores depend only on the offset of two tokens, "no" if they depend on more, "-" if neither depends on positions."""
     pairs = ((near.products, far.products), (near.scores, far.scores))
     if not any(differ(one[:, near.seen], one[:, :1, :1].flatten(1)) or differ(one[:, near.seen], other[:, near.seen]) for one, other in pairs):
         return "-"
@@ -113,22 +113,22 @@ def offset_only(near: Response, far: Response) -> str:
 
 
 def measure(name: str) -> Row:
-    """The cells of one encoding, by column. Every cell is "-" where a parameter has no default.
+    """The cells of one encoding, by column. Every cell is "-" if a parameter has no default.
 
     Raises:
-        ValueError: no encoding of that name, or one that cannot be built.
+        ValueError: unknown name, or an encoding that cannot be built.
     """
     if any(parameter.default is inspect.Parameter.empty for parameter in encodings.parameters(name).values()):
         return dict.fromkeys(COLUMNS, "-")
-    encoding, causal = made({"name": name}), "causal" in encodings.KNOWN[name].works_in
+    encoding, causal = built({"name": name}), "causal" in encodings.KNOWN[name].works_in
     near, far = (respond(encoding, _line(encoding, start), causal) for start in STARTS)
     apart, relation = told_apart(near), offset_only(near, far)
     cells = (f"{apart} of {TOKENS}", relation, longer({"name": name}), trained(encoding), "-" if apart == 1 and relation == "-" else axes(encoding, name))
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def made(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0) -> PositionEncoding:
-    """An encoding as it starts, in the geometry of the page."""
+def built(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0) -> PositionEncoding:
+    """Build an encoding with its initial weights, in the geometry of the page."""
     causal = "causal" in encodings.KNOWN[spec["name"]].works_in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -136,21 +136,21 @@ def made(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, s
 
 
 def _line(encoding: PositionEncoding, start: int) -> Tensor:
-    """Positions of TOKENS tokens from `start` on; the same number on every axis."""
+    """Positions of TOKENS tokens from `start` on, with the same number on every axis."""
     line = torch.arange(start, start + TOKENS)
     return line.expand(encoding.axes, -1) if encoding.axes else line
 
 
 def same_response(one: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor) -> bool:
-    """Whether two encodings give equal tokens at their places the same changes and scores."""
+    """Whether two encodings give equal tokens the same changes and scores, each at its own places."""
     causal = "causal" in one.works_in
     first, second = respond(one, places, causal), respond(other, other_places, causal)
     return not differ(first.tokens, second.tokens) and not differ(first.scores[:, first.seen], second.scores[:, second.seen])
 
 
 def longer(spec: Mapping[str, Any]) -> str:
-    """What a range four times as long needs: "same weights", "more weights", or "places change" where known positions would mean something else."""
-    short, long = made(spec, TOKENS), made(spec, 4 * TOKENS)
+    """What a range four times as long needs: "same weights", "more weights", or "places change" if known positions are then encoded differently."""
+    short, long = built(spec, TOKENS), built(spec, 4 * TOKENS)
     places = _line(short, 0)
     if not _loaded(long, short):
         return "more weights"
@@ -158,7 +158,7 @@ def longer(spec: Mapping[str, Any]) -> str:
 
 
 def _loaded(to: PositionEncoding, of: PositionEncoding) -> bool:
-    """Give one encoding the weights of another; False, and nothing given, where shapes differ."""
+    """Load the weights of one encoding into another. Returns False, without loading, if shapes differ."""
     if [value.shape for value in to.parameters()] != [value.shape for value in of.parameters()]:
         return False
     to.load_state_dict(of.state_dict())
@@ -167,38 +167,38 @@ def _loaded(to: PositionEncoding, of: PositionEncoding) -> bool:
 
 
 def trained(encoding: PositionEncoding) -> str:
-    """How many numbers are trained; "token table" where they belong to words."""
+    """Number of trained numbers; "token table" if they belong to words."""
     if encoding.token_width(GEOMETRY.width) != GEOMETRY.width:
         return "token table"
     return str(sum(value.numel() for value in encoding.parameters()) or "none")
 
 
 def axes(encoding: PositionEncoding, name: str) -> str:
-    """How many coordinates act on their own; "2, row-major" where the encoding finds row and column of a position itself."""
+    """Number of independent coordinates; "2, row-major" if the encoding derives row and column from the position."""
     places = _line(encoding, 0)
     if encoding.axes:
         return str(sum(not same_response(encoding, encoding, places, _stretched(places, axis)) for axis in range(encoding.axes)))
     if "columns" in encodings.parameters(name):
-        narrow, wide = (made({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16))
+        narrow, wide = (built({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16))
         if not _loaded(wide, narrow) or not same_response(narrow, wide, places, places):
             return "2, row-major"
     return "1"
 
 
 def _stretched(places: Tensor, axis: int) -> Tensor:
-    """Coordinates [axes,S] with those of one axis twice as far apart."""
+    """Coordinates [axes,S] with one axis multiplied by 2."""
     factors = torch.ones(len(places), 1, dtype=torch.int64)
     factors[axis] = 2
     return places * factors
 
 
 def rows() -> List[Row]:
-    """One row per encoding that is known."""
+    """One row per known encoding."""
     return [row_of(name) for name in encodings.KNOWN]
 
 
 def row_of(name: str) -> Row:
-    """Name and cells of an encoding; the last cell says why where it cannot be built."""
+    """Name and cells of an encoding; if it cannot be built, the last cell has the reason."""
     try:
         encodings.KNOWN.check_one(name)
         return {"name": name, **measure(name)}
@@ -207,29 +207,30 @@ def row_of(name: str) -> Row:
 
 
 def page() -> str:
-    """docs/properties.md."""
-    said = (
-        f"how many of {TOKENS} equal tokens, at positions 0 .. {TOKENS - 1}, differ from all before: in what is added to them, in their query or key, or in the\n"
-        "  score that the last query gives them. `t5` and `shaw` give far distances one score. A convolution knows the edge only.",
-        "whether scores, and dot products of what is added to tokens, depend on the offset of two positions alone. All pairs are compared of\n"
-        f"  {TOKENS} tokens that start at {STARTS[0]} and of {TOKENS} that start at {STARTS[1]}. Where rows and columns are counted, the second start is that of a row.\n"
-        "  `rope_dynamic` and `fire` depend on the position of the query too. `-` is an encoding that changes no score.",
-        "what four times as many positions need: the `same weights`, or `more weights`. `places change` where the same weights are enough, but a known\n"
-        "  position gets another meaning. The cell says that the encoding is defined there, not how well a model reads it: [length.md](length.md) measures that.",
-        "how many in this geometry; `none` where nothing is trained. Those of `complex_order` belong to words and stand in the token table.",
-        "coordinates that act on their own. `2, row-major` is an encoding that finds row and column of a position itself.",
+    """The page docs/properties.md, as Markdown."""
+    meanings = (
+        f"how many of {TOKENS} equal tokens, at positions 0 .. {TOKENS - 1}, differ from all earlier tokens: in their change, in their query or key, or in the\n"
+        "  score that the last query gives them. `t5` and `shaw` give all far distances the same score. A convolution detects only the edge.",
+        "whether scores, and dot products of the changes of tokens, depend only on the offset of two positions. The page compares all pairs of\n"
+        f"  {TOKENS} tokens that start at {STARTS[0]} with those of {TOKENS} tokens that start at {STARTS[1]}; both are in the first column of a grid.\n"
+        "  `rope_dynamic` and `fire` depend on the position of the query too. `-` is for an encoding that changes no score.",
+        "what four times as many positions need: the `same weights` or `more weights`. `places change` if the same weights are enough, but known\n"
+        "  positions are encoded differently. The encoding is then defined in that range; how well a model works there is measured in [length.md](length.md).",
+        "how many numbers are trained in this geometry, or `none`. The trained numbers of `complex_order` belong to words and are in the token table.",
+        "number of independent coordinates. `2, row-major` is for an encoding that derives row and column from the position.",
     )
     sizes = f"{GEOMETRY.heads} heads of {GEOMETRY.head_size} entries, width {GEOMETRY.width}, {GEOMETRY.max_positions} positions"
-    lines = ["# Properties of encodings", "", "Measured on the hooks of every encoding, with its default parameters and its starting weights (seed 0), in one geometry:"]
-    lines += [f"{sizes}. Two numbers are the same where they differ by at most {BOUND:.1e} of the largest."]
+    lines = ["# Properties of encodings", "", "Measured on the hooks of every encoding, with its default parameters and its initial weights (seed 0), in one geometry:"]
+    lines += [f"{sizes}. Two numbers count as the same if they differ by at most {BOUND:.1e} of the largest."]
     lines += ["`posenc list properties` prints the table, `posenc list NAME` one row of it.", ""]
-    lines += [*(f"- **{column}**: {text}" for column, text in zip(COLUMNS, said, strict=True)), ""]
+    lines += [*(f"- **{column}**: {text}" for column, text in zip(COLUMNS, meanings, strict=True)), ""]
     lines += [f"| encoding | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
     lines += [f"| [{name}](encodings/{name}.md) | {' | '.join(measure(name).values())} |" for name in encodings.REGISTRY]
     return "\n".join([*lines, "", "Generated by `python -m posenc_export.catalogue.properties`.", ""])
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Write the page; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args(arguments)

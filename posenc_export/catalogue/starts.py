@@ -1,4 +1,4 @@
-"""The weights that pictures are drawn with: trained ones where they are installed, some that show what an encoding does, or the start of training."""
+"""Weights for pictures of encodings: trained weights if they are installed, weights chosen to show what an encoding does, or initial weights."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from posenc_export import encodings
 from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.models.presets import PRESETS, weights_of
 
-# Tables that start as noise, and which of their axes counts positions or distances.
+# Tables with random initial values, and their axis of positions or distances.
 TABLES: Dict[str, Dict[str, int]] = {
     "learned": {"table.weight": 0},
     "learned_2d": {"of_row.weight": 0, "of_column.weight": 0},
@@ -25,15 +25,15 @@ TABLES: Dict[str, Dict[str, int]] = {
 BASE, PREFIX = 10000.0, "layers.0.attention.encoding."
 
 
-def started(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncoding, Geometry, str]:
-    """An encoding with weights that a picture can show, its geometry, and what these weights are; "" where nothing is trained.
+def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncoding, Geometry, str]:
+    """Build an encoding with weights for a picture. Returns it with its geometry and a description of the weights; "" if nothing is trained.
 
     Args:
-        spec: as encodings.build.
-        geometry: of the picture; a trained encoding has the width and heads of its preset.
+        spec: see encodings.build.
+        geometry: geometry of the picture; a trained encoding uses the width and heads of its preset instead.
 
     Raises:
-        ValueError: as encodings.build.
+        ValueError: see encodings.build.
     """
     torch.manual_seed(0)
     preset = next((preset for preset in PRESETS if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}), "")
@@ -48,20 +48,19 @@ def started(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncodi
             return encoding, geometry, f"as trained in {preset}"
     encoding = encodings.build(spec, geometry)
     if spec["name"] in SHAPED:
-        shape, said = SHAPED[spec["name"]]
+        shape, description = SHAPED[spec["name"]]
         shape(encoding, geometry.heads)
-        return encoding, geometry, f"untrained, {said}"
+        return encoding, geometry, f"untrained, {description}"
     trained = dict(encoding.named_parameters())
     tables = {name: axis for name, axis in TABLES.get(spec["name"], {}).items() if name in trained and trained[name].numel()}
     for name, axis in tables.items():
         _fill(trained[name], axis)
-    said = "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else ""
-    return encoding, geometry, said
+    return encoding, geometry, "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else ""
 
 
 @torch.no_grad()
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
-    """Rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), in the place of noise of the same mean and size."""
+    """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same mean and standard deviation."""
     count, width = table.shape[axis], table.shape[1 - axis]
     columns = torch.arange(width, dtype=torch.float64)
     angles = torch.arange(count, dtype=torch.float64)[:, None] * BASE ** (-2 * (columns // 2) / width)
@@ -71,7 +70,7 @@ def _fill(table: torch.nn.Parameter, axis: int) -> None:
 
 @torch.no_grad()
 def _fall(encoding: Any, heads: int) -> None:
-    """Biases -(h + 1) / H times the length of the offset in rows and columns, in the place of noise."""
+    """Set biases to -(h + 1) / H times the length of the offset in rows and columns."""
     down, right = (torch.arange(1 - count, count, dtype=torch.float32) for count in (encoding.rows, encoding.columns))
     lengths = torch.hypot(down[:, None], right[None]).flatten()
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
@@ -79,7 +78,7 @@ def _fall(encoding: Any, heads: int) -> None:
 
 @torch.no_grad()
 def _cosines(encoding: Any, heads: int) -> None:
-    """W picks the cosines of R, from the fastest wave on, and v sums them, by 4 (h + 1) / H: the term of positions alone is an inner product of sinusoids."""
+    """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the position term is an inner product of sinusoids."""
     waves = encoding.width // 2
     encoding.weight.zero_()
     encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[: encoding.weight.size(1)]
@@ -89,13 +88,13 @@ def _cosines(encoding: Any, heads: int) -> None:
 
 @torch.no_grad()
 def _in_phase(encoding: Any, heads: int) -> None:
-    """No shift of any entry: scores are highest at the query's own position."""
+    """Set all phases to 0: scores are highest at the query's own position."""
     encoding.phase.value.zero_()
 
 
 @torch.no_grad()
 def _spread(encoding: Any, heads: int) -> None:
-    """Directions of heads at equal angles, in the place of random ones; lengths stay."""
+    """Replace the random directions of heads by equally spaced ones of the same lengths."""
     along = encoding.along.value
     angles = math.pi * (torch.arange(along.size(1)) + 0.5) / along.size(1)
     directions = torch.stack([(angles + math.pi * axis / len(along)).cos() for axis in range(len(along))])
@@ -104,7 +103,7 @@ def _spread(encoding: Any, heads: int) -> None:
 
 @torch.no_grad()
 def _smooth(encoding: Any, heads: int) -> None:
-    """Filters 2^-distance from the token itself, of sum 1, without offsets."""
+    """Set filters to 2^-distance from the token itself, normalised to sum 1, without offsets."""
     weight, causal = encoding.convolution.weight, encoding.convolution.weight.dim() == 3
     places = [torch.arange(count) - (count - 1 if causal else count // 2) for count in weight.shape[2:]]
     distances = sum(grid.abs() for grid in torch.meshgrid(*places, indexing="ij"))
@@ -113,7 +112,7 @@ def _smooth(encoding: Any, heads: int) -> None:
     encoding.convolution.bias.zero_()
 
 
-# Encodings whose random start shows nothing, the weights they are drawn with, and how a title calls them.
+# Encodings whose random initial weights show nothing: a function that sets their weights, and its description in the title.
 SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
     "swin": (_fall, "biases that fall with the offset"),
     "transformer_xl": (_cosines, "positions as sinusoids"),

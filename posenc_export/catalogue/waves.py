@@ -1,4 +1,4 @@
-"""Panels of rotations and sinusoids: wavelengths, the bound of RoPE's scores, fast and slow pairs, axes, components."""
+"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow pairs, axes, components."""
 
 from typing import Any, Dict, List, Mapping
 
@@ -9,7 +9,7 @@ from posenc_export.encodings.base import Geometry
 from posenc_export.encodings.rotary import Rotary
 from posenc_export.encodings.rotary_grid import RotaryGrid
 
-# Told apart by colour-blind readers too (Okabe and Ito 2008).
+# Palette for colour-blind readers (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
@@ -28,7 +28,7 @@ def legend(axes: Any, title: str = "") -> None:
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
-    """Pairs that do not turn within the range, or within the length the model was trained on, lie above the lines."""
+    """Draw the wavelength of each pair, with lines at the range and at the trained length; longer wavelengths make no full turn."""
     turning = [(k, 2 * np.pi / encoding.frequency(k)) for k in range(encoding.size // 2) if encoding.frequency(k)]
     axes.semilogy(*zip(*turning, strict=True), "o-", color=COLOURS[0], markersize=3)
     plain = [2 * np.pi * getattr(encoding, "theta", THETAS[0]) ** (2 * k / encoding.size) for k in range(encoding.size // 2)]
@@ -43,7 +43,7 @@ def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: 
 
 
 def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int) -> None:
-    """Long-range decay (Su et al. 2021, 3.4.3): the mean over j of |sum of exp(i d w_k) over k < j|, j = 1 .. r/2, 1 at distance d = 0."""
+    """Draw long-range decay (Su et al. 2021, 3.4.3): the mean over j = 1 .. r/2 of |sum of exp(i d w_k) over k < j|, scaled to 1 at distance d = 0."""
     asked = float(getattr(encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
         other: Any = encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
@@ -56,8 +56,8 @@ def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geomet
     legend(axes, "theta")
 
 
-def paces(axes: Any, encoding: Rotary, distance: int) -> None:
-    """Mean of cos(d w_k) over the pairs that make a full turn within the distances shown, and over those that do not."""
+def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
+    """Draw the mean of cos(d w_k) over pairs that make a full turn within `distance`, and over the other pairs."""
     frequencies = np.array([encoding.frequency(k) for k in range(encoding.size // 2)])
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
@@ -69,7 +69,7 @@ def paces(axes: Any, encoding: Rotary, distance: int) -> None:
 
 
 def _step(encoding: RotaryGrid, k: int) -> float:
-    """Angle of pair k from one coordinate to the next."""
+    """Angle of pair k between adjacent coordinates."""
     axis = encoding.axis_of_pair[k]
     return encoding.frequency(k) * abs(encoding.point(axis, 1) - encoding.point(axis, 0))
 
@@ -80,7 +80,7 @@ def _named(encoding: RotaryGrid) -> Dict[int, str]:
 
 
 def sections(axes: Any, encoding: RotaryGrid) -> None:
-    """Which pairs turn by which coordinate, and how fast."""
+    """Draw the wavelength of each pair, coloured by its coordinate."""
     for axis, name in _named(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
         places, label = [2 * np.pi / _step(encoding, k) for k in pairs], f"{name}: {len(pairs)} pairs"
@@ -90,7 +90,7 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
 
 
 def by_offset(axes: Any, frequencies: np.ndarray) -> None:
-    """Mean of cos over all pairs, by row and column of the key around the query; frequencies [2,r/2] of one head."""
+    """Draw the mean of cos over all pairs, by row and column of the key around the query; frequencies [2,r/2] of one head."""
     offsets = np.arange(-OFFSET, OFFSET + 1)
     turns = offsets[:, None, None] * frequencies[0] + offsets[None, :, None] * frequencies[1]
     image = axes.imshow(np.cos(turns).mean(2), extent=(-OFFSET, OFFSET, OFFSET, -OFFSET), cmap="viridis", interpolation="nearest")
@@ -100,7 +100,7 @@ def by_offset(axes: Any, frequencies: np.ndarray) -> None:
 
 
 def along_axes(axes: Any, encoding: RotaryGrid, distance: int) -> None:
-    """Mean of cos over all pairs, for a key that differs from the query on one axis alone."""
+    """Draw the mean of cos over all pairs, for keys that differ from the query on one axis only."""
     offsets = np.arange(distance + 1)
     for axis, name in _named(encoding).items():
         angles = np.array([_step(encoding, k) * (of_pair == axis) for k, of_pair in enumerate(encoding.axis_of_pair)])
@@ -110,7 +110,7 @@ def along_axes(axes: Any, encoding: RotaryGrid, distance: int) -> None:
 
 
 def inner_products(axes: Any, rows: np.ndarray) -> None:
-    """Cosines of what three positions get with what all positions get: one curve, shifted, where they depend on the distance alone."""
+    """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide if cosines depend on the distance only."""
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
     for color, width, position in zip(COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False):
         others = sizes * sizes[position]
@@ -121,7 +121,7 @@ def inner_products(axes: Any, rows: np.ndarray) -> None:
 
 
 def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
-    """Entries of the rows [n,E] by position."""
+    """Draw some entries of the rows [n,E] by position."""
     for color, entry in zip(COLOURS, entries, strict=False):
         axes.plot(rows[:, entry], color=color, linewidth=1, label=str(entry))
     labels(axes, "position")
@@ -129,7 +129,7 @@ def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
 
 
 def by_base(axes: Any, spec: Mapping[str, Any], geometry: Geometry, positions: int, entry: int) -> None:
-    """One entry of a sinusoid at several bases."""
+    """Draw one entry of a sinusoid for several bases."""
     asked = float(spec.get("base", BASES[1]))
     for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
         oracle = encodings.build({**spec, "base": base}, geometry).oracle()

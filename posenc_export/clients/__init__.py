@@ -1,4 +1,4 @@
-"""Programs that run one artefact without this package, as `posenc inspect --runtime` prints them."""
+"""Write programs that run one artefact without this package; `posenc inspect --runtime` prints them."""
 
 from functools import partial
 from typing import Callable, Dict, Tuple
@@ -9,7 +9,7 @@ from posenc_export.runtime.manifest import Manifest
 
 __all__ = ["CAPACITY", "LANGUAGES", "program"]
 
-# Who writes the program, and the inputs that it can fill.
+# By language: the function that writes the program, and the graph inputs that the program can fill.
 LANGUAGES: Dict[str, Tuple[Callable[[Manifest], str], Dict[str, str]]] = {
     **{name: (partial(python.program, language=name), python.FEEDS) for name in python.LIBRARIES},
     "node": (node.program, node.FEEDS),
@@ -19,13 +19,13 @@ LANGUAGES: Dict[str, Tuple[Callable[[Manifest], str], Dict[str, str]]] = {
 
 
 def program(manifest: Manifest, language: str) -> str:
-    """The text of a program for an artefact: a decode loop of one row for decoders and blocks with a cache, one call for the others.
+    """Return the text of a program for an artefact: a decode loop on one row for decoders and blocks with a cache, a single call for other models.
 
     Args:
         language: a key of LANGUAGES.
 
     Raises:
-        ValueError: an artefact whose graph the language does not run, another language, an input that no program knows how to fill.
+        ValueError: the language is unknown, it does not run the artefact's graph, or the program cannot fill one of its inputs.
     """
     if language not in LANGUAGES:
         raise ValueError(f"inspect: expected runtime to be one of {', '.join(LANGUAGES)}, got {language!r}; choose one of these")

@@ -1,4 +1,4 @@
-"""A program for the C API of ONNX Runtime: greedy decoding."""
+"""Write a program in C for greedy decoding with the C API of ONNX Runtime."""
 
 from string import Template
 from typing import Dict, List
@@ -6,7 +6,7 @@ from typing import Dict, List
 from posenc_export.clients.states import capacity, heading
 from posenc_export.runtime.manifest import Manifest, State
 
-# By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position 0.
+# By graph input: its value for a call with `count` tokens on one row that holds `held` tokens, the first of them at position 0.
 FEEDS: Dict[str, str] = {
     "input_ids": "copied(tokens, SIZES(1, count))",
     "position_ids": "integers(INT64, held, 1, SIZES(1, count))",
@@ -22,9 +22,9 @@ PROGRAM = Template("""// Run model.onnx with the C API of ONNX Runtime alone. Wr
 //
 $heading
 //
-// R is the folder of a release of ONNX Runtime, which has headers and library:
+// R is the folder of a release of ONNX Runtime, with headers and library:
 // gcc -O2 decode.c -o decode -I$$R/include -L$$R/lib -Wl,-rpath,$$R/lib -lonnxruntime
-// ./decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)
+// ./decode FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 #include <onnxruntime_c_api.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ $constants#define SIZES(...) (const int64_t[]){__VA_ARGS__}, sizeof((const int64
 #define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
 enum { FEEDS = $feed_count, STATES = $state_count };
 
-// Inputs: what a call brings, then the states. Outputs: the logits, then what the states become.
+// Inputs: those of the call, then the states. Outputs: the logits, then the new states.
 static const char* const INPUTS[] = {
 $inputs};
 static const char* const OUTPUTS[] = {
@@ -52,7 +52,7 @@ static void check(OrtStatus* status) {
   exit(1);
 }
 
-// A tensor of `rank` sizes, all bytes 0.
+// Creates a tensor with `rank` sizes and all bytes 0.
 static OrtValue* zeros(ONNXTensorElementDataType type, const int64_t* sizes, size_t rank) {
   const size_t width = type == INT64 ? 8 : type == FLOAT16 ? 2 : 4;
   size_t entries = 1;
@@ -82,7 +82,7 @@ static size_t entries_of(OrtValue* value) {
   return entries;
 }
 
-// A tensor of integers: first, first + step, first + 2 step, ...
+// Creates a tensor of integers: first, first + step, first + 2 step, ...
 static OrtValue* integers(ONNXTensorElementDataType type, int64_t first, int64_t step, const int64_t* sizes, size_t rank) {
   OrtValue* value = zeros(type, sizes, rank);
   for (size_t i = 0; i < entries_of(value); ++i) {
@@ -123,7 +123,7 @@ int main(int count_of_arguments, char** arguments) {
   for (int64_t i = 0; i < count; ++i) tokens[i] = atoll(arguments[3 + i]);
   OrtValue *inputs[FEEDS + STATES], *outputs[1 + STATES];
 $states
-  for (int left = atoi(arguments[2]); left > 0; --left) {
+  for (int remaining = atoi(arguments[2]); remaining > 0; --remaining) {
 $feeds    memset(outputs, 0, sizeof outputs);
     check(ort->Run(session, NULL, INPUTS, (const OrtValue* const*)inputs, FEEDS + STATES, OUTPUTS, 1 + STATES, outputs));
     const size_t words = entries_of(outputs[0]) / (size_t)$rows, last = entries_of(outputs[0]) - words;
@@ -153,10 +153,10 @@ NUMBERS = {
 
 
 def program(manifest: Manifest) -> str:
-    """The text of the program.
+    """Return the text of the program.
 
     Raises:
-        ValueError: no decoder.
+        ValueError: the model is not a decoder.
     """
     if manifest.kind != "decoder":
         raise ValueError(f"inspect: expected a decoder for --runtime c, got a model of kind {manifest.kind}; print it for python or libtorch")
@@ -164,7 +164,7 @@ def program(manifest: Manifest) -> str:
     slots = capacity(manifest)
     return PROGRAM.substitute(
         heading="\n".join(f"// {line}" for line in heading(manifest)),
-        constants=f"#define CAPACITY {slots}  // slots of the caches, the most tokens that a row can hold; at most {manifest.max_positions}\n" if slots else "",
+        constants=f"#define CAPACITY {slots}  // slots of the caches: the limit of a row's tokens; can be set up to {manifest.max_positions}\n" if slots else "",
         feed_count=len(names),
         state_count=len(manifest.states),
         inputs=_quoted([*names, *(state.past for state in manifest.states)]),

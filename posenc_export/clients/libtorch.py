@@ -1,4 +1,4 @@
-"""A program for libtorch in C++, which runs model.pt of target torchscript."""
+"""Write a program in C++ for libtorch, which runs model.pt of target torchscript."""
 
 from string import Template
 from typing import Dict
@@ -6,7 +6,7 @@ from typing import Dict
 from posenc_export.clients.states import capacity, gives, heading
 from posenc_export.runtime.manifest import Manifest, State
 
-# By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position `start`.
+# By graph input: its value for a call with `count` tokens on one row that holds `held` tokens, the first of them at position `start`.
 FEEDS: Dict[str, str] = {
     "input_ids": "x",
     "hidden_states": "x",
@@ -20,7 +20,7 @@ PROGRAM = Template("""// Run model.pt with libtorch alone. Written by `posenc in
 //
 $heading
 //
-// The headers and libraries are those of libtorch, or of the torch wheel:
+// T is the folder of libtorch or of the torch wheel, with headers and libraries:
 // T=$$(python -c "import torch; print(torch.__path__[0])")
 // g++ -std=c++20 -O2 $source.cpp -o $source -I$$T/include -I$$T/include/torch/csrc/api/include -L$$T/lib -Wl,-rpath,$$T/lib -ltorch -ltorch_cpu -lc10
 // ./$usage
@@ -34,13 +34,13 @@ $heading
 
 using States = std::vector<at::Tensor>;
 
-$capacity// States of a row that holds no token, in the order of the graph.
+$capacity// Returns the states of a row without tokens, in the order of the graph.
 States empty() {
   return {
 $states  };
 }
 
-// Read x, new tokens of one row behind `held` ones: $gives. `states` become those of the next call.
+// Feeds x, new tokens of a row that holds `held` tokens. Returns $gives and updates `states`.
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
   const int64_t count = x.size(1);
@@ -106,13 +106,13 @@ STEPS = """int main(int count_of_arguments, char** arguments) {
 
 
 def program(manifest: Manifest) -> str:
-    """The text of the program."""
+    """Return the text of the program."""
     decodes = manifest.kind == "decoder"
     feeds = ", ".join(_feed(value.name, manifest) for value in manifest.inputs)
     return PROGRAM.substitute(
         heading="\n".join(f"// {line}" for line in heading(manifest)),
         source="decode" if decodes else "run",
-        usage="decode FOLDER 16 100 101 102   (16 tokens behind a prompt of three)" if decodes else "run FOLDER",
+        usage="decode FOLDER 16 100 101 102   (16 tokens after a prompt of three)" if decodes else "run FOLDER",
         capacity=_capacity(manifest),
         states="".join(f"      {_state(state)},  // {state.past}\n" for state in manifest.states),
         call=_call(feeds, manifest),

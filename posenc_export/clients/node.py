@@ -1,4 +1,4 @@
-"""A program for ONNX Runtime in Node (onnxruntime-node)."""
+"""Write a program in JavaScript for ONNX Runtime in Node (onnxruntime-node)."""
 
 from string import Template
 from typing import Dict, List
@@ -6,7 +6,7 @@ from typing import Dict, List
 from posenc_export.clients.states import Group, capacity, gives, groups, heading
 from posenc_export.runtime.manifest import Manifest
 
-# By input: its value for one row that holds `held` tokens and reads `count` more, the first one of all at position `start`.
+# By graph input: its value for a call with `count` tokens on one row that holds `held` tokens, the first of them at position `start`.
 FEEDS: Dict[str, str] = {
     "input_ids": "x",
     "hidden_states": "x",
@@ -29,11 +29,11 @@ $heading
 import * as ort from "onnxruntime-node";
 import { pathToFileURL } from "node:url";
 
-$constants// Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+$constants// For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 const STATES = [
 $states];
 
-// A tensor that holds one value everywhere; a float16 is written as its 16 bits.
+// Creates a tensor filled with one value; a float16 value is given as its 16 bits.
 const ARRAYS = { float32: Float32Array, float16: Uint16Array, int32: Int32Array, int64: BigInt64Array };
 function tensor(dtype, shape, value) {
   const size = shape.reduce((a, b) => a * b, 1);
@@ -46,16 +46,16 @@ export function integers(values, shape) {
 
 export function load(folder) {
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  // TensorScatter warns at each call that it copies its cache.
+  // Without logSeverityLevel, TensorScatter logs in every call that it copies its cache.
   return ort.InferenceSession.create(`$${folder}/model.onnx`, { extra, logSeverityLevel: 3 });
 }
 
-// States of a row that holds no token.
+// Returns the states of a row without tokens.
 export function empty() {
   return Object.fromEntries(STATES.map(([past, , dtype, shape, fill]) => [past, tensor(dtype, shape, fill)]));
 }
 
-// Read x, new tokens of one row behind `held` ones: $gives, and the states for the next call.
+// Feeds x, new tokens of a row that holds `held` tokens. Returns $gives, and the states for the next call.
 export async function call(session, states, x, held, start = 0) {
   const count = x.dims[1];
 $slots  const feeds = {
@@ -68,8 +68,8 @@ $number$main
 if (import.meta.url === pathToFileURL(process.argv[1]).href) await main(...process.argv.slice(2));
 """)
 SLOTS = "  const slots = Array.from({ length: count }, (_, index) => held + index);\n"
-FLOAT = "// Numbers of a float32 tensor.\nconst numbers = (data) => Array.from(data);\n\n"
-HALF = """// Numbers of a float16 tensor, which comes as 16 bits each.
+FLOAT = "// Converts the data of a float32 tensor to numbers.\nconst numbers = (data) => Array.from(data);\n\n"
+HALF = """// Converts the data of a float16 tensor, 16 bits per element, to numbers.
 function numbers(data) {
   return Array.from(data, (bits) => {
     const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
@@ -79,7 +79,7 @@ function numbers(data) {
 }
 
 """
-DECODE = """// The ids that follow a prompt, the likeliest at each step.
+DECODE = """// Returns the ids that follow a prompt, by greedy decoding.
 export async function generate(session, prompt, count) {
   let [states, held, tokens] = [empty(), 0, prompt];
   const made = [];
@@ -117,12 +117,12 @@ WHOLE = """async function main(folder) {
 
 
 def program(manifest: Manifest) -> str:
-    """The text of the program."""
+    """Return the text of the program."""
     feeds = "".join(f"    {value.name}: {_feed(value.name, manifest)},\n" for value in manifest.inputs)
     decodes = manifest.kind == "decoder"
     return PROGRAM.substitute(
         heading="\n".join(f"// {line}" for line in heading(manifest)),
-        usage="decode.mjs FOLDER 16 100 101 102   (16 tokens behind a prompt of three)" if decodes else "run.mjs FOLDER",
+        usage="decode.mjs FOLDER 16 100 101 102   (16 tokens after a prompt of three)" if decodes else "run.mjs FOLDER",
         constants="".join(f"{line}\n" for line in _constants(manifest)),
         states="".join(f"  {_states(group)},\n" for group in groups(manifest)),
         slots=SLOTS if "slots" in feeds else "",
@@ -144,8 +144,7 @@ def _feed(name: str, manifest: Manifest) -> str:
 def _constants(manifest: Manifest) -> List[str]:
     lines = []
     if capacity(manifest):
-        most = f"the most tokens that a row can hold; at most {manifest.max_positions}"
-        lines.append(f"const CAPACITY = {capacity(manifest)}; // slots of the caches, {most}")
+        lines.append(f"const CAPACITY = {capacity(manifest)}; // slots of the caches: the limit of a row's tokens; can be set up to {manifest.max_positions}")
     if manifest.kind == "decoder":
         lines.append(f"const STOP_IDS = {list(manifest.stop_ids)};")
     if manifest.kind == "block":
@@ -154,7 +153,7 @@ def _constants(manifest: Manifest) -> List[str]:
 
 
 def _states(group: Group) -> str:
-    """One entry of STATES, or one for each layer and part."""
+    """Return the entry of STATES for a state, or an expression that gives one entry for each layer and part."""
     rest = f'"{group.example.dtype}", [{", ".join(group.shape)}], {group.example.fill}'
     if not group.layers:
         return f'["{group.parts[0]}", "{group.parts[1]}", {rest}]'
@@ -166,7 +165,7 @@ def _states(group: Group) -> str:
 
 
 def _main(manifest: Manifest) -> str:
-    half = "0x3800" if manifest.dtype == "float16" else "0.5"  # the bits of 0.5
+    half = "0x3800" if manifest.dtype == "float16" else "0.5"  # 0x3800 is 0.5 in float16
     if manifest.kind == "decoder":
         return DECODE
     if manifest.states:

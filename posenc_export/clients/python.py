@@ -1,4 +1,4 @@
-"""Programs in Python, for ONNX Runtime and for other libraries that read model.onnx."""
+"""Write programs in Python for ONNX Runtime and other libraries that read model.onnx."""
 
 from dataclasses import dataclass
 from string import Template
@@ -7,7 +7,7 @@ from typing import Dict, List
 from posenc_export.clients.states import Group, capacity, gives, groups, heading
 from posenc_export.runtime.manifest import Manifest
 
-# By input: its value for one row that holds `held` tokens and reads `new` more, the first one of all at position `start`.
+# By graph input: its value for a call with `new` tokens on one row that holds `held` tokens, the first of them at position `start`.
 FEEDS: Dict[str, str] = {
     "input_ids": "x",
     "hidden_states": "x",
@@ -32,7 +32,7 @@ import sys
 
 $imports
 
-$constants# Of each state: input, output that is the next call's input, dtype, shape and value before the first call.
+$constants# For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
 $states]
 
@@ -42,12 +42,12 @@ $load
 
 
 def empty():
-    """States of a row that holds no token."""
+    """Return the states of a row without tokens."""
     return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
 
 
 def call(session, states, x, held, start=0):
-    """Read x, new tokens of one row behind `held` ones: $gives, and the states for the next call."""
+    """Feed x, new tokens of a row that holds `held` tokens. Return $gives, and the states for the next call."""
     new = x.shape[1]
 $slots    feeds = {
 $feeds    }
@@ -64,14 +64,14 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Library:
-    """A library that runs model.onnx in Python.
+    """The parts of a program that depend on the library.
 
     Args:
-        title: its name.
-        packages: what pip installs.
-        imports: lines, in the order of isort.
+        title: name of the library.
+        packages: packages to install with pip.
+        imports: import statements, sorted.
         load: body of the function that opens an artefact.
-        run: lines that give `output` and `present` from `feeds` and `states`.
+        run: statements that set `output` and `present` from `feeds` and `states`.
     """
 
     title: str
@@ -89,7 +89,7 @@ LIBRARIES: Dict[str, Library] = {
         "import numpy as np\nimport onnxruntime",
         """    options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
-    options.log_severity_level = 3  # TensorScatter warns at each call that it copies its cache
+    options.log_severity_level = 3  # without this, TensorScatter logs in every call that it copies its cache
     return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])""",
         BY_NAME,
     ),
@@ -97,7 +97,7 @@ LIBRARIES: Dict[str, Library] = {
         "OpenVINO",
         "openvino numpy",
         "import numpy as np\nimport openvino",
-        """    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 is the default on processors that have it
+        """    precise = {"INFERENCE_PRECISION_HINT": "f32"}  # the default on CPUs with bfloat16 is bfloat16
     return openvino.Core().compile_model(f"{folder}/model.onnx", "CPU", precise)""",
         """    results = session({**feeds, **states})
     output, *present = (results[name].copy() for name in ["$output", *(name for _, name, *_ in STATES)])""",
@@ -107,7 +107,7 @@ LIBRARIES: Dict[str, Library] = {
         "tract numpy",
         "import numpy as np\nimport tract",
         """    return tract.onnx().load(f"{folder}/model.onnx").into_model().into_runnable()""",
-        """    # By order: inputs and then states, as the graph has them.
+        """    # Arguments are positional: inputs, then states, in the order of the graph.
     output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))""",
     ),
     "reference": Library(
@@ -120,7 +120,7 @@ LIBRARIES: Dict[str, Library] = {
 }
 SLOTS = "    slots = np.arange(held, held + new, dtype=np.int64)[None]\n"
 DECODE = '''def generate(session, prompt, count):
-    """The ids that follow a prompt, the likeliest at each step."""
+    """Return the ids that follow a prompt, by greedy decoding."""
     states, held, tokens, made = empty(), 0, list(prompt), []
     while len(made) < count:
         logits, states = call(session, states, np.array([tokens], np.int64), held)
@@ -151,7 +151,7 @@ WHOLE = '''def main(folder):
 
 
 def program(manifest: Manifest, language: str) -> str:
-    """The text of the program for a key of LIBRARIES."""
+    """Return the text of a program for a key of LIBRARIES."""
     named = [(value.name, _feed(value.name, manifest)) for value in manifest.inputs]
     feeds = "".join(f'        "{name}": {text},\n' for name, text in named)
     decodes, library = manifest.kind == "decoder", LIBRARIES[language]
@@ -163,7 +163,7 @@ def program(manifest: Manifest, language: str) -> str:
         load=library.load,
         run=Template(library.run).substitute(output=manifest.outputs[0].name),
         heading="\n".join(heading(manifest)),
-        usage="decode.py FOLDER 16 100 101 102   # 16 tokens behind a prompt of three" if decodes else "run.py FOLDER",
+        usage="decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three" if decodes else "run.py FOLDER",
         constants="".join(f"{line}\n" for line in _constants(manifest)),
         states="".join(f"    {_states(group)},\n" for group in groups(manifest)),
         slots=SLOTS if "slots" in feeds else "",
@@ -182,8 +182,7 @@ def _feed(name: str, manifest: Manifest) -> str:
 def _constants(manifest: Manifest) -> List[str]:
     lines = []
     if capacity(manifest):
-        most = f"the most tokens that a row can hold; at most {manifest.max_positions}"
-        lines.append(f"CAPACITY = {capacity(manifest)}  # slots of the caches, {most}")
+        lines.append(f"CAPACITY = {capacity(manifest)}  # slots of the caches: the limit of a row's tokens; can be set up to {manifest.max_positions}")
     if manifest.kind == "decoder":
         lines.append(f"STOP_IDS = {list(manifest.stop_ids)}")
     if manifest.kind == "block":
@@ -192,7 +191,7 @@ def _constants(manifest: Manifest) -> List[str]:
 
 
 def _states(group: Group) -> str:
-    """One entry of STATES, or one for each layer and part."""
+    """Return the entry of STATES for a state, or an expression that gives one entry for each layer and part."""
     shape = ", ".join(group.shape) + ("," if len(group.shape) == 1 else "")
     rest = f'"{group.example.dtype}", ({shape}), {group.example.fill}'
     if not group.layers:

@@ -11,34 +11,34 @@ from posenc_export.terminal import FAILED_CHECK
 
 
 def add_arguments(timing: argparse.ArgumentParser) -> None:
-    """What `posenc bench` takes."""
+    """Add the arguments of `posenc bench`."""
     from posenc_export.benchmark.run import CONTEXTS
     from posenc_export.benchmark.runtimes import RUNTIMES
 
-    timing.add_argument("folders", type=Path, nargs="+", help="of artefacts, all of one model unless --different-models is given")
-    beside = f"another runtime of the same model, beside the artefacts: {', '.join(RUNTIMES)}; may be given several times"
-    timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=beside)
+    timing.add_argument("folders", type=Path, nargs="+", help="folders of artefacts, all of one model unless --different-models is given")
+    runtimes = f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given several times"
+    timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=runtimes)
     timing.add_argument("--different-models", action="store_true", help="compare artefacts of different models in one table")
-    contexts = "numbers of cached tokens at which a decode step is timed; those beyond the range of a model are left out (default: %(default)s)"
+    contexts = "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a model are skipped (default: %(default)s)"
     timing.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), metavar="N,N,...", help=contexts)
-    timing.add_argument("--prefill", metavar="N,N,...", help="numbers of tokens of the prompts that are timed, or none (default: the contexts)")
+    timing.add_argument("--prefill", metavar="N,N,...", help="numbers of tokens of the timed prompts, or none for no prompts (default: the contexts)")
     timing.add_argument("--batch", type=int, default=1, metavar="ROWS", help="rows of every call (default: %(default)s)")
-    timing.add_argument("--threads", type=int, default=2, help="of each contestant; one contestant runs at a time (default: %(default)s)")
+    timing.add_argument("--threads", type=int, default=2, help="threads of each contestant; one contestant runs at a time (default: %(default)s)")
     timing.add_argument("--rounds", type=int, default=10, help="samples of each contestant and number of tokens, taken in turns (default: %(default)s)")
-    timing.add_argument("--seconds", type=float, default=1.5, help="of measuring for each contestant and number of tokens (default: %(default)s)")
-    timing.add_argument("--fail-on-disturbed", action="store_true", help="exit with 1 where samples stayed disturbed by other processes")
+    timing.add_argument("--seconds", type=float, default=1.5, help="measuring time in seconds for each contestant and number of tokens (default: %(default)s)")
+    timing.add_argument("--fail-on-disturbed", action="store_true", help="exit with status 1 if other processes disturbed samples")
     timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
-    timing.add_argument("--html", type=Path, help="write one page with plots to this file")
+    timing.add_argument("--html", type=Path, help="write an HTML page with plots to this file")
     timing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0, or 1 where samples stayed disturbed and --fail-on-disturbed is given."""
+    """Run the command. Returns the exit status: 0, or 1 with --fail-on-disturbed if samples stayed disturbed."""
     from posenc_export.benchmark import run as measure
 
     contexts = _numbers("contexts", options.contexts)
     prompts = None if options.prefill is None else () if options.prefill == "none" else _numbers("prefill", options.prefill)
-    if options.html and find_spec("matplotlib") is None:  # before minutes of measuring, not after them
+    if options.html and find_spec("matplotlib") is None:  # fail before the measurement, which takes minutes
         raise ModuleNotFoundError(name="matplotlib")
     for path in filter(None, (options.output, options.html)):
         _check_writable(path)

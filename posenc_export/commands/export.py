@@ -1,4 +1,4 @@
-"""`posenc export`: a preset, a checkpoint, or a block to artefacts."""
+"""`posenc export`: export a preset, a checkpoint, a block or the model of a function to artefacts."""
 
 import argparse
 import importlib
@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.terminal import FAILED_CHECK, nearest, refuse, show, summary
 
-# What describes a block: its default, and what it means. Presets and checkpoints have their own.
+# Options of a block with their defaults, and their help texts.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
 MEANING = {
     "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
@@ -20,45 +20,45 @@ MEANING = {
     "heads": "number of query heads (default: 8)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; of a checkpoint, what its config.json says)",
-    "attention": "causal: a token sees those before it, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
-    "seed": "of the random weights (default: 0)",
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; for a checkpoint, the value in its config.json)",
+    "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
+    "seed": "seed of the random weights (default: 0)",
 }
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
-PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings, of any model but Whisper: tokens, positions, segments and norm before the layers"
+PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILE = ".safetensors"
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
-    """What `posenc export` takes."""
+    """Add the arguments of `posenc export`."""
     exporting.add_argument("model", help="a preset, a folder with a checkpoint, the word block, or package.module:function, which returns a model")
-    exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, which makes one subfolder each")
+    exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, for one subfolder per target")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
-    signature = "positions: the graph takes position_ids; mask: it takes attention_mask and counts positions from it (default: positions)"
+    signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
-    exporting.add_argument("--dtype", help="of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
-    few = "int8, int4 or int4-128: linear layers and token table in few bits. For a block, also a .safetensors file, beside a format or alone: see below"
+    exporting.add_argument("--dtype", help="dtype of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
+    few = "int8, int4 or int4-128: format of linear layers and token table in few bits. For a block also a .safetensors file, with or without a format, see below"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
-    of_file = "--weights FILE.safetensors holds q, k, v, o or qkv, o (or q_proj.weight, ...); sizes follow from it"
-    block = exporting.add_argument_group("of a block", of_file)
-    for name, default in BLOCK.items():  # None where not given: a preset refuses even the default
+    weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
+    block = exporting.add_argument_group("options of a block", weights)
+    for name, default in BLOCK.items():  # None if not given, because a preset refuses even the default
         choices = ("causal", "bidirectional") if name == "attention" else None
         block.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=MEANING[name])
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
-    checkpoint = exporting.add_argument_group("of a checkpoint")
-    checkpoint.add_argument("--layer", type=int, help="export the attention of this layer alone, as a block")
+    checkpoint = exporting.add_argument_group("options of a checkpoint")
+    checkpoint.add_argument("--layer", type=int, help="export only the attention of this layer, as a block")
     checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
-    longer = "how trained positions become --max-positions N: rows copied, interpolated, or taken as those of hierarchical"
+    longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
     exporting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0, or 1 where an artefact does not agree with its module."""
+    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module."""
     from posenc_export.export import VerificationError, folders
 
     targets = list(dict.fromkeys(options.target))
@@ -87,7 +87,7 @@ def _check_export(targets: List[str], options: argparse.Namespace) -> None:
 
 
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
-    """The format and the file among the values of --weights.
+    """Split the values of --weights into the format and the file.
 
     Raises:
         ValueError: several formats or several files.
@@ -100,28 +100,28 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
 
 
 def _model(options: argparse.Namespace) -> Any:
-    """The model that the arguments name."""
+    """Build the model that the arguments describe."""
     from posenc_export.models.presets import PRESETS, load_preset
 
     given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
     if options.model == "block":
         return _own_block(given) if "weights" in given else _seeded_block(given)
     if options.model in PRESETS:
-        _only((), given, f"no option of a block for {options.model}, whose shape and weights are its own")
+        _only((), given, f"no options of a block or checkpoint for the preset {options.model}")
         return load_preset(options.model)
     if CALLABLE.match(options.model) and not Path(options.model).exists():
-        _only((), given, f"{options.model} brings its own shape and weights")
+        _only((), given, f"no options of a block or checkpoint for the function {options.model}")
         return _called(options.model)
     if not Path(options.model).is_dir():
         near = nearest(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {near}")
-    _only(OF_CHECKPOINT, given, "options of a checkpoint, whose shape and weights are its own")
+    _only(OF_CHECKPOINT, given, "options of a checkpoint")
     return _checkpoint(options.model, given)
 
 
 def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
-    """The model of a folder, over a longer range where one is asked for."""
+    """Load the model of a folder, and extend its range with --longer."""
     from posenc_export.models.longer import grown, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
@@ -129,13 +129,13 @@ def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
     if way is None:
         return from_pretrained(folder, given.get("layer"), count, given.get("part"))
     if count is None:
-        raise ValueError(f"export: expected --max-positions beside --longer {way}, got none; give the new number of positions")
+        raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
     model = from_pretrained(folder, given.get("layer"), part=given.get("part"))
     return to_hierarchical(model, count) if way == "hierarchical" else grown(model, count, way)
 
 
 def _called(text: str) -> Any:
-    """What the function package.module:function gives, found on Python's path or in the folder that the command runs in.
+    """Call package.module:function, from Python's path or the current folder, and return the model.
 
     Raises:
         ValueError: no such module or function.
@@ -146,7 +146,7 @@ def _called(text: str) -> Any:
     try:
         module = importlib.import_module(place)
     except ImportError as error:
-        raise ValueError(f"export: expected a module {place} that can be imported, got {error}; run the command where it can be") from error
+        raise ValueError(f"export: expected a module {place} that can be imported, got {error}; run the command where it can be imported") from error
     function = getattr(module, name, None)
     rule, remedy = f"export: expected a function {name} without arguments in {place}", "write one that returns the model"
     if not callable(function):
@@ -173,12 +173,12 @@ def _own_block(given: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.from_weights import read_file
 
-    _only(OF_WEIGHTS, given, "options of a block with --weights, whose sizes follow from them")
+    _only(OF_WEIGHTS, given, "options of a block with --weights, which determine the sizes")
     if "heads" not in given:
-        raise ValueError("export: expected the number of heads beside --weights, got none; give --heads H")
+        raise ValueError("export: expected the number of heads with --weights, got none; give --heads H")
     weights, trained = read_file(given["weights"])
     if "o" not in weights:
-        raise ValueError(f"weights: expected an output projection among them, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
+        raise ValueError(f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
     values = {**BLOCK, **given}
     return AttentionBlock.from_weights(
         heads=values["heads"],
@@ -199,13 +199,13 @@ def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
 
 
 def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Any]:
-    """Write all artefacts, or none; returns their manifests."""
+    """Write all artefacts, or none of them, and return their manifests."""
     from posenc_export.export import export_all
 
     return export_all(model, targets, options.output, options.signature, options.dtype, not options.no_verify, options.say, options.few_bits)
 
 
 def _deviation(manifest: Any) -> Dict[str, Any]:
-    """How far weights of few bits are from float32; nothing for others."""
+    """Table cells with the deviation of weights of few bits from float32; empty for other weights."""
     found = manifest.weights and manifest.weights.deviation
     return {"from float32": f"{found.error:.1e}", "greedy": f"{found.agreement:.0%}" if found.agreement else "-"} if found else {}

@@ -1,4 +1,4 @@
-"""`posenc generate`: continue a text with a decoder, by the tokenizer in its folder, or byte by byte."""
+"""`posenc generate`: continue a text with a decoder, with the tokenizer in its folder, or byte by byte."""
 
 import argparse
 import json
@@ -9,21 +9,21 @@ import numpy as np
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
-    """What `posenc generate` takes."""
-    generating.add_argument("folder", type=Path, help="of a decoder's artefact")
-    generating.add_argument("--prompt", required=True, help="text to continue; beside --encoder, text for the encoder")
+    """Add the arguments of `posenc generate`."""
+    generating.add_argument("folder", type=Path, help="folder of a decoder's artefact")
+    generating.add_argument("--prompt", required=True, help="text to continue; with --encoder, text for the encoder")
     generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
-    generating.add_argument("--max-tokens", type=int, default=64, help="most tokens to add; fewer where the text ends before (default: 64)")
-    generating.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 takes the likeliest token (default: 0)")
-    generating.add_argument("--top-k", type=int, default=0, help="choose among this many of the likeliest tokens; 0 for all (default: 0)")
-    generating.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens of this total probability (default: 1)")
-    generating.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
-    generating.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    generating.add_argument("--max-tokens", type=int, default=64, help="largest number of tokens to add; fewer if the text ends earlier (default: 64)")
+    generating.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)")
+    generating.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
+    generating.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
+    generating.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    generating.add_argument("--provider", default="auto", help="provider of ONNX Runtime: auto, cpu or cuda (default: auto)")
     generating.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
     from posenc_export.text import codec
 
@@ -54,19 +54,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _start(manifest: Any) -> np.ndarray:
-    """What a decoder begins with that reads an encoder.
+    """The start tokens [n] of a decoder that reads an encoder.
 
     Raises:
-        ValueError: an artefact that does not say.
+        ValueError: a decoder that reads no encoder, or an artefact without start_ids.
     """
     if not manifest.encoder or not manifest.start_ids:
         found = "one that reads none" if not manifest.encoder else "one without start_ids"
-        raise ValueError(f"generate: expected a decoder that reads an encoder and says how it starts, got {found}; leave --encoder out, or use posenc_export.load")
+        raise ValueError(f"generate: expected a decoder that reads an encoder and has start_ids, got {found}; leave --encoder out, or use posenc_export.load")
     return np.array(manifest.start_ids)
 
 
 def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
-    """What the encoder gives for the prompt [1,Q,N].
+    """Output of the encoder for the prompt, [1,Q,N].
 
     Raises:
         ValueError: an encoder that reads no token ids.
@@ -76,5 +76,5 @@ def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
     encoder = load(options.encoder, options.provider).session()
     if not encoder.manifest.vocabulary:
         found = encoder.manifest.inputs[0].name
-        raise ValueError(f"generate: expected an encoder of token ids, got one of {found}; drive it through posenc_export.load")
+        raise ValueError(f"generate: expected an encoder that takes token ids, got one that takes {found}; use posenc_export.load")
     return encoder.prefill(np.array([prompt]))

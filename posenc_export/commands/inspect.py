@@ -1,4 +1,4 @@
-"""`posenc inspect`: what an artefact is, or a program that runs it without this package."""
+"""`posenc inspect`: print the contents of an artefact, or a program that runs it without this package."""
 
 import argparse
 import json
@@ -13,15 +13,15 @@ Line = Tuple[str, str]
 
 
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
-    """What `posenc inspect` takes."""
-    inspecting.add_argument("folder", type=Path, help="of an artefact")
+    """Add the arguments of `posenc inspect`."""
+    inspecting.add_argument("folder", type=Path, help="folder of an artefact")
     runtimes = "python, node or c (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
     inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
     inspecting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import manifest as manifests
 
     manifest = manifests.read(options.folder)
@@ -44,22 +44,22 @@ def _model(manifest: Manifest) -> List[Line]:
 
 
 def _graph(manifest: Manifest) -> List[Line]:
-    """Operators, inputs, outputs, and the states in groups of layers."""
+    """Lines for operators, inputs, outputs, and states grouped by layers."""
     from posenc_export.clients.states import groups
     from posenc_export.runtime.meanings import of_graph
 
-    said, lines = of_graph(manifest), []
+    meanings, lines = of_graph(manifest), []
     if manifest.operators:
         lines.append(("operators", ", ".join(f"{name} {count}" for name, count in manifest.operators.items())))
         lines.append(("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items())))
     for title, values in (("input", manifest.inputs), ("encoder", manifest.encoder), ("output", manifest.outputs)):
-        lines += [(title, f"{value.name} {value.dtype} {_axes(value.axes)}. {said.get(value.name, '')}".rstrip()) for value in values]
+        lines += [(title, f"{value.name} {value.dtype} {_axes(value.axes)}. {meanings.get(value.name, '')}".rstrip()) for value in values]
     for group in groups(manifest):
         state = group.example
         name = f"{state.past} -> {state.present}"
         if group.layers:
             name = f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} layers,"
-        lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {said[state.past]}"))
+        lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {meanings[state.past]}"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`posenc list`: what is registered, or one encoding with its parameters."""
+"""`posenc list`: print what is registered, or one encoding with its parameters."""
 
 import argparse
 import inspect
@@ -10,21 +10,21 @@ from posenc_export.tables import WIDTH, aligned
 from posenc_export.terminal import nearest, show
 
 GROUPS = ("encodings", "targets", "families", "presets")
-MEASURED = "properties"  # a group that is shown only where it is named: it calls the hooks of every encoding
+MEASURED = "properties"  # a group that is printed on request only, because it calls the hooks of every encoding
 
 
 def add_arguments(listing: argparse.ArgumentParser) -> None:
-    """What `posenc list` takes."""
-    said = f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name of an encoding, which shows its formula and parameters"
-    listing.add_argument("what", nargs="?", help=said)
+    """Add the arguments of `posenc list`."""
+    what = f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name of an encoding, for its formula and parameters"
+    listing.add_argument("what", nargs="?", help=what)
     listing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0.
+    """Run the command. Returns the exit status 0.
 
     Raises:
-        ValueError: neither a group nor an encoding.
+        ValueError: a name that is neither a group nor an encoding.
     """
     from posenc_export.encodings import KNOWN
 
@@ -57,7 +57,7 @@ def _measured() -> Dict[str, List[Dict[str, str]]]:
 
 
 def _text(name: str, rows: List[Dict[str, str]]) -> str:
-    """A heading and a table; states and parameters of encodings are left to `posenc list NAME`, families that are one stand in one row."""
+    """A heading and a table. `posenc list NAME` prints states and parameters of encodings; families with the same description share a row."""
     if name == "encodings":
         outside = ["package"] if any(row["package"] != "-" for row in rows) else []
         rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
@@ -70,7 +70,7 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
 
 
 def _one(options: argparse.Namespace) -> int:
-    """One encoding: its source, its description, its parameters with their defaults, its properties."""
+    """Print one encoding: source, description, parameters with defaults, and properties."""
     from posenc_export.catalogue.listing import encodings
     from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters

@@ -1,4 +1,4 @@
-"""`posenc page`: a static page that runs a decoder in the browser."""
+"""`posenc page`: write a static page that runs a decoder in the browser."""
 
 import argparse
 import json
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def add_arguments(paging: argparse.ArgumentParser) -> None:
-    """What `posenc page` takes."""
-    paging.add_argument("folder", type=Path, help="of a byte-level decoder's artefact, target onnx")
-    paging.add_argument("-o", "--output", type=Path, required=True, help="folder of the page; files in it are replaced")
-    said = "folder of the npm package (default: the one in node_modules here, in build, or above)"
-    paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=said)
+    """Add the arguments of `posenc page`."""
+    paging.add_argument("folder", type=Path, help="folder of a byte-level decoder's artefact, target onnx")
+    paging.add_argument("-o", "--output", type=Path, required=True, help="folder of the page; its files are overwritten")
+    package = "folder of the npm package onnxruntime-web (default: in node_modules of the current folder, of build, or of a parent folder)"
+    paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=package)
     paging.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """Run the command. Returns the exit status 0."""
     from posenc_export.page import write
 
     options.say(f"{options.folder}: writing a page")
@@ -25,5 +25,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
     else:
-        print(f"{options.output / 'index.html'}, {size / 1e6:.1f} MB. A browser opens it from a server: python -m http.server --directory {options.output} 8080")
+        print(f"{options.output / 'index.html'}, {size / 1e6:.1f} MB. Browsers need a server for it: python -m http.server --directory {options.output} 8080")
     return 0

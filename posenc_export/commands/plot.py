@@ -1,4 +1,4 @@
-"""`posenc plot`: a picture of an encoding."""
+"""`posenc plot`: draw a picture of an encoding."""
 
 import argparse
 import json
@@ -8,17 +8,17 @@ SUFFIXES = (".png", ".svg")
 
 
 def add_arguments(plotting: argparse.ArgumentParser) -> None:
-    """What `posenc plot` takes."""
+    """Add the arguments of `posenc plot`."""
     plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,...")
     plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
-    plotting.add_argument("--distance", type=int, default=255, help="largest distance of a query and a key, in tokens (default: 255)")
+    plotting.add_argument("--distance", type=int, default=255, help="largest distance between a query and a key, in tokens (default: 255)")
     plotting.add_argument("--head-size", type=int, default=64, help="entries of a head (default: 64)")
-    plotting.add_argument("--positions", type=int, default=128, help="tokens of panels by position (default: 128)")
+    plotting.add_argument("--positions", type=int, default=128, help="number of tokens in panels by position (default: 128)")
     plotting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0."""
+    """Run the command. Returns the exit status 0."""
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
 

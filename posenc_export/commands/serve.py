@@ -1,4 +1,4 @@
-"""`posenc serve`: completions over HTTP, as in OpenAI's API."""
+"""`posenc serve`: serve completions over HTTP, as in OpenAI's API."""
 
 import argparse
 import json
@@ -7,29 +7,29 @@ import socket
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 4096  # tokens of a row unless told, where the range of positions has as many
+CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
 
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:
-    """What `posenc serve` takes."""
-    serving.add_argument("folder", type=Path, help="of a decoder's artefact, target ort or onnx-static with signature positions")
-    serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every one (default: 127.0.0.1)")
-    serving.add_argument("--port", type=int, default=8000, help="0 for any that is free (default: 8000)")
-    serving.add_argument("--name", help="of the model, as clients ask for it (default: that of the folder)")
+    """Add the arguments of `posenc serve`."""
+    serving.add_argument("folder", type=Path, help="folder of a decoder's artefact, target ort or onnx-static with signature positions")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)")
+    serving.add_argument("--port", type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)")
+    serving.add_argument("--name", help="name of the model in requests (default: name of the folder)")
     serving.add_argument("--rows", type=int, default=16, help="requests that are decoded together (default: 16)")
-    serving.add_argument("--queue", type=int, default=64, help="requests that wait for a row; more are answered with 429 (default: 64)")
-    serving.add_argument("--context", type=int, help=f"most tokens of a prompt and its continuation together (default: the range of positions, at most {CONTEXT})")
-    serving.add_argument("--max-prompt", type=int, help="most tokens of a prompt (default: context - 1)")
-    serving.add_argument("--max-tokens", type=int, help="most tokens of a continuation (default: context - 1)")
-    serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two steps of the rows that run (default: 256)")
-    serving.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
-    serving.add_argument("--threads", type=int, help="of one operator (default: all cores)")
+    serving.add_argument("--queue", type=int, default=64, help="requests that wait for a row; further requests are answered with 429 (default: 64)")
+    serving.add_argument("--context", type=int, help=f"largest number of tokens of prompt and continuation (default: the range of positions, at most {CONTEXT})")
+    serving.add_argument("--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)")
+    serving.add_argument("--max-tokens", type=int, help="largest number of tokens of a continuation (default: context - 1)")
+    serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two decode steps (default: 256)")
+    serving.add_argument("--provider", default="auto", help="provider of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    serving.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
     serving.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or an interrupt; the exit status: 0."""
+    """Serve until SIGTERM or an interrupt. Returns the exit status 0."""
     import uvicorn
 
     from posenc_export.runtime import load
@@ -60,10 +60,10 @@ def _limits(options: argparse.Namespace, most: int) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Open a listening socket.
 
     Raises:
-        ValueError: no such address, a port that is taken.
+        ValueError: an unknown address, a port that is in use.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
@@ -73,5 +73,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _announce(options: argparse.Namespace, name: str, port: int) -> None:
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    line = f"{name} at {url}/v1/completions; /docs, /health and /metrics beside it; SIGTERM ends it"
+    line = f"{name} at {url}/v1/completions, with /docs, /health and /metrics; stop it with SIGTERM"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

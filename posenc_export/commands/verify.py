@@ -1,4 +1,4 @@
-"""`posenc verify`: an artefact against the reference that it carries."""
+"""`posenc verify`: check an artefact against the reference that it contains."""
 
 import argparse
 import json
@@ -8,16 +8,16 @@ from posenc_export.terminal import FAILED_CHECK, show
 
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
-    """What `posenc verify` takes."""
-    verifying.add_argument("folder", type=Path, help="of an artefact")
-    verifying.add_argument("--provider", default="auto", help="of ONNX Runtime: auto, cpu or cuda (default: auto)")
-    verifying.add_argument("--no-record", action="store_true", help="leave the manifest as it is, where the folder cannot be written")
-    verifying.add_argument("--digest", help="digest that the artefact must have, where it came another way than the files")
+    """Add the arguments of `posenc verify`."""
+    verifying.add_argument("folder", type=Path, help="folder of an artefact")
+    verifying.add_argument("--provider", default="auto", help="provider of ONNX Runtime: auto, cpu or cuda (default: auto)")
+    verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
+    verifying.add_argument("--digest", help="digest that the artefact must have, from a source other than the folder itself")
     verifying.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0, or 1 where an error exceeds the tolerance."""
+    """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
     from posenc_export.runtime.schema import shown
 

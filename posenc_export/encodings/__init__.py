@@ -1,4 +1,4 @@
-"""The registry of position encodings: one line each brings an encoding into every target, test, benchmark and page."""
+"""The registry of position encodings. One line here adds an encoding to every target, test, benchmark and page."""
 
 import importlib
 import inspect
@@ -13,7 +13,7 @@ from posenc_export.encodings.functions import bias, rotation
 from posenc_export.encodings.outside import Package
 from posenc_export.encodings.together import Together
 
-# The file and the class in it.
+# Module and class name of each encoding.
 CLASSES = {
     "nope": "NoPE",
     "integer": "Integer",
@@ -66,7 +66,7 @@ CLASSES = {
     "fox_pair": "FoXPair",
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
-# Those above, those that `register` adds, and entry points of installed packages.
+# Built-in encodings, encodings added by `register`, and entry points of installed packages.
 KNOWN = outside.Known(REGISTRY)
 
 __all__ = [
@@ -92,57 +92,57 @@ __all__ = [
 
 
 def register(name: str, cls: Type[PositionEncoding]) -> None:
-    """Give an encoding from outside the package a name, for this process.
+    """Register an encoding class under a name, for this process.
 
-    An installed package offers its encodings to every process by the entry-point group `posenc_export.encodings`. A class that is defined once more in the
-    same place, as a notebook does, takes the place of the first.
+    An installed package offers its encodings to every process through the entry-point group `posenc_export.encodings`. Registering a class again with the
+    same module and qualified name, as when a notebook cell is run again, replaces the earlier class.
 
     Args:
         name: lower-case letters, digits and _.
-        cls: takes a Geometry, then parameters with names and types.
+        cls: class whose constructor takes a Geometry, then parameters with names and types.
 
     Raises:
-        ValueError: a name that another encoding has, a class that is no PositionEncoding, parameters without a type.
+        ValueError: a name that is taken, a class that is not a PositionEncoding, a parameter without a type.
     """
     KNOWN.add(name, cls)
 
 
 def origin(name: str) -> Optional[Package]:
-    """The package that an encoding comes from; None for one of this package.
+    """Return the package that an encoding comes from, or None for a built-in encoding.
 
     Raises:
-        ValueError: no encoding of that name.
+        ValueError: unknown name.
     """
     parameters(name)
     return KNOWN.origin(name)
 
 
 def check_installed(packages: Mapping[str, Any]) -> None:
-    """Refuse to build a model again where packages of its encodings are missing.
+    """Check that the encodings of a model are available, so that the model can be built again.
 
     Args:
-        packages: of a manifest.
+        packages: package of each encoding from outside, by encoding name, as in the manifest.
 
     Raises:
-        ValueError: the first that is missing, with its package and version.
+        ValueError: an encoding is missing; the message names its package and version.
     """
     outside.check_installed(KNOWN, packages)
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
-    """Parameters of an encoding, by name.
+    """Return the constructor parameters of an encoding, by name.
 
     Raises:
-        ValueError: no encoding of that name, or one of a package that cannot be used.
+        ValueError: unknown name, or an entry point that cannot be used.
     """
     return registry.parameters("encoding", KNOWN, name)
 
 
 def parse(text: str) -> Dict[str, Any]:
-    """'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; numbers take the parameter's type.
+    """Parse 'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; values take the parameter's type.
 
     Raises:
-        ValueError: unknown name or parameter, a name that several encodings have, or text that is no name=value list.
+        ValueError: unknown name or parameter, a name that several encodings have, or text that is not a list of name=value.
     """
     name, _, rest = text.partition(":")
     known = parameters(name)
@@ -151,29 +151,29 @@ def parse(text: str) -> Dict[str, Any]:
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"encoding {name}: parameters read name=value, got {item!r}")
+            raise ValueError(f"encoding {name}: expected parameters as name=value, got {item!r}")
         registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
     return spec
 
 
 def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
-    """The encoding that spec {"name": ..., parameter: value} describes.
+    """Build the encoding that spec {"name": ..., parameter: value} describes.
 
     Raises:
-        ValueError: unknown name or parameter, a number that is not finite, sizes beyond the memory, or a value the encoding refuses.
+        ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the memory, or a value that the encoding refuses.
     """
     made: PositionEncoding = registry.build("encoding", KNOWN, spec, geometry)
     return made
 
 
 def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> PositionEncoding:
-    """One encoding that acts as all of `specs` do, in their order; NoPE where there is none.
+    """Build one encoding that applies all of `specs` in order; NoPE if `specs` is empty.
 
     Raises:
-        ValueError: as `build` and Together.
+        ValueError: see `build` and Together.
     """
-    with torch.device("cpu"):  # tables are numbers, wherever the weights will stand
+    with torch.device("cpu"):  # tables need values, even if the weights are created on the meta device
         parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
     return parts[0] if len(parts) == 1 else Together(parts)
 
@@ -183,4 +183,4 @@ def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any
     try:
         return kind(value)
     except ValueError:
-        raise ValueError(f"encoding {name}: {key} is of type {kind.__name__}, got {value!r}") from None
+        raise ValueError(f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}") from None

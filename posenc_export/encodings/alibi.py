@@ -13,10 +13,10 @@ ADDED = ("after", "before")
 
 
 class ALiBi(PositionEncoding):
-    """scores - scale m_h |i - j|, m_h = 2^(-max_bias h / n), h = 1 .. n of the first n = heads heads, m_h = 0 of the others.
+    """scores - scale m_h |i - j|, m_h = 2^(-max_bias h / n) for the first n = heads heads h = 1 .. n, m_h = 0 for the others.
 
-    A count n that is no power of two takes the slopes of the power below it, then every other slope of twice that power (the authors' code). MPT writes
-    this list in another way; its order is the same. Causal and symmetric attention differ in the block's mask only.
+    If n is not a power of two, the slopes are those of the next lower power, followed by every other slope of twice that power (the authors' code). MPT
+    computes the same list in another way. Causal and bidirectional attention differ in the mask of the block only.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
 
@@ -24,22 +24,22 @@ class ALiBi(PositionEncoding):
         geometry: heads H, any count; head size D.
         max_bias: exponent of the smallest slope; 8 in the paper, alibi_bias_max of MPT.
         scale: factor on all slopes; 1 in the paper.
-        heads: number n of heads that have a slope, the first of the H; all where 0.
-        added: "after" adds the bias to q k / sqrt(D) as the paper, "before" to q k, so that the bias too is divided by sqrt(D), as in Falcon.
+        heads: number n of heads with a slope, counted from the first head; 0 for all heads.
+        added: "after" adds the bias to q k / sqrt(D), as in the paper; "before" adds it to q k, so that it is divided by sqrt(D) too, as in Falcon.
 
     Raises:
-        ValueError: max_bias or scale not above 0, more heads than there are, an unknown place.
+        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added.
     """
 
     def __init__(self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0, heads: int = 0, added: str = "after") -> None:
         super().__init__()
         for name, value in (("max_bias", max_bias), ("scale", scale)):
             if not value > 0:
-                raise ValueError(f"alibi: {name} is above 0, got {value}")
+                raise ValueError(f"alibi: expected {name} above 0, got {value}")
         if not 0 <= heads <= geometry.heads:
-            raise ValueError(f"alibi: heads is 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
+            raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
         if added not in ADDED:
-            raise ValueError(f"alibi: added is one of {', '.join(ADDED)}, got {added!r}")
+            raise ValueError(f"alibi: expected added to be one of {', '.join(ADDED)}, got {added!r}")
         self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
         below = 2 ** int(math.log2(self.heads))
@@ -49,9 +49,9 @@ class ALiBi(PositionEncoding):
         self.slopes = Table(slopes)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; where causal, right for keys up to the query."""
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
         distances = ops.distances(q_positions, k_positions)
-        if not self.causal:  # a causal block hides keys ahead, and behind the query -abs(j - i) is j - i
+        if not self.causal:  # a causal mask hides later keys, and for earlier keys -|j - i| is j - i
             distances = -distances.abs()
         return distances * self.slopes.rows.view(-1, 1, 1)
 

@@ -1,4 +1,4 @@
-"""The position in binary, a bit per entry (the discrete precursor of the sinusoid)."""
+"""The position in binary, one bit per entry (the discrete precursor of the sinusoid)."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
 
 class Binary(PositionEncoding):
-    """x + bits of p, E of them, the most significant first.
+    """x + the E bits of p, the most significant bit first.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^E.
 
@@ -16,14 +16,15 @@ class Binary(PositionEncoding):
         geometry: width E, max_positions.
 
     Raises:
-        ValueError: more positions than E bits tell apart.
+        ValueError: more positions than E bits can represent.
     """
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         used = max(1, (geometry.max_positions - 1).bit_length())
         if used > geometry.width:
-            raise ValueError(f"binary: {geometry.width} entries count to 2^{geometry.width}, got max_positions={geometry.max_positions}; choose a larger width")
+            limit = f"2^{geometry.width}, the numbers of {geometry.width} bits"
+            raise ValueError(f"binary: expected max_positions up to {limit}, got {geometry.max_positions}; choose a larger width")
         self.unused = geometry.width - used
         self.powers: Tensor
         self.register_buffer("powers", 2 ** torch.arange(used - 1, -1, -1), persistent=False)

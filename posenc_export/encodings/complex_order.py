@@ -1,4 +1,4 @@
-"""Complex-valued word embeddings, a wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2; shared tables 3.1)."""
+"""Complex-valued word embeddings, one wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2; shared tables 3.1)."""
 
 import cmath
 import math
@@ -16,22 +16,22 @@ PHASES = ("own", "zero")
 
 
 class ComplexOrder(PositionEncoding):
-    """Word j at p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2; real parts, then imaginary parts.
+    """Word j at position p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2, real parts before imaginary parts.
 
-    The token table holds [r, w, t] of every word side by side, E/2 numbers each, all trained: it acts on token ids, in a decoder with a head of its own.
-    The sharing schemes of the paper make it narrower. Angles w p are formed in float64 and reduced to one turn, so that far positions are as exact as
-    near ones. In float16 the table, frequencies included, has 11 bits: far out the model is then another one.
+    The token table holds r, w and t of every word, E/2 trained numbers each. The encoding therefore needs token ids, and a decoder whose head is not tied to
+    the table. The sharing schemes of the paper make the table narrower. Angles w p are computed in float64 and reduced to one turn, so that far positions are
+    as exact as near ones. In float16 the table, including the frequencies, has 11 significant bits, which changes the output at far positions.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, even.
-        base: starting frequencies are base^(-2k/E), as the sinusoid's.
-        frequencies: "own" w_jk for each word and dimension; "words" shares w_k between words, "dimensions" w_j between dimensions, one column of the table.
-        phases: "own" t_jk for each word and dimension, "zero" for none.
+        base: initial frequencies are base^(-2k/E), as in the sinusoid.
+        frequencies: "own" w_jk for each word and dimension; "words" shares w_k between words; "dimensions" shares w_j between dimensions, one column of the table.
+        phases: "own" t_jk for each word and dimension, or "zero".
 
     Weights:
-        frequency.value: w_k, [E/2] float32, where words share frequencies; all others stand in the token table.
+        frequency.value: w_k, [E/2] float32, if frequencies is "words"; all other weights are in the token table.
 
     Raises:
         ValueError: odd width, base not above 1, unknown frequencies or phases.
@@ -40,15 +40,15 @@ class ComplexOrder(PositionEncoding):
     def __init__(self, geometry: Geometry, base: float = 10000.0, frequencies: str = "own", phases: str = "own") -> None:
         super().__init__()
         if geometry.width % 2:
-            raise ValueError(f"complex_order: width is even, got {geometry.width}; choose an even width")
+            raise ValueError(f"complex_order: expected an even width, got {geometry.width}; choose another width")
         if not base > 1:
-            raise ValueError(f"complex_order: base is above 1, got {base}")
+            raise ValueError(f"complex_order: expected base above 1, got {base}")
         for name, value, choices in (("frequencies", frequencies, FREQUENCIES), ("phases", phases, PHASES)):
             if value not in choices:
-                raise ValueError(f"complex_order: {name} is one of {', '.join(choices)}, got {value!r}")
+                raise ValueError(f"complex_order: expected {name} to be one of {', '.join(choices)}, got {value!r}")
         self.pairs, self.base = geometry.width // 2, float(base)
         columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
-        self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]  # amplitudes, frequencies and phases in a row of the token table
+        self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]  # columns of amplitudes, frequencies and phases in the token table
         start = self.base ** (-torch.arange(self.pairs, dtype=torch.float64) / self.pairs)
         self.frequency = Exact(start) if frequencies == "words" else None
 

@@ -1,4 +1,4 @@
-"""Conditional positional encoding: a depthwise convolution whose zero padding tells where the edge is (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+"""Conditional positional encoding: a depthwise convolution whose zero padding marks the edge (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
 
 from typing import List, Sequence, Tuple
 
@@ -13,10 +13,10 @@ from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEnco
 class ConditionalConv(PositionEncoding):
     """x_t + b + sum_m w_m * x_(t-m), m = 0 .. kernel - 1, zeros before the first token: the causal form of the paper's convolution.
 
-    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E]. Range: 0 .. max_positions - 1; positions order the tokens and are not read.
+    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E]. Range: 0 .. max_positions - 1; only the order of tokens matters, not their positions.
 
     Args:
-        geometry: width E, one filter each.
+        geometry: width E, one filter per entry.
         kernel: length of a filter in tokens.
 
     Raises:
@@ -28,12 +28,12 @@ class ConditionalConv(PositionEncoding):
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()
         if kernel < 2:
-            raise ValueError(f"conditional_conv: kernel is at least 2 tokens, got {kernel}; a filter of one token sees no neighbour")
+            raise ValueError(f"conditional_conv: expected kernel of at least 2 tokens, got {kernel}; a filter of one token sees no neighbour")
         self.width, self.kernel = geometry.width, kernel
         self.convolution = torch.nn.Conv1d(geometry.width, geometry.width, kernel, groups=geometry.width)
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E], the same states."""
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E] and the next states."""
         order, count = ops.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)

@@ -11,20 +11,20 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
 
 class ConditionalConv2D(PositionEncoding):
-    """x_(r,c) + b + sum_(m,n) w_(m,n) * x_(r+m,c+n), m, n = -(kernel-1)/2 .. (kernel-1)/2, zeros outside the grid and where no token is.
+    """x_(r,c) + b + sum_(m,n) w_(m,n) * x_(r+m,c+n), m, n = -(kernel-1)/2 .. (kernel-1)/2, zeros outside the grid and in empty cells.
 
-    Position p stands at row p // columns and column p % columns. Tokens may come in any order, behind padding, and leave cells of the grid empty.
-    Memory: the whole grid [B,rows*columns,E], whatever the number of tokens.
+    Position p is at row p // columns and column p % columns. Tokens may come in any order, after padding, and leave cells of the grid empty.
+    Memory: the whole grid [B,rows*columns,E], for any number of tokens.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional attention only: a token sees those after it.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional attention only: a token depends on later tokens.
 
     Args:
-        geometry: width E, one filter each.
-        rows, columns: of the grid; where 0, the smallest square that holds max_positions.
+        geometry: width E, one filter per entry.
+        rows, columns: size of the grid; 0 for the smallest square that holds max_positions.
         kernel: side of a filter in tokens, odd.
 
     Raises:
-        ValueError: a grid that does not hold max_positions, an even kernel or one below 3.
+        ValueError: a grid that does not hold max_positions, an even kernel, a kernel below 3.
     """
 
     works_in = ("bidirectional",)
@@ -34,15 +34,16 @@ class ConditionalConv2D(PositionEncoding):
         side = math.isqrt(geometry.max_positions - 1) + 1
         self.rows, self.columns, self.kernel = rows or side, columns or side, kernel
         if self.rows * self.columns < geometry.max_positions:
-            raise ValueError(f"conditional_conv_2d: the grid holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows and columns")
+            held = f"max_positions {geometry.max_positions}"
+            raise ValueError(f"conditional_conv_2d: expected a grid that holds {held}, got {rows} x {columns}; set rows and columns")
         if kernel < 3 or kernel % 2 == 0:
-            raise ValueError(f"conditional_conv_2d: kernel is odd and at least 3 tokens, got {kernel}; a filter of one token sees no neighbour")
+            raise ValueError(f"conditional_conv_2d: expected an odd kernel of at least 3 tokens, got {kernel}; a filter of one token sees no neighbour")
         self.convolution = torch.nn.Conv2d(geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
         cells = self.rows * self.columns
-        cell = torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))  # padding has a cell of its own, behind the grid
+        cell = torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))  # padding goes to an extra cell after the grid
         image = torch.zeros([x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device).scatter(1, cell, x)
         y = self.convolution(image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns]))
         return x + y.flatten(2).transpose(1, 2).gather(1, cell.clamp(max=cells - 1))

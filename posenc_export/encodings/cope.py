@@ -12,14 +12,14 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
 
 class CoPE(PositionEncoding):
-    """p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at most positions - 1; scores + q_i . e[p_ij], e between its rows interpolated.
+    """scores + q_i . e[p_ij], p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at most positions - 1, e interpolated between its rows.
 
-    Hook: rescore. State: none: gates belong to the query and are counted anew. Range: 0 .. max_positions - 1. Causal attention only.
-    Memory beside the scores: products with e [B,H,S,positions], two picks [B,H,S,T].
+    Hook: rescore. State: none, because gates depend on the query. Range: 0 .. max_positions - 1. Causal attention only.
+    Memory besides the scores: products with e [B,H,S,positions], two gathered tensors [B,H,S,T].
 
     Args:
         geometry: head size D.
-        positions: rows of e, the largest count and one.
+        positions: rows of e; the largest p_ij is positions - 1.
 
     Weights:
         table: e, [D,positions].
@@ -34,7 +34,7 @@ class CoPE(PositionEncoding):
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()
         if positions < 2:
-            raise ValueError(f"cope: positions is at least 2 rows, got {positions}; set positions=N")
+            raise ValueError(f"cope: expected positions of at least 2 rows, got {positions}; set positions=N")
         self.last = positions - 1
         self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
 
@@ -44,11 +44,11 @@ class CoPE(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         scores = scale * ops.products(q, keys)
         gates = torch.sigmoid(scores) * mask.ge(0).to(torch.float32)
-        # Two kernels add up float32 in another order; in float64 they agree on which row a count falls into, and on how far behind it.
+        # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
         counts = ops.suffix_sum(gates.to(torch.float64)).clamp(0.0, float(self.last))
         below = counts.floor()
         rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
-        # Clamped as whole numbers: NaN has no row, and an index outside of them would stop the other rows of the batch.
+        # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
         index = below.to(torch.int64).clamp(0, self.last)
         lower = ops.pick(rows, index)
         steps = torch.cat((rows[..., 1:], rows[..., -1:]), dim=-1) - rows  # from each row to the next

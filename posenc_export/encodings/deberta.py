@@ -11,34 +11,36 @@ from posenc_export import ops
 from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
 
 VERSIONS = ("v1", "v2")
-TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # terms beside content
+TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
 
 
 class DeBERTa(PositionEncoding):
     """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0, 2 span - 1); Kr, Qr projected from a trained table.
 
-    delta is i - j itself in v1; in v2 and v3 distances from span / 2 on share buckets that grow logarithmically to max_relative. Both terms read row
-    d of query i and key j. The paper writes the third term with delta(j,i) (3.1); the authors' code and transformers negate it there, which is
-    delta(i,j) again, and every published checkpoint was trained with that. With one of the two terms alone, the divisor is sqrt(2 D).
-    The enhanced mask decoder (3.2) is left out. It stands between the layers and the head that predicts masked tokens in pretraining, which encoders here
-    do not have either. Its queries are made of hidden states plus absolute positions, its keys and values of the states before the last layer: a second
-    stream, where a description has one. Fine-tuned models and those of transformers do without it, and give the same hidden states.
-    The projections are the encoding's own; a checkpoint that shares them with the content (share_att_key) has its weights copied here. Products of a key
-    with Qr are formed once, when it comes, and cached beside it. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
+    delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow logarithmically up to max_relative. Both position terms use row d of query i
+    and key j. The paper writes the third term with delta(j,i) (3.1), but the authors' code and transformers negate it there, which gives delta(i,j), and
+    all published checkpoints were trained with that. If only one of them is used, the divisor is sqrt(2 D).
 
-    Hook: rescore. State: products of keys with Qr, float32, where attention is causal. Range: 0 .. max_positions - 1.
+    The enhanced mask decoder (3.2) is not included. It belongs between the layers and the head that predicts masked tokens in pretraining, which encoders
+    here do not have either. Its queries are hidden states plus absolute positions, and its keys and values are the states before the last layer, so that it
+    needs two streams of states; a model description has one. Fine-tuned models and those of transformers do not use it and give the same hidden states.
+
+    The encoding has its own projections; if a checkpoint shares them with the content (share_att_key), their weights are copied. The products of a key with
+    Qr are computed once, when the key arrives, and cached. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
+
+    Hook: rescore. State: products of keys with Qr, float32, if attention is causal. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, heads, head size D.
-        version: "v1" (linear) or "v2" (log buckets; v3 the same).
-        span: rows on each side: max_relative_positions of v1, position_buckets of v2; even there.
-        max_relative: tokens; distance of the last bucket of v2.
+        version: "v1" (linear) or "v2" (log buckets, also for v3).
+        span: rows of distances on each side: max_relative_positions of v1, position_buckets of v2, which is even.
+        max_relative: distance of the last bucket of v2, in tokens.
         terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to content); pos_att_type of a checkpoint.
 
     Weights:
-        table: rows of distances, [2 span,E], from the furthest key ahead of the query to the furthest behind it.
-        of_keys.weight, of_keys.bias: from rows to Kr, [H*D,E] and [H*D], heads outermost; none where terms is "p2c".
-        of_queries.weight, of_queries.bias: from rows to Qr, the same; none where terms is "c2p".
+        table: one row per distance, [2 span,E], from the furthest key after the query to the furthest key before it.
+        of_keys.weight, of_keys.bias: projection of rows to Kr, [H*D,E] and [H*D], heads outermost; absent if terms is "p2c".
+        of_queries.weight, of_queries.bias: projection of rows to Qr, of the same shapes; absent if terms is "c2p".
 
     Raises:
         ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above span.
@@ -49,11 +51,11 @@ class DeBERTa(PositionEncoding):
     def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128, terms: str = "both") -> None:
         super().__init__()
         if version not in VERSIONS:
-            raise ValueError(f"deberta: version is one of {', '.join(VERSIONS)}, got {version!r}; v3 is v2")
+            raise ValueError(f"deberta: expected version to be one of {', '.join(VERSIONS)}, got {version!r}; use v2 for v3")
         if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
-            raise ValueError(f"deberta: span is at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}")
+            raise ValueError(f"deberta: expected span of at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}")
         if terms not in TERMS:
-            raise ValueError(f"deberta: terms is one of {', '.join(TERMS)}, got {terms!r}")
+            raise ValueError(f"deberta: expected terms to be one of {', '.join(TERMS)}, got {terms!r}")
         self.version, self.span, self.max_relative, self.count = version, span, max_relative, TERMS[terms]
         self.reach = span if version == "v1" else max_relative
         self.of_head: Tensor
@@ -68,7 +70,7 @@ class DeBERTa(PositionEncoding):
         self.of_queries = None if terms == "c2p" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """k [B,S,K,D], positions [B,S], write_index of `ops.append`, states [products with Qr [B,H,P,2 span]] to the same with T; without a cache to [B,H,S,2 span]."""
+        """k [B,S,K,D], positions [B,S], write_index as `ops.append` takes it, states [products with Qr [B,H,P,2 span]] to [B,H,T,2 span]; without a cache to [B,H,S,2 span]."""
         if self.of_queries is None:
             return states
         by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(self.of_queries.weight, self.of_queries.bias)
@@ -85,7 +87,7 @@ class DeBERTa(PositionEncoding):
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [products with Qr
-        [B,H,T,2 span]] or none to [B,S,H*D]."""
+        [B,H,T,2 span]] or [] to [B,S,H*D]."""
         behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
         index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
         content: Optional[Tensor] = None
@@ -97,7 +99,7 @@ class DeBERTa(PositionEncoding):
         return ops.attend(q, keys, values, mask, None if content is None else scale * content, scale)
 
     def projected(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """The table through a projection: [1,H,D,2 span] float32."""
+        """Project the table: [1,H,D,2 span] float32."""
         rows = torch.nn.functional.linear(self.table.to(torch.float32), weight.to(torch.float32), bias.to(torch.float32))
         return rows.view(1, 2 * self.span, self.heads, self.head_size).permute(0, 2, 3, 1)
 
@@ -109,7 +111,7 @@ class DeBERTa(PositionEncoding):
 
 
 def _log_buckets(distances: np.ndarray, span: int, max_relative: int) -> np.ndarray:
-    """Bucket [n] of signed distances [n], borders as float32 logarithms."""
+    """Buckets [n] of signed distances [n], with borders from float32 logarithms."""
     middle = span // 2
     far = np.maximum(np.abs(distances), middle).astype(np.float32)
     steps = np.log(far / np.float32(middle)) / np.log(np.float32((max_relative - 1) / middle)) * np.float32(middle - 1)

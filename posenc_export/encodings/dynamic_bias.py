@@ -12,12 +12,12 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 
 DISTANCES = ("linear", "log")
 NORMS = ("none", "layer")
-EPSILON = 1e-5  # of torch.nn.LayerNorm
-BLOCK = 1 << 14  # distances computed at a time
+EPSILON = 1e-5  # default of torch.nn.LayerNorm
+BLOCK = 1 << 14  # distances per pass through the MLP
 
 
 class ExactLinear(torch.nn.Linear):
-    """A linear layer that stays float32 when the model is cast: it multiplies distances of any size."""
+    """A linear layer that stays float32 when the model is cast, because it multiplies distances of any size."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExactLinear":
         for parameter in self.parameters():
@@ -28,9 +28,9 @@ class ExactLinear(torch.nn.Linear):
 class DynamicBias(PositionEncoding):
     """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H: linear layers with SiLU between them.
 
-    f depends on distances only, so it is computed once for each of them, in float64, and read as a table: `prepare` computes it anew when weights have
-    changed. The table takes no gradients: weights come trained. It has max_positions rows where causal, twice as many otherwise.
-    In float16 biases have 11 bits, as all masks: large ones at linear distances lose the differences between neighbours.
+    f depends on the distance only, so it is computed once per distance, in float64, and read as a table. `prepare` computes the table again after weights
+    have changed. The table has no gradients: load trained weights. It has max_positions rows if causal, twice as many otherwise.
+    In float16 biases have 11 significant bits, as all masks, so that large biases at linear distances are the same for neighbouring distances.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -39,12 +39,12 @@ class DynamicBias(PositionEncoding):
         distance: "linear" or "log".
         hidden: width of the hidden layers.
         depth: number of hidden layers.
-        norm: "layer" puts LayerNorm (with factor and offset) before every SiLU, "none" nothing.
+        norm: "layer" applies LayerNorm (with factor and offset) before every SiLU, "none" applies no norm.
 
     Weights:
         first.weight, first.bias: from s to the first hidden layer, [hidden,1] and [hidden].
-        between.N.weight, between.N.bias: from a hidden layer to the next, [hidden,hidden] and [hidden], depth - 1 of them.
-        norms.N.weight, norms.N.bias: of LayerNorm, [hidden] each, depth of them where norm is "layer".
+        between.N.weight, between.N.bias: from hidden layer N to the next, [hidden,hidden] and [hidden], depth - 1 of them.
+        norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, depth of them if norm is "layer".
         second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
 
     Raises:
@@ -55,13 +55,13 @@ class DynamicBias(PositionEncoding):
         super().__init__()
         for name, value, choices in (("distance", distance, DISTANCES), ("norm", norm, NORMS)):
             if value not in choices:
-                raise ValueError(f"dynamic_bias: {name} is one of {', '.join(choices)}, got {value!r}")
+                raise ValueError(f"dynamic_bias: expected {name} to be one of {', '.join(choices)}, got {value!r}")
         if hidden < 1 or depth < 1:
-            raise ValueError(f"dynamic_bias: hidden and depth are at least 1, got {hidden} and {depth}; set hidden=N, depth=N")
+            raise ValueError(f"dynamic_bias: expected hidden and depth of at least 1, got {hidden} and {depth}; set hidden=N, depth=N")
         self.distance, self.furthest, self.ahead = distance, geometry.max_positions - 1, 0 if geometry.causal else geometry.max_positions - 1
         self.first, self.second = ExactLinear(1, hidden), ExactLinear(hidden, geometry.heads)
         if distance == "linear":
-            torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)  # untrained biases of far keys stay small: float16 keeps 11 bits of them
+            torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)  # untrained biases of far keys stay small enough for float16
         self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0))
         self.table = Table(np.zeros((1, geometry.heads)))
@@ -75,7 +75,7 @@ class DynamicBias(PositionEncoding):
         self.table = Table(np.concatenate([self.network(block) for block in np.array_split(distances, -(-len(distances) // BLOCK))]))
 
     def network(self, distances: np.ndarray) -> np.ndarray:
-        """Spaced distances [n] float64 to [n,H]."""
+        """Biases [n,H] float64 of scaled distances s [n] float64."""
         x = torch.from_numpy(distances).unsqueeze(1)
         for index, linear in enumerate([self.first, *self.between]):
             x = _double(linear, x)
@@ -86,7 +86,7 @@ class DynamicBias(PositionEncoding):
         return _double(self.second, x).numpy()
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; where causal, right for keys up to the query."""
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
         behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
         index = behind.clamp(-self.ahead, self.furthest) + self.ahead
         return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(0, 3, 1, 2)
@@ -119,7 +119,7 @@ class DynamicBiasOracle(Oracle):
                 deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in sums) / len(sums) + EPSILON)
                 factors, offsets = self.weights[f"norms.{index}.weight"], self.weights[f"norms.{index}.bias"]
                 sums = [(value - mean) / deviation * factor + offset for value, factor, offset in zip(sums, factors, offsets, strict=True)]
-            values = [value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums]  # exp ends at 709
+            values = [value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums]  # exp overflows above 709
         return self.sums("second", values)
 
     def sums(self, layer: str, values: List[float]) -> List[float]:

@@ -14,21 +14,21 @@ from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncodi
 class FIRE(PositionEncoding):
     """scores + f_h(psi(i - j) / (psi(max(L, i)) + 1e-6)), psi(x) = log(c x + 1), f an MLP from one number to H; c and L trained.
 
-    The divisor belongs to the query, so a cached token is the same at every length. Positions count from 0 there and 1e-6 is added, as in the authors'
+    The divisor depends on the query only, so that cached keys are valid at every length. Positions in it count from 0 and 1e-6 is added, as in the authors'
     code; the paper has neither.
-    Memory: the hidden layer [B,S,T,hidden], which the chunk bounds; at decode one row of it.
+    Memory: the hidden layer [B,S,T,hidden], which the chunk bounds; S is 1 at decode.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. Causal attention only.
 
     Args:
         geometry: heads H.
         hidden: width of the MLP's hidden layer.
-        threshold: starting value of L in tokens.
+        threshold: initial value of L in tokens.
 
     Weights:
-        slope.value, threshold.value: c and L, [1] each; their magnitudes count.
-        first.weight, first.bias: of f, from a number to the hidden layer, [hidden,1] and [hidden].
-        second.weight, second.bias: of f, from the hidden layer to heads, [H,hidden] and [H].
+        slope.value, threshold.value: c and L, [1] each; their absolute values are used.
+        first.weight, first.bias: first layer of f, [hidden,1] and [hidden].
+        second.weight, second.bias: second layer of f, [H,hidden] and [H].
 
     Raises:
         ValueError: a width below 1, a threshold not above 0.
@@ -39,7 +39,7 @@ class FIRE(PositionEncoding):
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()
         if hidden < 1 or not threshold > 0:
-            raise ValueError(f"fire: hidden is at least 1 and threshold above 0, got {hidden} and {threshold}")
+            raise ValueError(f"fire: expected hidden of at least 1 and threshold above 0, got {hidden} and {threshold}")
         self.first, self.second = torch.nn.Linear(1, hidden), torch.nn.Linear(hidden, geometry.heads)
         self.slope, self.threshold = Exact(torch.tensor([0.1])), Exact(torch.tensor([float(threshold)]))
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training

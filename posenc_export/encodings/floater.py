@@ -17,29 +17,28 @@ Field = Callable[[Any, float], Any]
 class FLOATER(PositionEncoding):
     """x + p(k step), dp/dt = W2 tanh(W1 [p, t] + b1) + b2, p(0) trained.
 
-    Positions k count from 0, where the paper counts from 1: the first token gets p(0).
+    Positions k count from 0 and the first token gets p(0); the paper counts from 1.
 
-    No token enters the equation, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table:
-    `prepare` solves it anew when weights have changed. In training mode a call does so by itself, and gradients reach the weights through the steps of the
-    method up to the last position of the call. The field dp/dt = A p with A turning pairs of entries is the sinusoid; a tanh near 0 comes as close to it as
-    one likes.
+    The equation does not depend on tokens, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table.
+    `prepare` solves it again after weights have changed. In training mode calls do so themselves, and gradients flow to the weights through the steps of the
+    method, up to the last position of the call. If dp/dt = A p and A rotates pairs of entries, p is the sinusoid; tanh near 0 approximates that field.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, max_positions.
         hidden: width of the field's hidden layer.
-        step: time from a position to the next.
+        step: time between two positions.
         substeps: Runge-Kutta steps between two positions.
 
     Raises:
-        ValueError: a width, step or number of substeps that is not above 0.
+        ValueError: hidden, step or substeps not above 0.
     """
 
     def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
         super().__init__()
         if hidden < 1 or not 0 < step < math.inf or substeps < 1:
-            raise ValueError(f"floater: hidden, step and substeps are above 0, got {hidden}, {step} and {substeps}")
+            raise ValueError(f"floater: expected hidden, step and substeps above 0, got {hidden}, {step} and {substeps}")
         self.count, self.step, self.substeps, width = geometry.max_positions, float(step), substeps, geometry.width
         self.first = torch.nn.Parameter(torch.randn(width))
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
@@ -53,12 +52,12 @@ class FLOATER(PositionEncoding):
         for k, row in enumerate(solve(_field(weights[1:], np.tanh), weights[0], self.count, self.step, self.substeps)):
             rows[k] = row
         self.table = Table(rows)
-        self.made_of = versions(self)
+        self.weight_versions = versions(self)
 
     def train(self, mode: bool = True) -> "FLOATER":
-        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.made_of != versions(self):
+        if not mode and self.weight_versions != versions(self):
             self.prepare()
         return self
 
@@ -72,8 +71,8 @@ class FLOATER(PositionEncoding):
 
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] by the weights as they are now, with gradients."""
-        if self.made_of != versions(self):
+        """Rows [B,S,E] for the current weights, with gradients."""
+        if self.weight_versions != versions(self):
             self.prepare()
         recurrence = partial(_rows, step=self.step, substeps=self.substeps)
         weights = (self.first, *self.inner.parameters(), *self.outer.parameters())
@@ -84,7 +83,7 @@ class FLOATER(PositionEncoding):
 
 
 def solve(field: Field, first: Any, count: int, step: float, substeps: int) -> Iterator[Any]:
-    """`count` rows [E] of the trajectory from first at t = 0, step, 2 step, ..., of numpy or torch."""
+    """Yield `count` rows [E] of the trajectory that starts at `first`, for t = 0, step, 2 step, ...; works on numpy and on torch."""
     p, h = first, step / substeps
     yield p
     for k in range(1, count):
@@ -98,18 +97,18 @@ def solve(field: Field, first: Any, count: int, step: float, substeps: int) -> I
 
 
 def _field(weights: Sequence[Any], tanh: Callable[[Any], Any]) -> Field:
-    """W2 tanh(W1 [p, t] + b1) + b2 by W1, b1, W2, b2."""
+    """The function (p, t) -> W2 tanh(W1 [p, t] + b1) + b2 of weights W1, b1, W2, b2."""
     inner, inner_offset, outer, outer_offset = weights
     return lambda p, t: outer @ tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset) + outer_offset
 
 
 def _rows(weights: Sequence[Tensor], count: int, step: float, substeps: int) -> Tensor:
-    """The first rows [count,E], differentiable."""
+    """The first `count` rows [count,E], differentiable."""
     return torch.stack(list(solve(_field(weights[1:], torch.tanh), weights[0], count, step, substeps)))
 
 
 class FLOATEROracle(Oracle):
-    """The same equation with the tableau written out, row by row as positions are asked for."""
+    """Solves the same equation with the Runge-Kutta tableau written out, up to the largest position requested."""
 
     NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
@@ -128,10 +127,10 @@ class FLOATEROracle(Oracle):
         e = self.encoding
         h = e.step / e.substeps
         for part in range(e.substeps):
-            slope, moved = np.zeros_like(p), np.zeros_like(p)
+            slope, increment = np.zeros_like(p), np.zeros_like(p)
             for node, weight in zip(self.NODES, self.WEIGHTS, strict=True):
                 at = np.append(p + node * h * slope, math.fsum((k * e.step, part * h, node * h)))
                 slope = self.outer @ np.tanh(self.inner @ at + self.inner_offset) + self.outer_offset
-                moved = moved + h * weight * slope
-            p = p + moved
+                increment = increment + h * weight * slope
+            p = p + increment
         return p

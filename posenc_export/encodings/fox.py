@@ -14,20 +14,20 @@ from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEnco
 class FoX(PositionEncoding):
     """scores + scale sum of log f_l over tokens l = j + 1 .. i, f_l = sigmoid(w_h . x_l + b_h).
 
-    Bidirectional attention has a second gate of each head for keys ahead, whose logarithms are summed over l = i + 1 .. j (x-transformers).
+    Bidirectional attention has a second gate per head for later keys, whose logarithms are summed over l = i + 1 .. j (x-transformers).
 
-    State: log f of every key [B,H,T,1], float32; 0, which adds nothing, at padding. The kept terms are summed anew by every call, in float64: what two
-    long sums differ by then keeps the digits of float32. A running sum in the cache would lose those of its recent terms as it grows.
+    State: log f of every key [B,H,T,1], float32; 0 at padding, which adds nothing. Every call sums the cached terms again, in float64, so that the
+    difference of two long sums is exact in float32. A running sum in the cache would lose digits of recent terms as it grows.
 
     Hook: observe, rescore. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E of x, heads H.
-        remember: starting bias b of the gates; larger forgets less.
+        remember: initial bias b of the gates; a larger bias forgets less.
         scale: factor on the sums; 1 in the paper.
 
     Weights:
-        gate.weight, gate.bias: w and b, [H,E] and [H]; bidirectional [2H,E] and [2H], gates for keys behind before those for keys ahead.
+        gate.weight, gate.bias: w and b, [H,E] and [H]; if bidirectional [2H,E] and [2H], gates of earlier keys before gates of later keys.
 
     Raises:
         ValueError: a scale not above 0.
@@ -38,13 +38,13 @@ class FoX(PositionEncoding):
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
         super().__init__()
         if not scale > 0:
-            raise ValueError(f"fox: scale is above 0, got {scale}")
+            raise ValueError(f"fox: expected scale above 0, got {scale}")
         self.heads, self.scale, self.causal = geometry.heads, float(scale), geometry.causal
         self.gate = torch.nn.Linear(geometry.width, geometry.heads * (1 if geometry.causal else 2))
         torch.nn.init.constant_(self.gate.bias, float(remember))
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], positions [B,S], write_index of `ops.append`, states [log gates [B,H,P,1]] to the same with T; without a cache to [B,2H,S,1]."""
+        """x [B,S,E], positions [B,S], write_index as `ops.append` takes it, states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
             logs = logs * self.scale
@@ -59,7 +59,7 @@ class FoX(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
         logs, distances = states[0].to(torch.float64).squeeze(3), ops.distances(positions, key_positions)
         after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
-        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # beyond the key, less beyond the query
+        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # sum after the key minus sum after the query
         if not self.causal:
             between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
         return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
@@ -72,9 +72,9 @@ class FoX(PositionEncoding):
 
 
 def log_sigmoid(gates: Tensor) -> Tensor:
-    """Logarithms of sigmoids in float64, for gates of any size and dtype.
+    """Logarithms of sigmoids in float64, for gates of any magnitude and dtype.
 
-    torch's logsigmoid would be exported as the logarithm of a sigmoid, which may have become 0."""
+    torch's logsigmoid is exported as the logarithm of a sigmoid, which may underflow to 0."""
     gates = gates.to(torch.float64)
     return gates.clamp(max=0.0) - (1 + (-gates.abs()).exp()).log()
 

@@ -1,4 +1,4 @@
-"""Forget gates of pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
+"""Forget gates for pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
 from typing import List, Optional, Sequence
@@ -15,21 +15,21 @@ from posenc_export.encodings.fox import log_sigmoid
 class FoXPair(PositionEncoding):
     """scores + scale sum of log f_il over keys l = j .. i - 1, f_il = sigmoid(a_i . b_l / sqrt(size)), a_i = A_h x_i, b_l = B_h x_l.
 
-    The query decides how much of each key it forgets, so sums are formed anew for every query, in float64.
-    Memory beside the scores: [B,H,S,T] in float64, three times.
+    The gates depend on the query, so that sums are computed for every query, in float64.
+    Memory besides the scores: three tensors [B,H,S,T] in float64.
 
     State: b of every key [B,H,T,size], float32. Hook: observe, rescore. Range: 0 .. max_positions - 1. Causal attention only.
 
     Args:
         geometry: width E of x, heads H.
-        size: numbers in a and b.
+        size: entries of a and of b.
         scale: factor on the sums.
 
     Weights:
-        gate.weight: A over B, [2*H*size,E], heads outermost in each.
+        gate.weight: A, then B, [2*H*size,E], heads outermost in each.
 
     Raises:
-        ValueError: a size below 1, a scale not above 0.
+        ValueError: size below 1, scale not above 0.
     """
 
     shared = False
@@ -38,12 +38,12 @@ class FoXPair(PositionEncoding):
     def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
         super().__init__()
         if size < 1 or not scale > 0:
-            raise ValueError(f"fox_pair: size is at least 1 and scale above 0, got {size} and {scale}; set size=N")
+            raise ValueError(f"fox_pair: expected size of at least 1 and scale above 0, got {size} and {scale}; set size=N")
         self.heads, self.size, self.scale = geometry.heads, size, float(scale)
         self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], write_index of `ops.append`, states [b [B,H,P,size]] to the same with T, and a [B,S,H,size] for the `rescore` of this call."""
+        """x [B,S,E], write_index as `ops.append` takes it, states [b [B,H,P,size]] to b [B,H,T,size], and a [B,S,H,size] for the `rescore` of this call."""
         a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
         b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
         return [ops.append(states[0], b, write_index), a]

@@ -1,4 +1,4 @@
-"""Encodings of one plain function of positions, with the same function in float64 as their oracle."""
+"""Encodings made from one plain function of positions; their oracle is the same function in float64."""
 
 import cmath
 import contextlib
@@ -14,17 +14,18 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 from posenc_export.encodings.rotary import LAYOUTS, check_choice
 
 Function = Callable[..., Tensor]
-CONVERTED = "Converting a tensor to a Python"  # what torch says of a trace that depends on a value
-ROUNDED = 2.0**-50  # of angles in float64: a product of three rounded numbers
-ALLOWED = (torch.float64, torch.int64, torch.bool)  # of what a function gives where Python's floats are float64
+CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
+ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three rounded numbers
+ALLOWED = (torch.float64, torch.int64, torch.bool)  # result dtypes of a function that keeps the precision of float64
 
 
 def bias(function: Function) -> Type[PositionEncoding]:
-    """An encoding that adds function(head, query, key) to scores.
+    """Make an encoding that adds function(head, query, key) to scores.
 
     Args:
-        function: of int64 tensors that broadcast: head [H,1,1], query [B,1,S,1], key [B,1,1,T], positions counted from 0, to scores that broadcast to
-            [B,H,S,T]; in torch operations that torch.export takes, without branches on values. Keys that a query does not see may get any number.
+        function: takes int64 tensors that broadcast, head [H,1,1], query [B,1,S,1] and key [B,1,1,T], with positions counted from 0. Returns scores that
+            broadcast to [B,H,S,T]. Uses torch operations that torch.export accepts and does not branch on values. Scores of keys that a query does not
+            see may be any number.
 
     Returns:
         A class, for `register` or an entry point.
@@ -33,10 +34,10 @@ def bias(function: Function) -> Type[PositionEncoding]:
 
 
 def rotation(function: Function) -> Type[PositionEncoding]:
-    """An encoding that turns pair number `pair` of queries and keys by the angle function(pair, position).
+    """Make an encoding that rotates pair number `pair` of queries and keys by the angle function(pair, position).
 
     Args:
-        function: of int64 tensors that broadcast: pair [D/2], position [M,1], to angles in radians; evaluated once, in float64.
+        function: takes int64 tensors that broadcast, pair [D/2] and position [M,1]. Returns angles in radians. It is evaluated once, in float64.
 
     Returns:
         A class with the parameter `layout`, "half" or "interleaved", for `register` or an entry point.
@@ -53,7 +54,7 @@ class FunctionBias(PositionEncoding):
         geometry: heads H.
 
     Raises:
-        ValueError: a function of another result, or one that branches on values.
+        ValueError: a function that returns no tensor or another shape, or that branches on values.
     """
 
     __jit_ignored_attributes__ = ["function"]
@@ -82,7 +83,7 @@ class FunctionBias(PositionEncoding):
 
     @torch.jit.unused
     def evaluated(self, query: Tensor, key: Tensor) -> Tensor:
-        """The function itself, which TorchScript cannot compile where it is a lambda: that reads its trace."""
+        """Call the function itself; TorchScript cannot compile every function, such as a lambda, and runs the trace instead."""
         return self.function(self.head, query, key)
 
     def oracle(self) -> Oracle:
@@ -100,7 +101,7 @@ class FunctionBiasOracle(Oracle):
 
 
 class FunctionRotation(PositionEncoding):
-    """Pairs of queries and keys turned by f(pair, position) radians.
+    """Pairs of queries and keys rotated by f(pair, position) radians.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
@@ -109,7 +110,7 @@ class FunctionRotation(PositionEncoding):
         layout: "half" pairs (k, k + D/2), "interleaved" pairs (2k, 2k + 1).
 
     Raises:
-        ValueError: an odd head size, an unknown layout, a function of another result.
+        ValueError: an odd head size, an unknown layout, a function that returns no tensor, another shape or lower precision.
     """
 
     __jit_ignored_attributes__ = ["function"]
@@ -141,7 +142,7 @@ class FunctionRotation(PositionEncoding):
 class FunctionRotationOracle(Oracle):
     def __init__(self, encoding: FunctionRotation) -> None:
         self.encoding, self.interleaved = type(encoding), encoding.interleaved
-        self.angles: Dict[Tuple[int, int], float] = {}  # of heads that turn alike
+        self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         out, half = x.copy(), len(x) // 2
@@ -161,7 +162,7 @@ class FunctionRotationOracle(Oracle):
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-    """While open, what torch makes of Python's floats is float64."""
+    """Context in which torch converts Python floats to float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -171,9 +172,9 @@ def float64() -> Iterator[None]:
 
 
 def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEncoding]:
-    """A subclass that stands where the function does."""
+    """Make a subclass with the name, module and documentation of the function."""
     if not callable(function):
-        raise ValueError(f"encoding: expected a function of positions, got {function!r}; give one that is called with tensors")
+        raise ValueError(f"encoding: expected a function of positions, got {function!r}; pass a callable that takes tensors")
     name = getattr(function, "__name__", type(function).__name__)
     where = {"__module__": getattr(function, "__module__", base.__module__), "__doc__": getattr(function, "__doc__", None) or base.__doc__}
     return type(name, (base,), {"function": staticmethod(function), "__qualname__": getattr(function, "__qualname__", name), **where})
@@ -181,21 +182,21 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
 
 def _scores(made: Any, cls: Type[PositionEncoding]) -> Tensor:
     if not isinstance(made, Tensor):
-        raise ValueError(f"encoding {cls.__name__}: expected a function that gives a tensor, got {type(made).__name__}; use torch operations on its arguments")
+        raise ValueError(f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(made).__name__}; use torch operations on its arguments")
     return made
 
 
 def _double(made: Any, cls: Type[PositionEncoding]) -> Tensor:
-    """What a function gives, where it is exact to float64."""
+    """The result of a function as float64; refused if it was computed in a lower precision."""
     found = _scores(made, cls)
     if found.dtype not in ALLOWED:
-        remedy = "leave out casts and tensors of that dtype"
-        raise ValueError(f"encoding {cls.__name__}: expected float64 where Python's floats are float64, got {str(found.dtype).removeprefix('torch.')}; {remedy}")
+        rule, remedy = "a function that keeps the precision of float64", "remove casts and tensors of that dtype"
+        raise ValueError(f"encoding {cls.__name__}: expected {rule}, got a result in {str(found.dtype).removeprefix('torch.')}; {remedy}")
     return found.to(torch.float64)
 
 
 def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to another as it is."""
+    """Whether a shape broadcasts to `wanted` exactly, without enlarging it."""
     return len(shape) <= len(wanted) and all(size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False))
 
 
@@ -209,13 +210,13 @@ class _Called(torch.nn.Module):
 
 
 def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]) -> torch.nn.Module:
-    """The operations of a function, for TorchScript."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
+    """Trace a function, for TorchScript."""
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
         warnings.simplefilter("always", torch.jit.TracerWarning)
         made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
-    branch = next((str(warning.message) for warning in said if str(warning.message).startswith(CONVERTED)), None)
-    if branch is not None:  # a trace keeps one side of it
+    branch = next((str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)), None)
+    if branch is not None:  # a trace would record one side of the branch only
         problem = branch.partition(" might ")[0]
         raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")
     return made

@@ -10,7 +10,7 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 
 
 class Hierarchical(PositionEncoding):
-    """Position p = i n + j: x + a u_i + (1 - a) u_j, u_i = (p_i - a p_0) / (1 - a), from n trained rows p_0 .. p_(n-1).
+    """x + a u_i + (1 - a) u_j at position i n + j, u_i = (p_i - a p_0) / (1 - a), from n trained rows p_0 .. p_(n-1).
 
     Positions below n get exactly their trained rows. Positions, i and j count from 0; the source counts them from 1.
 
@@ -18,8 +18,8 @@ class Hierarchical(PositionEncoding):
 
     Args:
         geometry: width E, max_positions.
-        rows: n; the smallest whose square holds max_positions where 0.
-        share: a, between 0 and 1; at 0.5 positions (i, j) and (j, i) would be the same.
+        rows: n; 0 for the smallest n with n^2 of at least max_positions.
+        share: a, between 0 and 1, not 0.5: at 0.5 positions (i, j) and (j, i) would be the same.
 
     Raises:
         ValueError: too few rows, a share of 0.5 or outside 0 .. 1.
@@ -29,9 +29,10 @@ class Hierarchical(PositionEncoding):
         super().__init__()
         self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
         if rows < 0 or self.rows**2 < geometry.max_positions:
-            raise ValueError(f"hierarchical: rows squared hold max_positions {geometry.max_positions}, got {rows}; set rows=N or leave it out")
+            rule = f"rows whose square is at least max_positions {geometry.max_positions}"
+            raise ValueError(f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out")
         if not 0 < share < 1 or share == 0.5:
-            raise ValueError(f"hierarchical: share is between 0 and 1 and not 0.5, got {share}; 0.4 is the author's")
+            raise ValueError(f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4")
         self.share = float(share)
         self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
 

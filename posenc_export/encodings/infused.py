@@ -1,4 +1,4 @@
-"""Positions added to queries and keys, and not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here behind the projections)."""
+"""Positions added to queries and keys but not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here after the projections)."""
 
 import math
 from typing import Tuple
@@ -13,39 +13,39 @@ TABLES = ("sinusoidal", "trained")
 
 
 class Infused(PositionEncoding):
-    """scores (q_i + p_i) . (k_j + p_j) / sqrt(D), p of head size D the same for all heads; values stay without positions.
+    """scores (q_i + p_i) . (k_j + p_j) / sqrt(D), with the same p of size D for all heads; values get no positions.
 
-    Sinusoids are p_n = [sin(n w_k), cos(n w_k)] side by side, w_k = base^(-2k/D). Shortformer adds sinusoids of the model's width before the projections,
-    which is the same with another p for queries and for keys of each head: W p instead of p.
+    Sinusoids are p_n = [sin(n w_k), cos(n w_k)], interleaved, w_k = base^(-2k/D). Shortformer adds sinusoids of the model's width before the projections,
+    which amounts to W p instead of p, with different W for the queries and the keys of each head.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
     Args:
-        geometry: head size D, even where p is sinusoids.
+        geometry: head size D, even for sinusoids.
         table: "sinusoidal" or "trained".
         base: ratio of the longest wavelength to 2 pi.
 
     Weights:
-        table.weight: p where it is trained, [max_positions,D].
+        table.weight: p, [max_positions,D], if table is "trained".
 
     Raises:
-        ValueError: unknown table, base not above 1, sinusoids of an odd head size.
+        ValueError: unknown table, base not above 1, sinusoids with an odd head size.
     """
 
     def __init__(self, geometry: Geometry, table: str = "sinusoidal", base: float = 10000.0) -> None:
         super().__init__()
         if table not in TABLES:
-            raise ValueError(f"infused: table is one of {', '.join(TABLES)}, got {table!r}")
+            raise ValueError(f"infused: expected table to be one of {', '.join(TABLES)}, got {table!r}")
         if not base > 1:
-            raise ValueError(f"infused: base is above 1, got {base}")
+            raise ValueError(f"infused: expected base above 1, got {base}")
         size = geometry.head_size
         if table == "sinusoidal" and size % 2:
-            raise ValueError(f"infused: head size is even where table is sinusoidal, got {size}; choose an even head size")
+            raise ValueError(f"infused: expected an even head size for a sinusoidal table, got {size}; choose another head size")
         self.base = float(base)
         self.table = torch.nn.Embedding(geometry.max_positions, size) if table == "trained" else None
         if self.table is not None:
             torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
-        # Where rows are trained one sinusoid stands there unread: torch.export writes no table without numbers.
+        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
         angles = np.arange(1 if table == "trained" else geometry.max_positions)[:, None] * self.base ** (-np.arange(0, size, 2) / size)
         self.waves = Table(np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(-1, size + size % 2))
 
@@ -55,7 +55,7 @@ class Infused(PositionEncoding):
         return (q + added).to(q.dtype), (k + added).to(k.dtype)
 
     def rows(self, positions: Tensor) -> Tensor:
-        """positions [B,S] int64, -1 read as 0, to p [B,S,D]."""
+        """positions [B,S] int64 (-1 is read as 0) to p [B,S,D]."""
         if self.table is not None:
             return self.table(positions.clamp(min=0))
         return self.waves(positions)

@@ -1,4 +1,4 @@
-"""Curves of the distance, mixed by the query's token (the relative logits of Inkling, Thinking Machines 2026, which has no paper; as transformers computes them)."""
+"""Trained functions of the distance, weighted by the query's token (the relative logits of Inkling, Thinking Machines 2026; no paper, as in transformers)."""
 
 import math
 from typing import List, Optional, Sequence
@@ -14,25 +14,25 @@ SCORES = ("scaled", "by_size")
 
 
 class Inkling(PositionEncoding):
-    """scores + w_h(x_i) . c[i - j] where 0 <= i - j < extent, scores alone elsewhere; w = W x + b, of `basis` numbers for each head, c trained.
+    """scores + w_h(x_i) . c[i - j] if 0 <= i - j < extent, scores alone otherwise; w = W x + b with `basis` numbers per head, c trained.
 
-    x is what the attention reads. Keys bring nothing of their own, so there is no state. Where Inkling raises scores of long texts by a temperature, that
-    multiplies these curves too; `logn` beside this encoding multiplies queries alone. Memory beside the scores: [B,H,S,extent+1].
+    x is the input of the attention. The added term does not depend on the content of keys, so there is no state. Inkling scales the scores of long texts by a
+    temperature, which multiplies this term too; `logn` combined with this encoding multiplies queries only. Memory besides the scores: [B,H,S,extent+1].
 
     Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, heads H.
         basis: number of curves.
-        extent: tokens, from which on nothing is added.
-        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D as Inkling, whose queries and keys are normalised.
+        extent: distance in tokens from which nothing is added.
+        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D, as in Inkling, whose queries and keys are normalised.
 
     Weights:
         query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in Inkling.
         table: the curves c, [basis,extent].
 
     Raises:
-        ValueError: fewer than 1 curve or distance, unknown scores.
+        ValueError: basis or extent below 1, unknown scores.
     """
 
     shared = False
@@ -40,9 +40,9 @@ class Inkling(PositionEncoding):
     def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: str = "scaled") -> None:
         super().__init__()
         if scores not in SCORES:
-            raise ValueError(f"inkling: scores is one of {', '.join(SCORES)}, got {scores!r}")
+            raise ValueError(f"inkling: expected scores to be one of {', '.join(SCORES)}, got {scores!r}")
         if basis < 1 or extent < 1:
-            raise ValueError(f"inkling: basis and extent are at least 1, got {basis} and {extent}; set basis=N, extent=N")
+            raise ValueError(f"inkling: expected basis and extent of at least 1, got {basis} and {extent}; set basis=N, extent=N")
         self.heads, self.basis, self.extent, self.scores = geometry.heads, basis, extent, scores
         self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
         self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))

@@ -12,9 +12,9 @@ from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEnco
 
 
 class InputRNN(PositionEncoding):
-    """h_t = GRU(x_t, h_(t-1)), h before the first token 0; attention reads h.
+    """x_t is replaced by h_t = GRU(x_t, h_(t-1)), with h = 0 before the first token.
 
-    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; positions order the tokens and are not read.
+    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; only the order of tokens matters, not their positions.
 
     Args:
         geometry: width E of input and hidden vector.
@@ -29,7 +29,7 @@ class InputRNN(PositionEncoding):
         self.weight, self.recurrent, self.offset, self.recurrent_offset = (torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E], the same states."""
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and the next states."""
         order, count = ops.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         packed = torch.zeros_like(x).scatter(1, wide, x)
@@ -55,7 +55,7 @@ class InputRNNOracle(Oracle):
         return np.stack(rows)
 
     def following(self, x: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        """One step, gate by gate."""
+        """The next hidden vector [E], computed gate by gate."""
         of_x, of_hidden, bias_x, bias_hidden = self.weights
         out = np.zeros_like(hidden)
         for n in range(len(hidden)):

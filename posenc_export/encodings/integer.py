@@ -12,7 +12,7 @@ EXACT = 1 << 24  # whole numbers up to here are exact in float32
 class Integer(PositionEncoding):
     """x + p, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are rounded to its 11 bits and end at 65504.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are rounded to 11 significant bits and overflow above 65504.
 
     Args:
         geometry: max_positions.
@@ -24,7 +24,8 @@ class Integer(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         if geometry.max_positions > EXACT:
-            raise ValueError(f"integer: positions are exact in float32 up to 2^24, got max_positions={geometry.max_positions}; choose sinusoidal or rope")
+            limit = "2^24, the largest exact range of integers in float32"
+            raise ValueError(f"integer: expected max_positions up to {limit}, got {geometry.max_positions}; choose sinusoidal or rope")
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""

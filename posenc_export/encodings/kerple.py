@@ -14,12 +14,12 @@ KERNELS = ("log", "power")
 
 
 class KERPLE(PositionEncoding):
-    """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1, r2 above 0, trained as their logarithms.
+    """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1, r2 above 0, trained as logarithms.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
 
     Args:
-        geometry: heads H, a pair of r1, r2 each.
+        geometry: heads H, with one r1 and one r2 each.
         kernel: "log" or "power".
 
     Weights:
@@ -32,7 +32,7 @@ class KERPLE(PositionEncoding):
     def __init__(self, geometry: Geometry, kernel: str = "log") -> None:
         super().__init__()
         if kernel not in KERNELS:
-            raise ValueError(f"kerple: kernel is one of {', '.join(KERNELS)}, got {kernel!r}")
+            raise ValueError(f"kerple: expected kernel to be one of {', '.join(KERNELS)}, got {kernel!r}")
         self.kernel = kernel
         self.r = Exact(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
 

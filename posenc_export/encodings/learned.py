@@ -11,12 +11,12 @@ from posenc_export.encodings.hierarchical import Hierarchical
 
 
 def copied(rows: Tensor, count: int) -> Tensor:
-    """Row p mod M at p, of rows [M,E] to [count,E] (Beltagy et al. 2020, Longformer, 5)."""
+    """Extend rows [M,E] to [count,E] by repetition: position p gets row p mod M (Beltagy et al. 2020, Longformer, 5)."""
     return rows[torch.arange(count) % len(rows)]
 
 
 def interpolated(rows: Tensor, count: int) -> Tensor:
-    """Position p (M - 1) / (count - 1) of rows [M,E] at p, linear between rows, to [count,E] (Dosovitskiy et al. 2020, ViT, 3.2, in one dimension)."""
+    """Extend rows [M,E] to [count,E] by linear interpolation: p gets row p (M - 1) / (count - 1) (Dosovitskiy et al. 2020, ViT, 3.2, in one dimension)."""
     places = torch.arange(count, dtype=torch.float64) * (len(rows) - 1) / max(count - 1, 1)
     below = places.floor().to(torch.int64)
     above, part = (below + 1).clamp(max=len(rows) - 1), (places - below).unsqueeze(1)
@@ -29,22 +29,22 @@ WAYS = {"copied": copied, "interpolated": interpolated}
 class Learned(PositionEncoding):
     """x + P[p + offset], P trained.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; beyond it there is no row, and the session refuses.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions, which have no row.
 
-    A trained table is brought to a longer range by `posenc_export.grown` (rows copied or interpolated) or `posenc_export.to_hierarchical`.
+    `posenc_export.grown` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
 
     Args:
         geometry: max_positions rows of width E.
-        offset: rows left unused at the front; 2 in OPT, padding_idx + 1 in RoBERTa.
+        offset: number of unused rows at the front; 2 in OPT, padding_idx + 1 in RoBERTa.
 
     Raises:
-        ValueError: negative offset.
+        ValueError: a negative offset.
     """
 
     def __init__(self, geometry: Geometry, offset: int = 0) -> None:
         super().__init__()
         if offset < 0:
-            raise ValueError(f"learned: offset is 0 or more, got {offset}")
+            raise ValueError(f"learned: expected offset of 0 or more, got {offset}")
         self.offset = offset
         self.table = torch.nn.Embedding(geometry.max_positions + offset, geometry.width)
         torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
@@ -54,26 +54,26 @@ class Learned(PositionEncoding):
         return x + self.table(positions.clamp(min=0) + self.offset)
 
     def grown(self, max_positions: int, by: str) -> "Learned":
-        """A table of max_positions rows made of these; rows at the front that `offset` leaves out stay.
+        """Make an encoding with a range of max_positions from these rows; the unused rows at the front are kept.
 
         Args:
-            by: "copied", the rows one after the other and over again; "interpolated", linear between them, first and last row kept.
+            by: "copied" repeats the rows; "interpolated" interpolates linearly between them and keeps the first and the last row.
 
         Raises:
-            ValueError: another way, fewer positions than there are rows.
+            ValueError: unknown by, max_positions below the number of rows.
         """
         if by not in WAYS:
-            raise ValueError(f"learned: expected by as one of {', '.join(WAYS)}, got {by!r}; choose one")
+            raise ValueError(f"learned: expected by to be one of {', '.join(WAYS)}, got {by!r}; choose one")
         front, rows = self._rows(max_positions)
         made = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
         made.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
         return made
 
     def hierarchical(self, max_positions: int, share: float = 0.4) -> Hierarchical:
-        """The encoding that takes these M rows as its own, for up to M^2 positions (Su 2020).
+        """Make a Hierarchical encoding from these M rows, for up to M^2 positions (Su 2020).
 
         Args:
-            share: as Hierarchical.
+            share: see Hierarchical.
 
         Raises:
             ValueError: more than M^2 positions or fewer than M, a share that Hierarchical refuses.
@@ -86,11 +86,11 @@ class Learned(PositionEncoding):
         return made
 
     def _rows(self, max_positions: int) -> Tuple[Tensor, Tensor]:
-        """Rows that no position reads, and those of positions 0, 1, ..., fewer than max_positions or as many."""
+        """The unused rows at the front, and the rows of positions 0, 1, ..., of which there are at most max_positions."""
         table = self.table.weight.detach()
         front, rows = table[: self.offset], table[self.offset :]
         if max_positions < len(rows):
-            raise ValueError(f"learned: expected max_positions of at least the {len(rows)} rows there are, got {max_positions}; give a longer range")
+            raise ValueError(f"learned: expected max_positions of at least {len(rows)}, the number of rows, got {max_positions}; give a longer range")
         return front, rows
 
     def oracle(self) -> Oracle:

@@ -16,17 +16,17 @@ JOINS = ("sum", "row_column", "column_row")
 class Learned2D(PositionEncoding):
     """x + R[row] + C[column], or x + [R[row], C[column]] in either order with tables of E/2 entries; R, C trained.
 
-    A coordinate from `rows` or `columns` on stands for no place: its table adds nothing.
+    A coordinate of at least `rows` or `columns` marks a token outside the grid: its table adds nothing.
 
     Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
 
     Args:
-        geometry: width E, even where tables stand side by side.
-        rows, columns: of the tables; max_positions where 0.
-        join: "sum" as Pix2Struct, or side by side, "row_column" or "column_row" as DETR.
+        geometry: width E, even if tables are concatenated.
+        rows, columns: sizes of R and C; 0 for max_positions.
+        join: "sum", as Pix2Struct, or concatenated as "row_column" or as "column_row", as DETR.
 
     Raises:
-        ValueError: an unknown join, an odd width with tables side by side, negative rows or columns.
+        ValueError: an unknown join, an odd width with concatenated tables, negative rows or columns.
     """
 
     axes = 2
@@ -35,8 +35,8 @@ class Learned2D(PositionEncoding):
         super().__init__()
         check_choice("learned_2d", "join", join, JOINS)
         if (join != "sum" and geometry.width % 2) or min(rows, columns) < 0:
-            rule = "width is even where tables stand side by side, rows and columns are 0 or more"
-            raise ValueError(f"learned_2d: {rule}, got {geometry.width}, {rows} and {columns}; choose others or join=sum")
+            rule = "an even width for concatenated tables, and rows and columns of 0 or more"
+            raise ValueError(f"learned_2d: expected {rule}, got {geometry.width}, {rows} and {columns}; choose others or join=sum")
         width = geometry.width if join == "sum" else geometry.width // 2
         self.join = join
         self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)
@@ -65,11 +65,11 @@ class Learned2DOracle(Oracle):
         self.tables, self.join = tables, join
 
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
-        """position: row and column of a token, or one number for both."""
+        """Encode x [E]; position is the row and column of a token, or one number for both."""
         out = x.copy()
         for axis, table in enumerate(self.tables):
             place = position if isinstance(position, int) else position[axis]
-            behind = self.join == ("row_column", "column_row")[1 - axis]  # the other table stands in front of this one
+            behind = self.join == ("row_column", "column_row")[1 - axis]  # whether the entries of the other table come first
             begin = len(x) // 2 if behind else 0
             for n in range(table.shape[1]):
                 out[begin + n] += table[place, n] if place < len(table) else 0.0

@@ -12,9 +12,9 @@ FORMS = ("log", "steps")
 
 
 class LogN(PositionEncoding):
-    """q_i max(1, log(i + 1) / log(trained)): attention stays as sharp over many keys as it was over `trained` of them.
+    """q_i max(1, log(i + 1) / log(trained)), so that attention over many keys stays as sharp as over `trained` keys.
 
-    In steps, as Llama 4 has it in its layers without rotation: q_i (1 + temperature log(1 + floor((i + first) / period))).
+    The form "steps", of the layers without rotation in Llama 4, is q_i (1 + temperature log(1 + floor((i + first) / period))).
 
     Positions i count from 0: i + 1 is the number of keys up to the query, the n of the paper.
 
@@ -22,25 +22,25 @@ class LogN(PositionEncoding):
 
     Args:
         geometry: max_positions.
-        trained: length in tokens that the model was trained on; of form "log".
+        trained: length in tokens that the model was trained on; for form "log".
         form: "log" or "steps".
-        temperature, period: of form "steps": growth per logarithm, and tokens that share a value.
-        first: of form "steps": what position 0 counts as, 1 in Llama 4, 0 in Ministral 3.
+        temperature, period: growth per logarithm, and number of tokens that share a value; for form "steps".
+        first: number added to positions, 1 in Llama 4, 0 in Ministral 3; for form "steps".
 
     Raises:
-        ValueError: trained below 2, an unknown form, a temperature below 0 or not finite, a period below 1, a first that is not 0 or 1, first=0 in form "log".
+        ValueError: trained below 2, an unknown form, temperature below 0 or not finite, period below 1, first other than 0 or 1, first=0 with form "log".
     """
 
     def __init__(self, geometry: Geometry, trained: int = 512, form: str = "log", temperature: float = 0.1, period: int = 8192, first: int = 1) -> None:
         super().__init__()
         if trained < 2:
-            raise ValueError(f"logn: trained is at least 2 tokens, got {trained}; set trained=N")
+            raise ValueError(f"logn: expected trained of at least 2 tokens, got {trained}; set trained=N")
         if form not in FORMS:
-            raise ValueError(f"logn: form is one of {', '.join(FORMS)}, got {form!r}")
+            raise ValueError(f"logn: expected form to be one of {', '.join(FORMS)}, got {form!r}")
         if not 0 <= temperature < math.inf or period < 1:
-            raise ValueError(f"logn: temperature is 0 or more and period at least 1 token, got {temperature} and {period}")
+            raise ValueError(f"logn: expected temperature of 0 or more and period of at least 1 token, got {temperature} and {period}")
         if first not in (0, 1) or (first == 0 and form == "log"):
-            raise ValueError(f"logn: first is 1, or 0 in form steps, got {first} in form {form}; the logarithm of 0 is not finite")
+            raise ValueError(f"logn: expected first of 1, or 0 with form=steps, got {first} with form={form}; the logarithm of 0 is not finite")
         self.trained, self.form, self.temperature, self.period, self.first = trained, form, float(temperature), period, first
         counts = np.arange(first, geometry.max_positions + first)
         grown = 1 + temperature * np.log1p(counts // period) if form == "steps" else np.maximum(1.0, np.log(counts) / math.log(trained))

@@ -1,4 +1,4 @@
-"""Multimodal RoPE with axes in turn: time, height, width over the whole spectrum (Qwen3-VL 2025)."""
+"""Multimodal RoPE with interleaved axes: time, height and width alternate over the whole spectrum (Qwen3-VL 2025)."""
 
 from typing import Optional
 
@@ -9,23 +9,24 @@ from posenc_export.encodings.yarn import magnitude_of, optional_ramp, scaled_pow
 
 
 class MRoPEInterleaved(RotaryGrid):
-    """Pair k turned by w_k = theta^(-2k/r) times height where k mod 3 = 1 and k < 3 height, width where k mod 3 = 2 and k < 3 width, time elsewhere.
-    The last D - r entries stay.
+    """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: height if k mod 3 = 1 and k < 3 height, width if k mod 3 = 2 and k < 3 width, else time.
+
+    The last D - r entries are unchanged.
 
     Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
 
     Args:
         geometry: head size D.
-        height, width: pairs of those axes; where 0, a third of all (5D/32 in Qwen3-VL: 20 of 64).
-        theta, layout: as RoPE; layout pairs entries, not axes.
-        rotary: rotary size r; all of D where not given, D/4 in Qwen3.5.
-        numerics: as RoPE.
-        factor: of YaRN, by how much the range is stretched; 1 leaves frequencies as they are.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: of YaRN, as rope_yarn, where factor is above 1.
+        height, width: numbers of pairs; 0 for a third of all pairs (5D/32 in Qwen3-VL: 20 of 64).
+        theta, layout: see RoPE; layout pairs entries, not axes.
+        rotary: rotary size r; D if not given, D/4 in Qwen3.5.
+        numerics: see RoPE.
+        factor: factor of YaRN by which the range is extended; 1 for no scaling.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of YaRN, see rope_yarn; only with factor above 1.
 
     Raises:
-        ValueError: odd or too large rotary size, sections that do not fit, unknown layout or numerics, theta not above 0; of YaRN as
-            rope_yarn, its parameters beside a factor of 1.
+        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout or numerics, theta not above 0, parameters of YaRN that
+            rope_yarn refuses or that are set with a factor of 1.
     """
 
     axes = 3
@@ -50,8 +51,8 @@ class MRoPEInterleaved(RotaryGrid):
         check_choice("mrope_interleaved", "layout", layout, LAYOUTS)
         second, third, pairs = height or size // 6, width or size // 6, size // 2
         if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3 or not theta > 0:
-            rule = f"height and width are 1 .. {pairs // 3} pairs, or height up to {(pairs + 1) // 3}, and theta is above 0"
-            raise ValueError(f"mrope_interleaved: {rule}, got {height}, {width} and {theta}; choose others")
+            rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs, and theta above 0"
+            raise ValueError(f"mrope_interleaved: expected {rule}, got {height}, {width} and {theta}; choose others")
         axis = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(size // 2)]
         scaling = optional_ramp("mrope_interleaved", size, theta, factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
         frequencies = scaled_powers(float(theta), size, dtype_of("mrope_interleaved", numerics), scaling)

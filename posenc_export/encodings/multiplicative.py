@@ -18,16 +18,16 @@ class Multiplicative(PositionEncoding):
 
     Args:
         geometry: width E, max_positions.
-        table: "learned" (starting around 1) or "sinusoidal".
+        table: "learned" (initialised around 1) or "sinusoidal".
 
     Raises:
-        ValueError: an unknown table, an odd width with the sinusoid.
+        ValueError: unknown table, an odd width with table "sinusoidal".
     """
 
     def __init__(self, geometry: Geometry, table: str = "learned") -> None:
         super().__init__()
         if table not in TABLES:
-            raise ValueError(f"multiplicative: table is one of {', '.join(TABLES)}, got {table!r}")
+            raise ValueError(f"multiplicative: expected table to be one of {', '.join(TABLES)}, got {table!r}")
         self.table = table
         self.factors: torch.nn.Module
         if table == "learned":
@@ -36,7 +36,7 @@ class Multiplicative(PositionEncoding):
             self.factors = trained
             return
         if geometry.width % 2:
-            raise ValueError(f"multiplicative: width is even for the sinusoid, got {geometry.width}; choose an even width or table=learned")
+            raise ValueError(f"multiplicative: expected an even width for table=sinusoidal, got {geometry.width}; choose another width or table=learned")
         angles = np.arange(geometry.max_positions)[:, None] * 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
         self.factors = Table(np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(len(angles), -1))
 

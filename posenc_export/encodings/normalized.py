@@ -1,4 +1,4 @@
-"""The position as a share of a declared length (naive form; the length is a parameter, so that cached tokens never change)."""
+"""The position as a fraction of a declared length (naive form; the length is a parameter, so that cached tokens never change)."""
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 class Normalized(PositionEncoding):
     """x + p / length, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions from length on give shares from 1 on.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions of at least length give numbers of at least 1.
 
     Args:
         geometry: max_positions.
-        length: in tokens; max_positions where 0. Never the length of the sequence at hand: that would change past tokens while decoding.
+        length: length in tokens; 0 for max_positions. It is fixed, because the length of the sequence so far would change past tokens at decode.
 
     Raises:
         ValueError: a negative length.
@@ -23,7 +23,7 @@ class Normalized(PositionEncoding):
     def __init__(self, geometry: Geometry, length: int = 0) -> None:
         super().__init__()
         if length < 0:
-            raise ValueError(f"normalized: length is above 0, got {length}; leave it out for max_positions")
+            raise ValueError(f"normalized: expected length of 0 or more, got {length}; leave it out for max_positions")
         self.length = length or geometry.max_positions
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

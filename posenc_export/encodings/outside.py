@@ -20,8 +20,8 @@ class Package:
     """A distribution that an encoding comes from.
 
     Args:
-        name: of the distribution, or of the module where it belongs to none.
-        version: of the distribution; empty for none.
+        name: name of the distribution, or of the top-level module if it belongs to no distribution.
+        version: version of the distribution, or empty.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Package:
 
 
 class Known(Encodings):
-    """Encodings by name: built in, registered, and those of installed packages, which are imported on first use.
+    """Encodings by name: built-in, registered, and from entry points of installed packages, which are imported on first use.
 
     Args:
-        built_in: those of this package.
+        built_in: encodings of this package, by name.
     """
 
     def __init__(self, built_in: Encodings) -> None:
@@ -52,11 +52,11 @@ class Known(Encodings):
         return name in self.built_in or name in self.registered or name in _offered()
 
     def __getitem__(self, name: str) -> Type[PositionEncoding]:
-        """The class; of an entry point, after its import. A name of this package means its own encoding: presets and checkpoints say it so.
+        """Return the class, after import for an entry point. A built-in encoding takes precedence, because presets and checkpoints refer to it by name.
 
         Raises:
-            ValueError: two packages that offer the name, an entry point that cannot be imported or gives no encoding.
-            KeyError: no encoding of that name.
+            ValueError: two packages offer the name, or an entry point cannot be imported or is not an encoding.
+            KeyError: unknown name.
         """
         found = self.built_in.get(name) or self.registered.get(name)
         if found is not None:
@@ -68,34 +68,34 @@ class Known(Encodings):
         return _loaded(points[0])
 
     def check_one(self, name: str) -> None:
-        """Refuse a name that more than one encoding has.
+        """Check that only one encoding has the name.
 
         Raises:
-            ValueError: the packages that offer it.
+            ValueError: several encodings have the name; the message names their packages.
         """
         found = self.built_in.get(name) or self.registered.get(name)
-        others = [str(_package(point)) for point in _offered().get(name, ()) if found is None or not _leads_to(point, found)]
+        others = [str(_package(point)) for point in _offered().get(name, ()) if found is None or not _refers_to(point, found)]
         first = [] if found is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"
-            raise ValueError(f"encoding {name}: expected one encoding of that name, got those of {' and '.join(first + others)}; {remedy}")
+            raise ValueError(f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}")
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
-        """`encodings.register`."""
+        """Register an encoding, see `encodings.register`."""
         where = f"register {name!r}"
         if not isinstance(name, str) or not NAME.match(name):
             raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name")
         check_class(where, cls)
         before = self.registered.get(name)
-        if name in self.built_in or (before is not None and not _same(before, cls)):
-            raise ValueError(f"{where}: expected a name that no encoding has, got that of {(before or self.built_in[name]).__qualname__}; choose another name")
-        others = [str(_package(point)) for point in _offered().get(name, ()) if not _leads_to(point, cls)]
+        if name in self.built_in or (before is not None and not _same_definition(before, cls)):
+            raise ValueError(f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name")
+        others = [str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)]
         if others:
-            raise ValueError(f"{where}: expected a name that no encoding has, got that of an entry point of {', '.join(others)}; choose another name")
+            raise ValueError(f"{where}: expected an unused name, got the name of an entry point of {', '.join(others)}; choose another name")
         self.registered[name] = cls
 
     def origin(self, name: str) -> Optional[Package]:
-        """Where an encoding from outside comes from; None for one that is built in."""
+        """Return the package that an encoding comes from; None for a built-in encoding."""
         if name in self.built_in:
             return None
         points = _offered().get(name, ())
@@ -108,10 +108,10 @@ class Known(Encodings):
 
 
 def check_class(where: str, cls: Any) -> None:
-    """Refuse what cannot be built from a specification.
+    """Check that encodings of a class can be built from a specification.
 
     Raises:
-        ValueError: no subclass of PositionEncoding, a constructor that takes no geometry, parameters without a name or a type.
+        ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
     """
     if not isinstance(cls, type) or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
         found = cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
@@ -122,26 +122,26 @@ def check_class(where: str, cls: Any) -> None:
         raise ValueError(f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time") from None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if not taken or taken[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-        raise ValueError(f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without; write __init__(self, geometry: Geometry)")
+        raise ValueError(f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)")
     for parameter in taken[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
             raise ValueError(f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type")
 
 
 def check_installed(known: Known, packages: Mapping[str, Any]) -> None:
-    """Refuse to build again what needs packages that are not here.
+    """Check that the encodings of a model are known, see `encodings.check_installed`.
 
     Args:
-        packages: name of an encoding to its package, as the manifest has them.
+        packages: package of each encoding, by encoding name, as in the manifest.
 
     Raises:
-        ValueError: the first encoding that is not known.
+        ValueError: an unknown encoding.
     """
     for name, package in packages.items():
         if name not in known:
             needed = Package(package.name, package.version)
             remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
-            raise ValueError(f"encoding {name}: expected {needed}, from which it came, to build the model again, got no such encoding; {remedy}")
+            raise ValueError(f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}")
 
 
 def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
@@ -150,7 +150,7 @@ def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
 
 @functools.lru_cache(maxsize=4)
 def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
-    """Entry points of installed packages by name, not yet imported."""
+    """Entry points of installed packages by name, not yet imported; cached by the value of sys.path."""
     found: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
         found[point.name] = (*found.get(point.name, ()), point)
@@ -160,15 +160,15 @@ def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]
 @functools.lru_cache(maxsize=None)
 def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
     where = f"encoding {point.name}"
-    said = f"entry point {point.name} = {point.value} of {_package(point)}"
+    described = f"entry point {point.name} = {point.value} of {_package(point)}"
     try:
         cls = point.load()
-    except Exception as error:  # code of another package: whatever it raises is one line, which names the package
+    except Exception as error:  # code of another package may raise anything: report it in one line with the name of the package
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{where}: expected {said} to be importable, got {problem}; repair or uninstall {_package(point).name}") from error
-    check_class(f"{where}, {said}", cls)
+        raise ValueError(f"{where}: expected {described} to be importable, got {problem}; repair or uninstall {_package(point).name}") from error
+    check_class(f"{where}, {described}", cls)
     if not NAME.match(point.name):
-        raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {said}; rename it in the package")
+        raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {described}; rename it in the package")
     return cls  # type: ignore[no-any-return]
 
 
@@ -176,11 +176,11 @@ def _package(point: metadata.EntryPoint) -> Package:
     return Package(point.dist.name, point.dist.version) if point.dist is not None else Package(point.value, "")
 
 
-def _leads_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
-    """Whether an entry point names a class that is registered too."""
+def _refers_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
+    """Whether an entry point refers to a class."""
     return point.value == f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _same(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:
-    """Whether a class is another one or its definition once more, as a notebook runs it."""
+def _same_definition(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:
+    """Whether two classes have the same module and qualified name, as when a notebook cell is run again."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

@@ -14,9 +14,9 @@ from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncodi
 class PoPE(PositionEncoding):
     """scores sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c - d_c) / sqrt(D), w_c = theta^(-c/D), d_c in 0 .. 2 pi, trained per head.
 
-    Every entry of a head is a vector in the plane with a frequency of its own: queries turned by i w_c - d_c and keys by j w_c are 2D wide, cached as such.
+    Every entry of a head becomes a vector in the plane with its own frequency. Queries rotated by i w_c - d_c and keys rotated by j w_c have 2D entries.
 
-    Hook: rotate. State: none; cached keys are 2D wide. Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys have 2D entries. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -31,7 +31,7 @@ class PoPE(PositionEncoding):
     def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
         super().__init__()
         if not theta > 0:
-            raise ValueError(f"pope: theta is above 0, got {theta}")
+            raise ValueError(f"pope: expected theta above 0, got {theta}")
         self.theta = float(theta)
         angles = np.arange(geometry.max_positions)[:, None] * self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
         self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
@@ -53,13 +53,13 @@ class PoPE(PositionEncoding):
 
 
 class PoPEOracle(Oracle):
-    """Vectors in the plane as complex numbers, real parts first."""
+    """Computes the vectors in the plane as complex numbers; real parts come first."""
 
     def __init__(self, theta: float, phase: np.ndarray) -> None:
         self.theta, self.phase = theta, phase
 
     def turned(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
-        """x [D] to [2D]."""
+        """Rotate x [D] to [2D]."""
         vectors = []
         for c, value in enumerate(x):
             angle = position / math.pow(self.theta, c / len(x)) - min(max(phase[c], 0.0), 2 * math.pi)
@@ -73,5 +73,5 @@ class PoPEOracle(Oracle):
         return self.turned(x, position, np.zeros(len(x)))
 
     def score_scale(self, head_size: int) -> float:
-        """Of vectors twice the size of a head."""
+        """1 / sqrt(D), where head_size is 2D."""
         return math.sqrt(2 / head_size)

@@ -1,4 +1,4 @@
-"""Positions from a recurrence of their own (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
+"""Positions from a recurrent cell without input (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
 
 import math
 from typing import Any, Callable, List, Sequence
@@ -14,9 +14,9 @@ from posenc_export.encodings.trajectory import Rows, versions
 class Recurrent(PositionEncoding):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
-    No token enters the recurrence, so it is run once, in float64, and read as a table: `prepare` runs it anew when weights have changed. In training mode
-    a call does so by itself, and gradients reach the weights through the recurrence up to the last position of the call. Untrained, the cell turns pairs
-    of entries as a sinusoid does and so tells positions apart; random weights would run into a fixed point.
+    The recurrence does not depend on tokens, so it is run once, in float64, and read as a table. `prepare` runs it again after weights have changed. In
+    training mode calls do so themselves, and gradients flow to the weights through the recurrence, up to the last position of the call. The initial cell
+    rotates pairs of entries as a sinusoid, so that all positions differ; random weights would converge to a fixed point.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
@@ -38,17 +38,17 @@ class Recurrent(PositionEncoding):
     def prepare(self) -> None:
         first = self.first.detach().double().numpy()
         self.table = Table(np.concatenate((first[None], self.following(first, self.count - 1))))
-        self.made_of = versions(self)
+        self.weight_versions = versions(self)
 
     def train(self, mode: bool = True) -> "Recurrent":
-        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.made_of != versions(self):
+        if not mode and self.weight_versions != versions(self):
             self.prepare()
         return self
 
     def following(self, row: np.ndarray, count: int) -> np.ndarray:
-        """The `count` rows [count,E] float64 behind a row [E]: a table is continued from its last one."""
+        """The `count` rows [count,E] float64 that follow a row [E]; extends a table from its last row."""
         weight, offset = self.weight.detach().double().numpy(), self.offset.detach().double().numpy()
         rows = np.zeros((count, len(row)))
         for k in range(count):
@@ -65,8 +65,8 @@ class Recurrent(PositionEncoding):
 
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] by the weights as they are now, with gradients."""
-        if self.made_of != versions(self):
+        """Rows [B,S,E] for the current weights, with gradients."""
+        if self.weight_versions != versions(self):
             self.prepare()
         return Rows.apply(self.table.rows, positions, _rows, self.first, self.weight, self.offset)  # type: ignore[no-any-return]
 
@@ -75,14 +75,14 @@ class Recurrent(PositionEncoding):
 
 
 def _next(row: Any, weight: Any, offset: Any, exp: Callable[[Any], Any], tanh: Callable[[Any], Any]) -> Any:
-    """The row behind a row [E], of numpy or torch."""
+    """The row [E] that follows a row [E]; works on numpy and on torch."""
     width, gates = len(row), weight @ row + offset
     reset, update = 1 / (1 + exp(-gates[:width])), 1 / (1 + exp(-gates[width : 2 * width]))
     return (1 - update) * tanh(reset * gates[2 * width :]) + update * row
 
 
 def _rows(weights: Sequence[Tensor], count: int) -> Tensor:
-    """The first rows [count,E], differentiable."""
+    """The first `count` rows [count,E], differentiable."""
     first, weight, offset = weights
     rows = [first]
     for _ in range(count - 1):
@@ -91,14 +91,14 @@ def _rows(weights: Sequence[Tensor], count: int) -> Tensor:
 
 
 def _turning(width: int) -> Tensor:
-    """[E,E] that turns pair k of entries by 10000^(-2k/E)."""
+    """Matrix [E,E] that rotates pair k of entries by 10000^(-2k/E)."""
     angles = 10000.0 ** (-np.arange(0, width, 2) / width)
     blocks = [torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float32) for a in angles]
     return torch.block_diag(*blocks)[:width, :width]
 
 
 class RecurrentOracle(Oracle):
-    """Through torch's own cell, whose two halves of the recurrence have their biases apart; the input half is 0."""
+    """Uses torch.nn.GRUCell, with weights and biases of 0 for its input."""
 
     def __init__(self, weights: List[Tensor]) -> None:
         first, weight, offset = weights

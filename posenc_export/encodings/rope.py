@@ -7,7 +7,7 @@ from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_
 
 
 class RoPE(Rotary):
-    """Pair k of every query and key head turned by p w_k, w_k = theta^(-2k/r); the last D - r entries stay.
+    """Pair k of every query and key head is rotated by p w_k, w_k = theta^(-2k/r); the last D - r entries are unchanged.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only; the
     paper counts positions from 1, which changes no score.
@@ -15,9 +15,9 @@ class RoPE(Rotary):
     Args:
         geometry: head size D.
         theta: ratio of the longest wavelength to 2 pi.
-        layout: "half" pairs (k, k + r/2) as LLaMA in transformers, "interleaved" pairs (2k, 2k + 1) as the paper.
-        rotary: rotary size r, even, at most D; all of D where not given.
-        numerics: "exact" (angles in float64), or "transformers" (angles in float32, wrong by 6e-8 of the position), for parity with checkpoints.
+        layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs (2k, 2k + 1), as in the paper.
+        rotary: rotary size r, even, at most D; D if not given.
+        numerics: "exact" for angles in float64; "transformers" for angles in float32, with errors of 6e-8 of the position, for parity with checkpoints.
 
     Raises:
         ValueError: odd or too large rotary size, unknown layout or numerics, theta not above 0.
@@ -27,7 +27,7 @@ class RoPE(Rotary):
         size = rotary_size("rope", geometry, rotary)
         check_choice("rope", "layout", layout, LAYOUTS)
         if not theta > 0:
-            raise ValueError(f"rope: theta is above 0, got {theta}")
+            raise ValueError(f"rope: expected theta above 0, got {theta}")
         super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope", numerics)), layout)
         self.theta = float(theta)
 

@@ -15,9 +15,10 @@ from posenc_export.encodings.rotary_grid import Place
 
 
 class RoPE2D(PositionEncoding):
-    """Pair k of head h turned by row a_hk + column b_hk; a, b trained, so that diagonals have waves of their own. They start at random directions with the
-    lengths of axial RoPE. With three axes, by time c_hk + row a_hk + column b_hk. The last D - r entries stay. Angles are formed in float64 and reduced to
-    one turn, at any coordinate.
+    """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column b_hk with three axes; a, b, c trained.
+
+    Diagonals therefore have their own frequencies. The vectors (a_hk, b_hk) are initialised with random directions and the lengths of axial RoPE. The last
+    D - r entries are unchanged. Angles are computed in float64 and reduced to one turn, so that they are exact at any coordinate.
 
     Grouped heads share the frequencies of their key head.
 
@@ -25,8 +26,8 @@ class RoPE2D(PositionEncoding):
 
     Args:
         geometry: head size D, even; kv heads K.
-        theta: of the starting lengths theta^(-2k/r).
-        layout, rotary: as RoPE.
+        theta: base of the initial lengths theta^(-2k/r).
+        layout, rotary: see RoPE.
         axes: 2 for row and column, 3 for time, row and column.
 
     Raises:
@@ -41,9 +42,9 @@ class RoPE2D(PositionEncoding):
         size = rotary_size("rope_2d", geometry, rotary)
         check_choice("rope_2d", "layout", layout, LAYOUTS)
         if not theta > 0:
-            raise ValueError(f"rope_2d: theta is above 0, got {theta}")
+            raise ValueError(f"rope_2d: expected theta above 0, got {theta}")
         if axes not in (2, 3):
-            raise ValueError(f"rope_2d: axes are 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
+            raise ValueError(f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
         self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
         self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes))
         self.heads, self.axes, self.size = geometry.heads, axes, size

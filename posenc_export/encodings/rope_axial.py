@@ -1,4 +1,4 @@
-"""Axial RoPE of grids: equal parts of the pairs for each coordinate (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
+"""Axial RoPE of grids: every coordinate rotates an equal share of the pairs (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
 
 from typing import Optional
 
@@ -12,24 +12,26 @@ SPECTRA = ("each", "alternating")
 
 
 class RoPEAxial(RotaryGrid):
-    """With A axes and n = r/(2A) pairs for each: pair a n + k turned by coordinate a times w_ak, k = 0 .. n - 1. w_ak = theta^(-k/n), the same for all axes,
-    or theta^(-(A k + a)/(A n)), where the axes take the frequencies of one spectrum in turn. The last D - r entries stay.
+    """Pair a n + k is rotated by coordinate a times w_ak, with A axes and n = r/(2A) pairs per axis, k = 0 .. n - 1.
+
+    With spectrum "each", w_ak = theta^(-k/n) is the same for all axes. With "alternating", the axes share the frequencies of one spectrum in turn,
+    w_ak = theta^(-(A k + a)/(A n)). The last D - r entries are unchanged.
 
     Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
 
-    Llama 4 counts rows and columns of patches from 1; its class token then has coordinates 0 and does not turn.
+    Llama 4 counts rows and columns of patches from 1; its class token has coordinates 0 and is not rotated.
 
     Args:
         geometry: head size D; r is a multiple of 2A.
-        theta: 100 in the paper, for grids are short.
-        layout: as RoPE, over the r entries that turn.
-        rotary: rotary size r; all of D where not given.
+        theta: 100 in the paper, because grids are short.
+        layout: see RoPE; for the r rotated entries.
+        rotary: rotary size r; D if not given.
         axes: A: 2 for row and column, 3 for time, row and column.
-        spectrum: "each" as the paper, or "alternating" as Pixtral.
-        numerics: as RoPE.
+        spectrum: "each", as in the paper, or "alternating", as in Pixtral.
+        numerics: see RoPE.
 
     Raises:
-        ValueError: a rotary size that is too large or no multiple of 2A, fewer than 2 axes or more than 8, unknown layout, spectrum or numerics,
+        ValueError: a rotary size that is too large or not a multiple of 2A, fewer than 2 axes or more than 8, unknown layout, spectrum or numerics,
             theta not above 0.
     """
 
@@ -43,14 +45,14 @@ class RoPEAxial(RotaryGrid):
         spectrum: str = "each",
         numerics: str = "exact",
     ) -> None:
-        if not 2 <= axes <= 8:  # the manifest has no more
-            raise ValueError(f"rope_axial: axes are 2 .. 8, got {axes}; set axes=2 for images, axes=3 for videos")
+        if not 2 <= axes <= 8:  # the manifest allows at most 8
+            raise ValueError(f"rope_axial: expected axes within 2 .. 8, got {axes}; set axes=2 for images, axes=3 for videos")
         size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
         check_choice("rope_axial", "layout", layout, LAYOUTS)
         check_choice("rope_axial", "spectrum", spectrum, SPECTRA)
         if size % (2 * axes) or not theta > 0:
             what = "head size" if rotary is None else "rotary"
-            raise ValueError(f"rope_axial: {what} is a multiple of {2 * axes} and theta above 0, got {size} and {theta}; choose another {what}")
+            raise ValueError(f"rope_axial: expected {what} to be a multiple of {2 * axes} and theta above 0, got {size} and {theta}; choose another {what}")
         each, dtype = size // (2 * axes), dtype_of("rope_axial", numerics)
         if spectrum == "each":
             frequencies = inverse_powers(float(theta), 2 * each, dtype).repeat(axes)

@@ -16,36 +16,36 @@ KEYS, LENGTHS = ("raw", "rotated"), ("seen", "per_call")
 
 
 class RoPEDynamic(PositionEncoding):
-    """A query that has seen n = i + 1 tokens turns by w_k(n) = theta_n^(-2k/r), and so do all keys it looks at;
-    theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) where n is above L, theta up to there.
+    """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) = theta_n^(-2k/r);
+    theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
 
-    Keys are cached raw and turned when read, by the query's own frequencies: one token at a time, in chunks and at once are the same.
-    Memory beside the scores: the keys turned for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" they are cached as
-    turned by the length at which they came, which is what transformers does when it decodes: scores across the switch then mix frequencies.
+    Keys are cached unrotated and are rotated when they are read, with the frequencies of the query. Results do not depend on how a sequence is cut into calls.
+    Memory besides the scores: the keys rotated for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" keys are rotated for
+    the length at which they arrive and cached, as transformers does at decode: scores of queries beyond L with keys before it then mix frequencies.
 
-    With lengths="per_call" all tokens of a row turn by the length of the row, n - 1 being its largest position in the call. What a token gets then depends on
-    how a sequence is cut into calls, so no cache can go with it: bidirectional attention only, where a call is a whole sequence.
+    With lengths="per_call" all tokens of a row are rotated for the length n of the row in the call, its largest position + 1. Results then depend on how a
+    sequence is cut into calls, so that a cache is impossible: bidirectional attention only, where a call is a whole sequence.
 
-    Hook: rescore (rotate for rotated keys and lengths of the call). State: none. Range: 0 .. max_positions - 1.
+    Hook: rescore (rotate with keys="rotated" or lengths="per_call"). State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
         theta: base up to the original length.
-        factor: by how much the base may stretch the range.
+        factor: factor by which the range may be extended.
         original_max_positions: L, tokens the model was trained on.
-        layout, rotary: as RoPE.
+        layout, rotary: see RoPE.
         keys: "raw" or "rotated".
-        numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
-            last query when transformers reads all n tokens at once.
-        lengths: "seen", or "per_call" as transformers, which takes the longest row of a batch: the same for a row alone and for rows of one length.
+        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
+            those of the last query when transformers reads all n tokens at once.
+        lengths: "seen", or "per_call", as transformers. transformers takes the longest row of a batch, so that results are equal if all rows have one length.
 
     Raises:
-        ValueError: odd or too large rotary size (or 2, where the exponent has no value), unknown layout, keys, numerics or lengths, factor below 1, L below 1,
-            rotated keys with lengths of the call.
+        ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown layout, keys, numerics or lengths, factor below 1, L below 1,
+            keys="rotated" with lengths="per_call".
     """
 
     chunk = 8
-    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RoPEDynamic(PositionEncoding):
         check_lengths("rope_dynamic", lengths, keys)
         if not factor >= 1 or not theta > 0 or original_max_positions < 1:
             raise ValueError(
-                f"rope_dynamic: factor is at least 1, theta above 0, original_max_positions at least 1, got {factor}, {theta}, {original_max_positions}"
+                f"rope_dynamic: expected factor and original_max_positions of at least 1 and theta above 0, got {factor}, {original_max_positions} and {theta}"
             )
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
         self.interleaved, self.size, self.keys, self.lengths = layout == "interleaved", size, keys, lengths
@@ -74,25 +74,25 @@ class RoPEDynamic(PositionEncoding):
             self.works_in = ("bidirectional",)
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
-        self.of_length = frequencies.numpy() if self.single else None  # what the oracle starts from: these roundings are not computed twice
+        self.rounded = frequencies.numpy() if self.single else None  # for the oracle, which does not repeat the roundings of float32
         if keys == "rotated":
             angles = torch.arange(geometry.max_positions, dtype=dtype)[:, None] * frequencies
             self.first, self.second = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        else:  # two float32 parts: their product with a distance is exact in float64
+        else:  # two float32 parts, which together have 48 significant bits
             leading = frequencies.to(torch.float32)
             self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
-        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with every rounding of transformers, which takes powers of lengths one by one."""
+        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers, which computes the power of one length at a time."""
         shares, exponent = torch.arange(0, self.size, 2, dtype=dtype) / self.size, self.size / (self.size - 2)
         seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
         grown = self.factor * seen / self.original - (self.factor - 1)
-        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)  # torch rounds a power of one number once, unlike those of many
+        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)  # torch rounds the power of a single number only once
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same; raw keys and their queries stay as they are."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes; unchanged with keys="raw"."""
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
@@ -105,7 +105,7 @@ class RoPEDynamic(PositionEncoding):
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys turned by their distance to each query."""
+        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated by their distance to each query."""
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         angles = ops.reduced_angle(self.angles(positions, key_positions))
@@ -113,16 +113,16 @@ class RoPEDynamic(PositionEncoding):
         return ops.mix(ops.shares(scale * scores, mask), values)
 
     def angles(self, positions: Tensor, key_positions: Tensor) -> Tensor:
-        """positions [B,S], key_positions [B,T] int64 to the angle of each key less that of the query [B,1,S,T,r/2] float64, by the query's frequencies."""
+        """positions [B,S], key_positions [B,T] int64 to the angle of each key minus the angle of the query [B,1,S,T,r/2] float64, at the query's frequencies."""
         first = self.first(positions).unsqueeze(1).unsqueeze(3)
-        if self.single:  # rounded before they meet, they depend on more than their distance
+        if self.single:  # both angles are rounded, so that their difference depends on more than the distance
             of_query, of_key = positions.to(torch.float32)[:, None, :, None, None] * first, key_positions.to(torch.float32)[:, None, None, :, None] * first
             return of_key.to(torch.float64) - of_query.to(torch.float64)
         frequencies = first.to(torch.float64) + self.second(positions).to(torch.float64).unsqueeze(1).unsqueeze(3)
         return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * frequencies
 
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
-        """cos and sin [B,S,1,r/2] float32 of positions [B,S] by the frequencies of rows whose largest positions are longest [B,1] int64."""
+        """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose largest positions are longest [B,1] int64."""
         places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)
@@ -136,10 +136,10 @@ class RoPEDynamic(PositionEncoding):
 
 
 def check_lengths(name: str, lengths: str, keys: str) -> None:
-    """Raises: ValueError: unknown lengths, rotated keys with lengths of the call."""
+    """Raise ValueError for unknown lengths, and for keys="rotated" with lengths="per_call"."""
     check_choice(name, "lengths", lengths, LENGTHS)
     if lengths == "per_call" and keys == "rotated":
-        raise ValueError(f"{name}: keys is raw with lengths=per_call, where nothing is cached, got rotated; leave it out")
+        raise ValueError(f"{name}: expected keys=raw with lengths=per_call, which caches nothing, got keys=rotated; leave it out")
 
 
 class RoPEDynamicOracle(Oracle):
@@ -150,8 +150,8 @@ class RoPEDynamicOracle(Oracle):
         self.longest = max(positions)
 
     def frequency(self, k: int, seen: int) -> float:
-        if self.encoding.of_length is not None:
-            return float(self.encoding.of_length[seen - 1, k])
+        if self.encoding.rounded is not None:
+            return float(self.encoding.rounded[seen - 1, k])
         e, base = self.encoding, self.encoding.theta
         if seen > e.original:
             base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))

@@ -1,4 +1,4 @@
-"""Linear scaling of RoPE, positions interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
+"""Linear scaling of RoPE: positions are interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
 
 import math
 from typing import Optional
@@ -14,11 +14,11 @@ class RoPELinear(Rotary):
 
     Args:
         geometry: head size D.
-        factor: by how much the range is stretched; below 1 positions are spread apart, alpha = 1 / factor above 1.
-        theta, layout, rotary, numerics: as RoPE.
+        factor: factor by which the range is extended; a factor below 1 spreads positions apart, by alpha = 1 / factor.
+        theta, layout, rotary, numerics: see RoPE.
 
     Raises:
-        ValueError: as RoPE; a factor that is not above 0.
+        ValueError: see RoPE; a factor not above 0.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RoPELinear(Rotary):
         size = rotary_size("rope_linear", geometry, rotary)
         check_choice("rope_linear", "layout", layout, LAYOUTS)
         if not theta > 0 or not 0 < factor < math.inf:
-            raise ValueError(f"rope_linear: theta and factor are above 0, got {theta} and {factor}")
+            raise ValueError(f"rope_linear: expected theta and factor above 0, got {theta} and {factor}")
         super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope_linear", numerics)) / factor, layout)
         self.theta, self.factor = float(theta), float(factor)
 

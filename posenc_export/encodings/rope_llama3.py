@@ -1,4 +1,4 @@
-"""Llama 3.1 scaling of RoPE: wavelengths short against the trained length kept, long ones interpolated, blended between (Meta 2024, llama-models)."""
+"""Llama 3.1 scaling of RoPE: short wavelengths are kept, long ones interpolated, those between blended (Meta 2024, llama-models)."""
 
 import math
 from typing import Optional
@@ -10,20 +10,21 @@ from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_
 
 
 class RoPELlama3(Rotary):
-    """w_k = theta^(-2k/r) where a turn is shorter than L / high_freq_factor, that over factor where it is longer than L / low_freq_factor, between them
-    the mean weighted by (L / turn - low_freq_factor) / (high_freq_factor - low_freq_factor).
+    """w_k = theta^(-2k/r) for wavelengths below L / high_freq_factor, theta^(-2k/r) / factor for wavelengths above L / low_freq_factor.
+
+    In between, w_k is the mean of the two, with weight (L / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor) for the first.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
-        factor: by how much long wavelengths are stretched.
-        low_freq_factor, high_freq_factor: borders, in turns within L.
-        original_max_positions: L, tokens.
-        theta, layout, rotary, numerics: as RoPE.
+        factor: factor by which long wavelengths are extended.
+        low_freq_factor, high_freq_factor: limits of the blended range, in turns within L.
+        original_max_positions: L, tokens the model was trained on.
+        theta, layout, rotary, numerics: see RoPE.
 
     Raises:
-        ValueError: as RoPE; a factor below 1, a length below 1, high_freq_factor not above low_freq_factor.
+        ValueError: see RoPE; factor or L below 1, high_freq_factor not above low_freq_factor.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class RoPELlama3(Rotary):
         size = rotary_size("rope_llama3", geometry, rotary)
         check_choice("rope_llama3", "layout", layout, LAYOUTS)
         if not theta > 0 or not 1 <= factor < math.inf or original_max_positions < 1:
-            raise ValueError(f"rope_llama3: theta above 0, factor and original_max_positions at least 1, got {theta}, {factor} and {original_max_positions}")
+            rule = "theta above 0, factor and original_max_positions of at least 1"
+            raise ValueError(f"rope_llama3: expected {rule}, got {theta}, {factor} and {original_max_positions}")
         if not high_freq_factor > low_freq_factor > 0:
-            raise ValueError(f"rope_llama3: high_freq_factor is above low_freq_factor, which is above 0, got {high_freq_factor} and {low_freq_factor}")
+            raise ValueError(f"rope_llama3: expected high_freq_factor above low_freq_factor above 0, got {high_freq_factor} and {low_freq_factor}")
         kept = inverse_powers(float(theta), size, dtype_of("rope_llama3", numerics))
         turns = original_max_positions / (2 * math.pi / kept)
         share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)

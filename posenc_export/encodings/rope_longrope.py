@@ -18,36 +18,37 @@ Factors = Union[str, Sequence[float]]
 
 
 class RoPELongRoPE(PositionEncoding):
-    """Pair k turned by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that have seen at most L tokens, long_factor for the others,
-    and the keys a query looks at turn by the factors of that query. cos and sin are scaled by attention_factor.
+    """Pair k is rotated by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that have seen at most L tokens, else long_factor.
 
-    Keys are cached as turned by both sets, one behind the other, and a query has zeros where the other set stands: one token at a time, in chunks and at
-    once are the same. With keys="rotated" they are cached as turned by the length at which they came, which is what transformers does when it decodes:
-    scores across the switch then mix factors.
+    Keys are rotated with the factors of the query that reads them. cos and sin are scaled by attention_factor.
 
-    With lengths="per_call" all tokens of a row turn by the factors for the length of the row, its largest position in the call and 1. As for rope_dynamic,
-    that is for bidirectional attention only.
+    The r rotated entries of each key are cached twice, with the short and with the long factors; the query has zeros in place of those that it does not use.
+    Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated for the length at which they arrive and cached, as
+    transformers does at decode: scores of queries beyond L with keys before it then mix factors.
 
-    Hook: rotate. State: none; cached keys are D + r wide, D where keys is "rotated". Range: 0 .. max_positions - 1.
+    With lengths="per_call" all tokens of a row are rotated with the factors for the length of the row in the call, its largest position + 1. As for
+    rope_dynamic, this is possible for bidirectional attention only.
+
+    Hook: rotate. State: none; cached keys have D + r entries, or D with keys="rotated". Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
-        theta: as RoPE.
-        short_factor, long_factor: r/2 factors each, a list or text with ; between; all 1 where not given.
+        theta: see RoPE.
+        short_factor, long_factor: r/2 factors each, as a list or as text with ; between the numbers; all 1 if not given.
         original_max_positions: L, tokens the model was trained on.
-        attention_factor: of cos and sin; sqrt(1 + ln(max_positions / L) / ln L) where not given, 1 where the range is not above L.
-        layout, rotary: as RoPE.
-        keys: "raw" for the scores of keys that are turned when a query reads them, or "rotated".
-        numerics: as RoPE. In float32 a score with rotated keys is that of transformers decoding one token at a time, and a score with raw keys that of the
-            last query when transformers reads all its tokens at once.
-        lengths: as rope_dynamic.
+        attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln L), or 1 if the range is not above L.
+        layout, rotary: see RoPE.
+        keys: "raw" for the scores of keys that are rotated when a query reads them, or "rotated".
+        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
+            those of the last query when transformers reads all its tokens at once.
+        lengths: see rope_dynamic.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors that are not r/2 positive numbers, L below 2, rotated keys
-            with lengths of the call.
+        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors that are not r/2 positive numbers, L below 2,
+            keys="rotated" with lengths="per_call".
     """
 
-    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class RoPELongRoPE(PositionEncoding):
         check_choice("rope_longrope", "keys", keys, KEYS)
         check_lengths("rope_longrope", lengths, keys)
         if original_max_positions < 2 or not theta > 0:
-            raise ValueError(f"rope_longrope: original_max_positions is at least 2 and theta above 0, got {original_max_positions} and {theta}")
+            raise ValueError(f"rope_longrope: expected original_max_positions of at least 2 and theta above 0, got {original_max_positions} and {theta}")
         self.theta, self.original, self.size = float(theta), original_max_positions, size
         self.interleaved, self.keys, self.lengths = layout == "interleaved", keys, lengths
         if lengths == "per_call":
@@ -91,23 +92,23 @@ class RoPELongRoPE(PositionEncoding):
         return head_size if self.keys == "rotated" or self.lengths == "per_call" else head_size + self.size
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to `key_size` wide ones."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in place of D."""
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
-            of_q = torch.where(beyond, self.turned_far(q, positions), self.turned(q, positions))
-            return of_q, torch.where(beyond, self.turned_far(k, positions), self.turned(k, positions))
+            of_q = torch.where(beyond, self.rotate_long(q, positions), self.rotate_short(q, positions))
+            return of_q, torch.where(beyond, self.rotate_long(k, positions), self.rotate_short(k, positions))
         if self.keys == "rotated":
-            return self.turned(q, positions), self.turned(k, positions)
+            return self.rotate_short(q, positions), self.rotate_short(k, positions)
         r, beyond = self.size, positions.ge(self.original)[:, :, None, None]
-        near, far = self.turned(q, positions)[..., :r].masked_fill(beyond, 0.0), self.turned_far(q[..., :r], positions).masked_fill(~beyond, 0.0)
-        return torch.cat((near, q[..., r:], far), dim=-1), torch.cat((self.turned(k, positions), self.turned_far(k[..., :r], positions)), dim=-1)
+        near, far = self.rotate_short(q, positions)[..., :r].masked_fill(beyond, 0.0), self.rotate_long(q[..., :r], positions).masked_fill(~beyond, 0.0)
+        return torch.cat((near, q[..., r:], far), dim=-1), torch.cat((self.rotate_short(k, positions), self.rotate_long(k[..., :r], positions)), dim=-1)
 
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,N,D] by the short factors; rotated keys by those of their place."""
+    def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of each position."""
         return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, False)
 
-    def turned_far(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,N,D] by the long factors."""
+    def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [B,S,N,D] with the long factors."""
         return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, False)
 
     def oracle(self) -> Oracle:
@@ -119,9 +120,9 @@ def _factors(name: str, given: Factors, count: int) -> List[float]:
     try:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
-        raise ValueError(f"rope_longrope: {name} is numbers with ; between, got {given!r}") from None
+        raise ValueError(f"rope_longrope: expected {name} to be numbers with ; between them, got {given!r}") from None
     if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
-        raise ValueError(f"rope_longrope: {name} is {count} finite numbers above 0, one for each pair, got {len(factors)}: {given!r}")
+        raise ValueError(f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {given!r}")
     return factors
 
 
@@ -160,6 +161,6 @@ class RoPELongRoPEOracle(Oracle):
         return np.concatenate((self.turned(x, position, 0), self.turned(x, position, e.original + 1)[: e.size]))
 
     def score_scale(self, head_size: int) -> float:
-        """Of heads that `rotate` made wider."""
+        """1 / sqrt(D), where head_size is the size of rotated keys."""
         e = self.encoding
         return 1 / math.sqrt(head_size if e.lengths == "per_call" or e.keys == "rotated" else head_size - e.size)

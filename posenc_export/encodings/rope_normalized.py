@@ -15,26 +15,29 @@ SPECTRA = ("powers", "linear")
 
 
 class RoPENormalized(RotaryGrid):
-    """With A axes of N_a places and n = r/(2A) pairs for each: pair a n + k turned by c_a w_k, k = 0 .. n - 1, c_a = (2 p_a + 1) / N_a - 1 for the centre of
-    place p_a, or 2 p_a / (N_a - 1) - 1 where the first and the last place are the ends -1 and 1. w_k = 2 pi theta^(-k/n), or pi times n numbers at
-    equal distances from 1 to highest / 2. The last D - r entries stay.
+    """Pair a n + k is rotated by c_a w_k, with A axes of N_a places and n = r/(2A) pairs per axis, k = 0 .. n - 1.
 
-    A coordinate from N_a on stands for no place: c_a is 0. So class and register tokens, with coordinates (rows, columns), do not turn, as in DINOv3.
+    With points "centres", c_a = (2 p_a + 1) / N_a - 1 is the centre of place p_a. With "ends", c_a = 2 p_a / (N_a - 1) - 1, so that the first and the last
+    place are -1 and 1. With spectrum "powers", w_k = 2 pi theta^(-k/n). With "linear", w_k is pi times n equally spaced numbers from 1 to highest / 2. The last
+    D - r entries are unchanged.
+
+    A coordinate of at least N_a marks a token outside the grid, and c_a is 0. Class and register tokens, with coordinates (rows, columns), are therefore not
+    rotated, as in DINOv3.
 
     Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores of two tokens in the grid depend on the differences of coordinates only.
 
     Args:
         geometry: head size D; r is a multiple of 2A.
-        rows, columns: N_a of the grid; max_positions where 0.
-        frames: N_a of time, the first of then 3 axes; 2 axes where 0.
-        points: "centres" as DINOv3, or "ends" as rotary-embedding-torch.
-        spectrum: "powers" as DINOv3, or "linear" as rotary-embedding-torch for pixels.
-        theta: of powers.
-        highest: of linear: half turns of the fastest pair from -1 to 1.
-        layout, rotary, numerics: as RoPE.
+        rows, columns: N_a of the grid; 0 for max_positions.
+        frames: N_a of time, which is then the first of 3 axes; 0 for 2 axes.
+        points: "centres", as DINOv3, or "ends", as rotary-embedding-torch.
+        spectrum: "powers", as DINOv3, or "linear", as rotary-embedding-torch for pixels.
+        theta: base of spectrum "powers".
+        highest: half turns of the fastest pair from -1 to 1, for spectrum "linear".
+        layout, rotary, numerics: see RoPE.
 
     Raises:
-        ValueError: a rotary size that is too large or no multiple of 2A, negative sizes of the grid, unknown points, spectrum, layout or numerics, theta or
+        ValueError: a rotary size that is too large or not a multiple of 2A, negative sizes of the grid, unknown points, spectrum, layout or numerics, theta or
             highest not above 0.
     """
 
@@ -57,10 +60,10 @@ class RoPENormalized(RotaryGrid):
         for parameter, value, choices in (("points", points, POINTS), ("spectrum", spectrum, SPECTRA), ("layout", layout, LAYOUTS)):
             check_choice("rope_normalized", parameter, value, choices)
         if size % (2 * axes) or min(rows, columns, frames) < 0:
-            rule = f"rotary size is a multiple of {2 * axes} and rows, columns and frames are 0 or more"
-            raise ValueError(f"rope_normalized: {rule}, got {size}, {rows}, {columns} and {frames}; set rotary=R or others")
+            rule = f"a rotary size that is a multiple of {2 * axes}, and rows, columns and frames of 0 or more"
+            raise ValueError(f"rope_normalized: expected {rule}, got {size}, {rows}, {columns} and {frames}; set rotary=R or others")
         if not theta > 0 or not highest > 0:
-            raise ValueError(f"rope_normalized: theta and highest are above 0, got {theta} and {highest}")
+            raise ValueError(f"rope_normalized: expected theta and highest above 0, got {theta} and {highest}")
         each, dtype, longest = size // (2 * axes), dtype_of("rope_normalized", numerics), geometry.max_positions
         powers = spectrum == "powers"
         of_axis = inverse_powers(float(theta), 2 * each, dtype) if powers else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
@@ -85,7 +88,7 @@ class RoPENormalized(RotaryGrid):
 
 
 def _points(count: int, longest: int, points: str, dtype: torch.dtype) -> Tensor:
-    """c of coordinates 0 .. longest - 1 along an axis of `count` places: [longest]."""
+    """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
     found, inside = torch.zeros(longest, dtype=dtype), min(count, longest)
     places = torch.arange(inside, dtype=dtype)
     found[:inside] = (2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)) - 1

@@ -1,4 +1,4 @@
-"""NTK-aware scaling of RoPE, the base stretched once and for all (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
+"""NTK-aware scaling of RoPE: a larger base, the same for all lengths (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
 
 import math
 from typing import Optional
@@ -8,17 +8,17 @@ from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_
 
 
 class RoPENTK(Rotary):
-    """RoPE of base theta factor^(r/(r-2)): the fastest pair stays, the slowest is interpolated by factor.
+    """RoPE with base theta factor^(r/(r-2)): the fastest pair is unchanged, the slowest is interpolated by factor.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
-        factor: by how much the range is stretched.
-        theta, layout, rotary, numerics: as RoPE; rotary at least 4, for the exponent has no value at 2.
+        factor: factor by which the range is extended.
+        theta, layout, rotary, numerics: see RoPE; rotary is at least 4, because the exponent is undefined at 2.
 
     Raises:
-        ValueError: as RoPE; a factor below 1.
+        ValueError: see RoPE; factor below 1.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RoPENTK(Rotary):
         size = rotary_size("rope_ntk", geometry, rotary, least=4)
         check_choice("rope_ntk", "layout", layout, LAYOUTS)
         if not theta > 0 or not 1 <= factor < math.inf:
-            raise ValueError(f"rope_ntk: theta is above 0 and factor at least 1, got {theta} and {factor}")
+            raise ValueError(f"rope_ntk: expected theta above 0 and factor of at least 1, got {theta} and {factor}")
         stretched = float(theta) * factor ** (size / (size - 2))
         super().__init__(geometry, inverse_powers(stretched, size, dtype_of("rope_ntk", numerics)), layout)
         self.theta, self.factor = float(theta), float(factor)

@@ -1,4 +1,4 @@
-"""Proportional RoPE: the slow pairs do not turn at all (Barbero et al. 2024, Round and Round We Go, p-RoPE; as in Gemma)."""
+"""Proportional RoPE: the slow pairs are not rotated (Barbero et al. 2024, Round and Round We Go, p-RoPE; as in Gemma)."""
 
 import math
 
@@ -9,18 +9,18 @@ from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_
 
 
 class RoPEProportional(Rotary):
-    """w_k = theta^(-2k/D) / factor for the first share D / 2 pairs, 0 for the others: exponents are those of the whole head, unlike partial RoPE's.
+    """w_k = theta^(-2k/D) / factor for the first share D / 2 pairs, 0 for the others; unlike in partial RoPE, exponents refer to the whole head.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D, even.
-        share: of pairs that turn, above 0, at most 1.
-        factor: by how much the range is stretched.
-        theta, layout, numerics: as RoPE.
+        share: share of the pairs that is rotated, above 0 and at most 1.
+        factor: factor by which the range is extended.
+        theta, layout, numerics: see RoPE.
 
     Raises:
-        ValueError: as RoPE; a share outside 0 .. 1, a factor below 1.
+        ValueError: see RoPE; share outside 0 .. 1, factor below 1.
     """
 
     def __init__(
@@ -29,10 +29,11 @@ class RoPEProportional(Rotary):
         size = rotary_size("rope_proportional", geometry, None)
         check_choice("rope_proportional", "layout", layout, LAYOUTS)
         if not theta > 0 or not 1 <= factor < math.inf or not 0 < share <= 1:
-            raise ValueError(f"rope_proportional: theta above 0, factor at least 1, share above 0 and at most 1, got {theta}, {factor} and {share}")
+            rule = "theta above 0, factor of at least 1, share above 0 and at most 1"
+            raise ValueError(f"rope_proportional: expected {rule}, got {theta}, {factor} and {share}")
         turning, dtype = int(share * size // 2), dtype_of("rope_proportional", numerics)
         if not turning or not math.isfinite(theta):
-            raise ValueError(f"rope_proportional: a pair at least turns and theta is finite, got share={share} of {size // 2} pairs, theta={theta}")
+            raise ValueError(f"rope_proportional: expected at least one rotated pair and a finite theta, got share={share} of {size // 2} pairs, theta={theta}")
         moving = 1.0 / (float(theta) ** (torch.arange(0, 2 * turning, 2, dtype=dtype) / size))
         super().__init__(geometry, torch.cat((moving, torch.zeros(size // 2 - turning, dtype=dtype))) / factor, layout)
         self.theta, self.factor, self.turning = float(theta), float(factor), turning

@@ -1,4 +1,4 @@
-"""RoPE whose frequencies, or their base, are trained (lucidrains' rotary-embedding-torch, learned_freq)."""
+"""RoPE with trained frequencies or a trained base (lucidrains' rotary-embedding-torch, learned_freq)."""
 
 import math
 from typing import Optional, Tuple
@@ -15,19 +15,20 @@ TRAINS = ("frequencies", "theta")
 
 
 class RoPETrained(Rotary):
-    """RoPE by trained w_k, which start as theta^(-2k/r), or by w_k = (theta e^g)^(-2k/r) with one trained g, which starts as 0. All layers share them.
+    """RoPE with trained w_k, initialised to theta^(-2k/r), or with w_k = (theta e^g)^(-2k/r) and one trained g, initialised to 0.
 
-    In eval mode cos and sin are read from a table: `prepare` forms it anew when weights have changed, and so does the return from training mode.
+    All layers share the weights. In eval mode cos and sin are read from a table, which `prepare` and the return from training mode compute again after weights
+    have changed.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         trains: "frequencies" or "theta".
-        theta, layout, rotary: as RoPE; theta is where training starts.
+        theta, layout, rotary: see RoPE; theta is the initial base.
 
     Raises:
-        ValueError: as RoPE; unknown trains.
+        ValueError: see RoPE; unknown trains.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class RoPETrained(Rotary):
         check_choice("rope_trained", "layout", layout, LAYOUTS)
         check_choice("rope_trained", "trains", trains, TRAINS)
         if not theta > 0:
-            raise ValueError(f"rope_trained: theta is above 0, got {theta}")
+            raise ValueError(f"rope_trained: expected theta above 0, got {theta}")
         start = inverse_powers(float(theta), size, torch.float64)
         super().__init__(geometry, start, layout)
         self.count, self.theta, self.trains = geometry.max_positions, float(theta), trains
@@ -58,12 +59,12 @@ class RoPETrained(Rotary):
         frequencies = self.frequencies().detach()
         angles = torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
         self.cos, self.sin = (Table(turned.cpu().numpy()).to(frequencies.device) for turned in (angles.cos(), angles.sin()))
-        self.made_of = versions(self)
+        self.weight_versions = versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
-        """As torch.nn.Module.train; back in eval mode, the table follows the weights."""
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.made_of != versions(self):
+        if not mode and self.weight_versions != versions(self):
             self.prepare()
         return self
 
@@ -76,7 +77,7 @@ class RoPETrained(Rotary):
 
     @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """As `rotate`, by the weights as they are now, with gradients."""
+        """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
         cos, sin = angles.cos().to(torch.float32).unsqueeze(2), angles.sin().to(torch.float32).unsqueeze(2)
         return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)

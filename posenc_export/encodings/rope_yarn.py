@@ -1,4 +1,4 @@
-"""YaRN: fast pairs of RoPE kept, slow ones interpolated, a ramp between, and a temperature (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
+"""YaRN: fast pairs of RoPE are kept, slow ones interpolated, with a ramp between them, and a temperature (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
 
 import math
 from typing import Optional, Tuple
@@ -15,27 +15,29 @@ TEMPERATURES = ("rotation", "scores", "off")
 
 
 class RoPEYaRN(Rotary):
-    """w_k = (1 - g_k) theta^(-2k/r) + g_k theta^(-2k/r) / factor, g_k a ramp from 0 at the pair that turns beta_fast times within the trained length L
-    to 1 at the one that turns beta_slow times, linear in the pair k or in the number of turns; cos and sin scaled by attention_factor.
+    """w_k = (1 - g_k) theta^(-2k/r) + g_k theta^(-2k/r) / factor; cos and sin are scaled by attention_factor.
+
+    The ramp g_k grows from 0 at the pair that turns beta_fast times within the trained length L to 1 at the pair that turns beta_slow times. It is linear in
+    the pair k or in the number of turns.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
-        factor: by how much the range is stretched.
-        original_max_positions: L, tokens.
-        beta_fast, beta_slow: turns within L.
-        attention_factor: where not given, m(mscale) / m(mscale_all_dim) if both are above 0, else m(1); m(s) = 0.1 s ln(factor) + 1.
-        mscale, mscale_all_dim: as DeepSeek; 0 for not given.
-        truncate: "yes" puts the ends of a ramp in pairs on whole pairs, as the authors do; "no" as gpt-oss.
-        theta, layout, rotary, numerics: as RoPE.
-        ramp: "pairs" as the authors' code, or "turns" as the text of the paper (3.2).
-        temperature: "rotation" has attention_factor in cos and sin only. "scores" scales all scores by m(mscale_all_dim)^2 besides, as DeepSeek, those of
-            entries that do not turn among them. "off" scales neither.
+        factor: factor by which the range is extended.
+        original_max_positions: L, tokens the model was trained on.
+        beta_fast, beta_slow: ends of the ramp, in turns within L.
+        attention_factor: if not given, m(mscale) / m(mscale_all_dim) if both are above 0, else m(1); m(s) = 0.1 s ln(factor) + 1.
+        mscale, mscale_all_dim: as in DeepSeek; 0 if not given.
+        truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no", as gpt-oss.
+        theta, layout, rotary, numerics: see RoPE.
+        ramp: "pairs", as the authors' code, or "turns", as the text of the paper (3.2).
+        temperature: "rotation" applies attention_factor to cos and sin only. "scores" also scales all scores by m(mscale_all_dim)^2, including the part of
+            entries that are not rotated, as DeepSeek. "off" applies neither.
 
     Raises:
-        ValueError: as RoPE; a factor below 1, a length below 1, beta_fast not above beta_slow, an unknown truncate, ramp or temperature, truncate "no" for
-            a ramp in turns, temperature "scores" without mscale_all_dim, or "off" beside attention_factor, mscale or mscale_all_dim.
+        ValueError: see RoPE; factor or L below 1, beta_fast not above beta_slow, unknown truncate, ramp or temperature, truncate "no" with ramp "turns",
+            temperature "scores" without mscale_all_dim, temperature "off" with attention_factor, mscale or mscale_all_dim.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class RoPEYaRN(Rotary):
         check_choice("rope_yarn", "layout", layout, LAYOUTS)
         scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
         magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
-        if size == geometry.head_size:  # all entries turn: the factor of scores stands in the tables too, and a fused kernel takes it from there
+        if size == geometry.head_size:  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
         super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
         self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
@@ -81,7 +83,7 @@ class RoPEYaRN(Rotary):
 
 
 class RoPEYaRNOracle(Oracle):
-    """Queries scaled behind their rotation."""
+    """Scales queries after their rotation."""
 
     def __init__(self, rotation: RotaryOracle, on_scores: float) -> None:
         self.rotation, self.on_scores = rotation, on_scores
@@ -94,15 +96,15 @@ class RoPEYaRNOracle(Oracle):
 
 
 def _temperatures(factor: float, temperature: str, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
-    """The factor on cos and sin, and the one on scores."""
+    """The factor on cos and sin, and the factor on scores."""
     check_choice("rope_yarn", "temperature", temperature, TEMPERATURES)
     if mscale < 0 or mscale_all_dim < 0:
-        raise ValueError(f"rope_yarn: mscale and mscale_all_dim are 0 or more, got {mscale} and {mscale_all_dim}")
+        raise ValueError(f"rope_yarn: expected mscale and mscale_all_dim of 0 or more, got {mscale} and {mscale_all_dim}")
     if temperature == "off":
         if given is not None or mscale or mscale_all_dim:
             found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
-            raise ValueError(f"rope_yarn: temperature off takes no attention_factor, mscale or mscale_all_dim, got {found}; leave them out")
+            raise ValueError(f"rope_yarn: expected no attention_factor, mscale or mscale_all_dim with temperature=off, got {found}; leave them out")
         return 1.0, 1.0
     if temperature == "scores" and not mscale_all_dim:
-        raise ValueError(f"rope_yarn: mscale_all_dim is above 0 for temperature scores, got {mscale_all_dim}; set mscale_all_dim")
+        raise ValueError(f"rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got {mscale_all_dim}; set mscale_all_dim")
     return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(factor, mscale_all_dim) ** 2 if temperature == "scores" else 1.0

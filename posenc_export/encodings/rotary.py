@@ -1,4 +1,4 @@
-"""What RoPE and its scalings share: pairs turned by position times frequency, from tables, and the same in float64 by complex numbers."""
+"""Base of RoPE and its scalings: pairs rotated by position times frequency, from tables; the oracle uses complex numbers in float64."""
 
 import cmath
 import math
@@ -16,25 +16,26 @@ NUMERICS = ("exact", "transformers")
 
 
 def check_choice(name: str, parameter: str, value: str, choices: Tuple[str, ...]) -> None:
-    """Raises: ValueError: value is none of choices."""
+    """Raise ValueError if value is not one of choices."""
     if value not in choices:
-        raise ValueError(f"{name}: {parameter} is one of {', '.join(choices)}, got {value!r}")
+        raise ValueError(f"{name}: expected {parameter} to be one of {', '.join(choices)}, got {value!r}")
 
 
 def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
-    """Rotary size r: given, or the head size.
+    """Rotary size r: `rotary`, or the head size if None.
 
     Raises:
         ValueError: odd, below `least` or above the head size.
     """
     size = geometry.head_size if rotary is None else rotary
     if size % 2 or not least <= size <= geometry.head_size:
-        raise ValueError(f"{name}: rotary size is even and {least} .. head size {geometry.head_size}, got {size}; set rotary=R or another head size")
+        rule = f"an even rotary size within {least} .. head size {geometry.head_size}"
+        raise ValueError(f"{name}: expected {rule}, got {size}; set rotary=R or another head size")
     return size
 
 
 def dtype_of(name: str, numerics: str) -> torch.dtype:
-    """In what frequencies are formed: float64, or float32 as transformers does.
+    """The dtype in which frequencies are computed: float64, or float32, as in transformers.
 
     Raises:
         ValueError: unknown numerics.
@@ -44,33 +45,35 @@ def dtype_of(name: str, numerics: str) -> torch.dtype:
 
 
 def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
-    """theta^(-2k/r) [r/2], k = 0 .. r/2 - 1.
+    """Frequencies theta^(-2k/r) [r/2], k = 0 .. r/2 - 1.
 
     Raises:
         ValueError: a theta that is not finite.
     """
     if not math.isfinite(theta):
-        raise ValueError(f"rope: theta is finite, got {theta}")
+        raise ValueError(f"rope: expected a finite theta, got {theta}")
     return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
 
 
 class Rotary(PositionEncoding):
-    """Pairs of queries and keys turned by p w_k and scaled by a magnitude; subclasses say which w_k, once as a vector and once, in `frequency`, as scalars.
+    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude.
 
-    Raises:
-        ValueError: a magnitude that is not above 0 and finite.
+    Subclasses pass w_k as a vector, and compute each w_k again as a scalar in `frequency`, for the oracle.
 
     Args:
         geometry: max_positions.
-        frequencies: w_k [r/2] float64, or float32 where angles are to be formed in float32 as transformers does.
-        layout: "half" pairs (k, k + r/2), "interleaved" pairs (2k, 2k + 1).
+        frequencies: w_k [r/2] float64; float32 to compute angles in float32, as transformers does.
+        layout: "half" for pairs (k, k + r/2), "interleaved" for pairs (2k, 2k + 1).
         magnitude: factor on cos and sin.
+
+    Raises:
+        ValueError: a magnitude that is not above 0 and finite.
     """
 
     def __init__(self, geometry: Geometry, frequencies: Tensor, layout: str, magnitude: float = 1.0) -> None:
         super().__init__()
         if not 0 < magnitude < math.inf:
-            raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
+            raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
         self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
         self.linear = not self.single  # angles rounded to float32 are not proportional to the position
@@ -78,7 +81,7 @@ class Rotary(PositionEncoding):
         self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
 
     def frequency(self, k: int) -> float:
-        """w_k of pair k, float64."""
+        """The frequency w_k of pair k, float64."""
         return 0.0
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

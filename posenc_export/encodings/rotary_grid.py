@@ -1,4 +1,4 @@
-"""What the rotations of grids share: every pair turned by one of several coordinates."""
+"""Base of rotations on grids: every pair is rotated by one of several coordinates."""
 
 import cmath
 import math
@@ -15,16 +15,16 @@ Place = Union[int, Sequence[int]]
 
 
 class RotaryGrid(PositionEncoding):
-    """Pair k turned by the coordinate axis_of_pair[k] times w_k. For text all coordinates of a token are its position.
+    """Pair k is rotated by w_k times the coordinate axis_of_pair[k]. For text all coordinates of a token are its position.
 
-    Subclasses say once more, as scalars, in `frequency` and `point`, what the tables are made of.
+    Subclasses compute the numbers behind the tables again as scalars in `frequency` and `point`, for the oracle.
 
     Args:
-        geometry: max_positions, of every coordinate.
-        frequencies: w_k [r/2] float64, or float32 where angles are to be formed in float32 as transformers does.
+        geometry: max_positions, for every coordinate.
+        frequencies: w_k [r/2] float64; float32 to compute angles in float32, as transformers does.
         axis_of_pair: axis of each pair, r/2 of them.
         layout: "half" or "interleaved".
-        points: numbers [axes,max_positions] that coordinates stand for, in the dtype of frequencies; the coordinates themselves where None.
+        points: numbers [axes,max_positions] in place of the coordinates, in the dtype of frequencies; None for the coordinates themselves.
         magnitude: factor on cos and sin.
 
     Raises:
@@ -38,7 +38,7 @@ class RotaryGrid(PositionEncoding):
     ) -> None:
         super().__init__()
         if not 0 < magnitude < math.inf:
-            raise ValueError(f"rope: attention_factor is above 0 and finite, got {magnitude}")
+            raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
         self.magnitude = magnitude
         self.interleaved, self.size, self.axis_of_pair = layout == "interleaved", 2 * len(frequencies), axis_of_pair
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
@@ -49,20 +49,20 @@ class RotaryGrid(PositionEncoding):
         self.register_buffer("of_axis", torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None], persistent=False)
 
     def frequency(self, k: int) -> float:
-        """w_k of pair k, float64."""
+        """The frequency w_k of pair k, float64."""
         return 0.0
 
     def point(self, axis: int, coordinate: int) -> float:
-        """The number that a coordinate stands for."""
+        """The number in place of a coordinate."""
         return float(coordinate)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
-        cos, sin = self.own(self.cos(positions)), self.own(self.sin(positions))
+        cos, sin = self.select_axes(self.cos(positions)), self.select_axes(self.sin(positions))
         return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
 
-    def own(self, rows: Tensor) -> Tensor:
-        """Of rows [axes,B,S,r/2] each pair's own axis: [B,S,1,r/2]."""
+    def select_axes(self, rows: Tensor) -> Tensor:
+        """Select the axis of each pair from rows [axes,B,S,r/2]: [B,S,1,r/2]."""
         found = rows[0]
         for axis in range(1, self.of_axis.size(0)):
             found = torch.where(self.of_axis[axis], rows[axis], found)
@@ -81,7 +81,7 @@ class RotaryGridOracle(Oracle):
         self.single, self.magnitude = single, magnitude
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
-        """position: coordinates of a token, or one number for all of them."""
+        """Rotate x [D]; position is the coordinates of a token, or one number for all of them."""
         out, pairs = x.copy(), len(self.frequencies)
         for k, (frequency, axis) in enumerate(zip(self.frequencies, self.axis_of_pair, strict=True)):
             a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)

@@ -12,16 +12,16 @@ from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Tab
 
 
 class Sandwich(PositionEncoding):
-    """scores + (sum_k cos((i - j) w_k) - dims / 2) / r_h, w_k = base^(-2k/dims), r_h = 8h/H, h = 1 .. H: 0 at the query, below it elsewhere.
+    """scores + (sum_k cos((i - j) w_k) - dims / 2) / r_h, w_k = base^(-2k/dims), r_h = 8h/H, h = 1 .. H; the bias is 0 for the query's own key, below 0 elsewhere.
 
-    The paper adds the product of two sinusoidal encodings of dims numbers, divided by the head's compression ratio r_h; the constant, which softmax
-    cannot see, keeps scores small. The sum over k is a table over distances, built in float64.
+    The paper adds the inner product of two sinusoidal encodings of dims entries, divided by the head's compression ratio r_h. The constant dims / 2 has no
+    effect on softmax and keeps scores small. The sum over k is a table over distances, computed in float64.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. Only distances count, wherever positions start.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. Scores depend on distances only.
 
     Args:
         geometry: heads H.
-        dims: numbers of the sinusoid, even.
+        dims: entries of the sinusoid, even.
         base: ratio of the longest wavelength to 2 pi.
 
     Raises:
@@ -31,9 +31,9 @@ class Sandwich(PositionEncoding):
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         if dims < 2 or dims % 2:
-            raise ValueError(f"sandwich: dims is even and at least 2, got {dims}; set dims=N")
+            raise ValueError(f"sandwich: expected an even dims of at least 2, got {dims}; set dims=N")
         if not base > 1:
-            raise ValueError(f"sandwich: base is above 1, got {base}")
+            raise ValueError(f"sandwich: expected base above 1, got {base}")
         self.dims, self.base, self.heads = dims, float(base), geometry.heads
         frequencies = self.base ** (-np.arange(0, dims, 2) / dims)
         sums = np.zeros(geometry.max_positions)

@@ -19,24 +19,25 @@ class Shaw(PositionEncoding):
     """scores (q_i . (k_j + a[c])) / sqrt(D) and values v_j + b[c], c = clip(j - i, -left, right); a, b shared by heads, trained or sinusoids.
 
     Sinusoids are those of NEZHA (Wei et al. 2019, Functional Relative Positional Encoding):
-    a[c] = b[c] = [sin(n w_k), cos(n w_k)] side by side, n = c + left, w_k = 10000^(-2k/D).
-    Products with a are formed once per query and row of a, and picked by distance; shares are collected by distance before they meet b: no tensor
-    [S,T,D]. Memory beside the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
+    a[c] = b[c] = [sin(n w_k), cos(n w_k)], interleaved, n = c + left, w_k = 10000^(-2k/D).
+
+    Products with a are computed once per query and row of a, then gathered by distance. Attention weights are summed by distance before they are multiplied
+    with b. No tensor [S,T,D] is needed. Memory besides the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no distance.
 
     Args:
         geometry: head size D, heads.
-        left, right: clipping distances in tokens, behind and ahead of the query.
-        score: "query" as the paper, "query_key" adds k_j . a[c] (BERT's relative_key_query).
-        values: "relative" as the paper, "plain" for b = 0.
-        table: "trained" as the paper, "sinusoidal" as NEZHA.
+        left, right: clipping distances in tokens, before and after the query.
+        score: "query", as in the paper; "query_key" adds k_j . a[c] (BERT's relative_key_query).
+        values: "relative", as in the paper; "plain" for b = 0.
+        table: "trained", as in the paper; "sinusoidal", as NEZHA.
 
     Weights:
-        keys, values: a and b, [left+right+1,D] from c = -left on; none where they are sinusoids, values without rows where values is "plain".
+        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal"; values has no rows if values is "plain".
 
     Raises:
-        ValueError: negative distances, unknown score, values or table, sinusoids of an odd head size.
+        ValueError: negative distances, unknown score, values or table, sinusoids with an odd head size.
     """
 
     shared = False
@@ -48,15 +49,15 @@ class Shaw(PositionEncoding):
     ) -> None:
         super().__init__()
         if left < 0 or right < 0:
-            raise ValueError(f"shaw: clipping distances are 0 or more, got left={left}, right={right}")
+            raise ValueError(f"shaw: expected clipping distances of 0 or more, got left={left}, right={right}")
         for name, value, choices in (("score", score, SCORES), ("values", values, VALUES), ("table", table, TABLES)):
             if value not in choices:
-                raise ValueError(f"shaw: {name} is one of {', '.join(choices)}, got {value!r}")
+                raise ValueError(f"shaw: expected {name} to be one of {', '.join(choices)}, got {value!r}")
         if table == "sinusoidal" and geometry.head_size % 2:
-            raise ValueError(f"shaw: head size is even where table is sinusoidal, got {geometry.head_size}; choose an even head size")
+            raise ValueError(f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size")
         self.left, self.right, self.score, self.mixed, size = left, right, score, values, geometry.head_size
         rows, fixed = left + right + 1, table == "sinusoidal"
-        self.waves = Table(_waves(rows if fixed else 1, size))  # where rows are trained one stands there unread
+        self.waves = Table(_waves(rows if fixed else 1, size))  # a trained table leaves one unused row, because torch.export writes no empty table
         self.of_head: Tensor
         self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
         for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
@@ -84,7 +85,7 @@ class Shaw(PositionEncoding):
 
 
 def _waves(rows: int, size: int) -> np.ndarray:
-    """Sinusoids [rows,D], sine and cosine of a frequency side by side."""
+    """Sinusoids [rows,D], interleaved."""
     angles = np.arange(rows)[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
     return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(rows, -1)
 

@@ -24,13 +24,13 @@ class Sinusoidal(PositionEncoding):
     Args:
         geometry: width d, even unless odd="zero".
         base: ratio of the longest wavelength to 2 pi.
-        layout: "interleaved" puts sin and cos of w_k side by side (the paper), "halves" all sines before all cosines.
+        layout: "interleaved" alternates sin and cos of w_k (the paper), "halves" puts all sines before all cosines.
         scale: factor on the token embedding; the paper's models use sqrt(d).
-        divisor: "paper" divides exponents by d/2, "fairseq" by d/2 - 1, so that the last wavelength is exactly 2 pi base.
-        offset: of the first position: 0 in the authors' code (the paper does not say), 1 for sources that count from 1, 2 in XGLM and M2M100.
-        angles: "table" reads rows, "computed" forms angles in float64 inside the graph: no table, so max_positions costs no memory.
-        factor: on the waves; alpha in SpeechT5.
-        odd: "zero" gives a model of odd width the waves of d - 1 entries and leaves its last entry as it is, as M2M100; "refuse" refuses it.
+        divisor: "paper" divides exponents by d/2; "fairseq" divides by d/2 - 1, so that the last wavelength is exactly 2 pi base.
+        offset: number added to positions: 0 in the authors' code (the paper does not say), 1 for sources that count from 1, 2 in XGLM and M2M100.
+        angles: "table" reads rows; "computed" computes angles in float64 inside the graph, so that max_positions costs no memory.
+        factor: factor on the sinusoids; alpha in SpeechT5.
+        odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as M2M100; "refuse" raises an error.
 
     Raises:
         ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not above 1, negative offset.
@@ -52,22 +52,22 @@ class Sinusoidal(PositionEncoding):
         for parameter, value, choices in (("layout", layout, LAYOUTS), ("divisor", divisor, DIVISORS), ("angles", angles, ANGLES), ("odd", odd, ODD)):
             check_choice("sinusoidal", parameter, value, choices)
         if geometry.width % 2 and odd == "refuse":
-            raise ValueError(f"sinusoidal: width is even, got {geometry.width}; choose an even width or odd=zero")
+            raise ValueError(f"sinusoidal: expected an even width, got {geometry.width}; choose another width or odd=zero")
         if not base > 1:
-            raise ValueError(f"sinusoidal: base is above 1, got {base}")
+            raise ValueError(f"sinusoidal: expected base above 1, got {base}")
         if offset < 0:
-            raise ValueError(f"sinusoidal: offset is 0 or more, got {offset}")
+            raise ValueError(f"sinusoidal: expected offset of 0 or more, got {offset}")
         self.offset = offset
         half = geometry.width // 2
         self.base, self.layout, self.scale, self.steps = float(base), layout, float(scale), half - (divisor == "fairseq")
         frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
         self.computed, high = angles == "computed", frequencies.astype(np.float32)
-        self.frequencies = Table(np.stack((high, frequencies - high)))  # in two parts: together they have the digits of float64
-        # Where rows are computed one stands there unread: torch.export writes no table without numbers.
+        self.frequencies = Table(np.stack((high, frequencies - high)))  # two float32 parts, which together have 48 significant bits
+        # Computed rows leave one unused row in the table, because torch.export writes no empty table.
         turned = (np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset)[:, None] * frequencies
-        waves, self.factor, self.left = (np.sin(turned), np.cos(turned)), float(factor), geometry.width % 2
+        waves, self.factor, self.unencoded = (np.sin(turned), np.cos(turned)), float(factor), geometry.width % 2
         side_by_side = np.stack(waves, axis=-1).reshape(-1, 2 * half) if layout == "interleaved" else np.concatenate(waves, axis=-1)
-        self.table = Table(self.factor * (np.pad(side_by_side, ((0, 0), (0, 1))) if self.left else side_by_side))
+        self.table = Table(self.factor * (np.pad(side_by_side, ((0, 0), (0, 1))) if self.unencoded else side_by_side))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
@@ -75,17 +75,17 @@ class Sinusoidal(PositionEncoding):
         return x * self.scale + rows.to(x.dtype)
 
     def waves(self, positions: Tensor) -> Tensor:
-        """The rows [B,S,E] float32 at positions [B,S] int64, computed."""
+        """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
         frequencies = self.frequencies.rows.to(torch.float64)
         angles = ops.reduced_angle((positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64) * (frequencies[0] + frequencies[1]))
         sines, cosines = angles.sin(), angles.cos()
         rows = torch.stack((sines, cosines), dim=-1).flatten(-2) if self.layout == "interleaved" else torch.cat((sines, cosines), dim=-1)
         if self.factor != 1.0:
             rows = rows * self.factor
-        return torch.nn.functional.pad(rows, [0, self.left]) if self.left else rows
+        return torch.nn.functional.pad(rows, [0, self.unencoded]) if self.unencoded else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
-        torch.nn.init.normal_(table, std=table.size(1) ** -0.5)  # the paper's: with scale sqrt(d), tokens are as large as positions
+        torch.nn.init.normal_(table, std=table.size(1) ** -0.5)  # as in the paper: with scale sqrt(d), tokens are as large as the sinusoids
 
     def oracle(self) -> Oracle:
         return SinusoidalOracle(self)

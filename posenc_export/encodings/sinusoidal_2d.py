@@ -18,21 +18,21 @@ LAYOUTS = ("halves", "interleaved")
 class Sinusoidal2D(PositionEncoding):
     """x * scale + factor [s(row), s(column)], s(p) = [sin(p w_k), cos(p w_k)] of d/2 entries, w_k = base^(-4k/d), k = 0 .. d/4 - 1.
 
-    A coordinate from `rows` or `columns` on stands for no place and adds zeros, as for the class token of MAE.
+    A coordinate of at least `rows` or `columns` marks a token outside the grid and adds zeros, as for the class token of MAE.
 
     Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
 
     Args:
         geometry: width d, a multiple of 4.
         base: ratio of the longest wavelength to 2 pi.
-        first: what the first half of the entries stands for: "row" as RT-DETR, "column" as MAE.
-        layout: of each half, "halves" puts all sines before all cosines, as both papers' code; "interleaved" puts sin and cos of w_k side by side.
-        rows, columns: of the grid; as many as max_positions where 0.
+        first: coordinate of the first half of the entries, "row", as RT-DETR, or "column", as MAE.
+        layout: order within each half; "halves" puts all sines before all cosines, as the code of both papers; "interleaved" alternates sin and cos of w_k.
+        rows, columns: size of the grid; 0 for max_positions.
         scale: factor on the token embedding.
-        factor: on the waves.
+        factor: factor on the sinusoids.
 
     Raises:
-        ValueError: a width that is no multiple of 4, unknown first or layout, base not above 1, negative rows or columns.
+        ValueError: a width that is not a multiple of 4, unknown first or layout, base not above 1, negative rows or columns.
     """
 
     axes = 2
@@ -52,9 +52,9 @@ class Sinusoidal2D(PositionEncoding):
         check_choice("sinusoidal_2d", "first", first, FIRST)
         check_choice("sinusoidal_2d", "layout", layout, LAYOUTS)
         if geometry.width % 4:
-            raise ValueError(f"sinusoidal_2d: width is a multiple of 4, got {geometry.width}; choose another width")
+            raise ValueError(f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width")
         if not base > 1 or min(rows, columns) < 0:
-            raise ValueError(f"sinusoidal_2d: base is above 1, rows and columns are 0 or more, got {base}, {rows} and {columns}")
+            raise ValueError(f"sinusoidal_2d: expected base above 1, and rows and columns of 0 or more, got {base}, {rows} and {columns}")
         self.base, self.first, self.layout, self.scale, self.factor = float(base), FIRST.index(first), layout, float(scale), float(factor)
         longest, pairs = geometry.max_positions, geometry.width // 4
         self.counts = (rows or longest, columns or longest)
@@ -77,7 +77,7 @@ class Sinusoidal2DOracle(Oracle):
         self.base, self.first, self.layout, self.counts, self.scale, self.factor = base, first, layout, counts, scale, factor
 
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
-        """position: row and column of a token, or one number for both."""
+        """Encode x [E]; position is the row and column of a token, or one number for both."""
         half, pairs = len(x) // 2, len(x) // 4
         out = np.array([value * self.scale for value in x])
         for n in range(len(x)):

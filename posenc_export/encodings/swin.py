@@ -17,10 +17,10 @@ class Swin(PositionEncoding):
 
     Args:
         geometry: heads H.
-        rows, columns: of the window; where 0, the smallest square that holds max_positions.
+        rows, columns: size of the window; 0 for the smallest square that holds max_positions.
 
     Weights:
-        table.weight: b, [(2 rows - 1)(2 columns - 1),H], offsets in columns fastest, both from the most negative on: relative_position_bias_table of Swin.
+        table.weight: b, [(2 rows - 1)(2 columns - 1),H], both offsets ascending, column offsets fastest; relative_position_bias_table of Swin.
 
     Raises:
         ValueError: a window that does not hold max_positions.
@@ -30,8 +30,8 @@ class Swin(PositionEncoding):
         super().__init__()
         self.rows, self.columns = window_of(geometry, rows, columns)
         if rows < 0 or columns < 0 or self.rows * self.columns < geometry.max_positions:
-            raise ValueError(f"swin: the window holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
-        self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # from N(0, 1), so that scores differ before training
+            raise ValueError(f"swin: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
+        self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # initialised from N(0, 1), so that scores differ before training
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""

@@ -14,23 +14,23 @@ from posenc_export.encodings.window import offset_index, window_of
 class SwinV2(PositionEncoding):
     """scores + 16 sigmoid(g_h(sign(d) log2(1 + 8 |d| / (n - 1)) / 3)), d the offset in rows and in columns, g an MLP from two numbers to H.
 
-    Position p stands at row p // columns and column p % columns of a window. n is the size of the window that the model was trained with, which may be
+    Position p is at row p // columns and column p % columns of a window. n is the size of the window that the model was trained with, which may be
     smaller than the window it is used with.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
 
     Args:
         geometry: heads H.
-        rows, columns: of the window; where 0, the smallest square that holds max_positions.
+        rows, columns: size of the window; 0 for the smallest square that holds max_positions.
         hidden: width of the MLP's hidden layer, 512 in the paper.
-        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint; those of the window where 0.
+        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint; 0 for the size of the window.
 
     Weights:
         first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2] and [hidden].
         second.weight: from the hidden layer to heads, [H,hidden].
 
     Raises:
-        ValueError: a window that does not hold max_positions, a width below 1, a window it was trained with below 2 on an axis.
+        ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or pretrained_columns of 1 or below 0.
     """
 
     def __init__(
@@ -39,10 +39,11 @@ class SwinV2(PositionEncoding):
         super().__init__()
         self.rows, self.columns = window_of(geometry, rows, columns)
         if self.rows * self.columns < geometry.max_positions or hidden < 1:
-            raise ValueError(f"swin_v2: the window holds max_positions {geometry.max_positions} and hidden is at least 1, got {rows} x {columns} and {hidden}")
+            rule = f"a window that holds max_positions {geometry.max_positions}, and hidden of at least 1"
+            raise ValueError(f"swin_v2: expected {rule}, got {rows} x {columns} and {hidden}")
         for name, size in (("pretrained_rows", pretrained_rows), ("pretrained_columns", pretrained_columns)):
             if size < 0 or size == 1:
-                raise ValueError(f"swin_v2: {name} is 0 or at least 2, got {size}; set {name}=0 for the size of the window")
+                raise ValueError(f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window")
         self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
         down, right = (_spaced(n, span) for n, span in zip((self.rows, self.columns), self.spans, strict=True))
         self.offsets = Table(np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1).reshape(-1, 2))
@@ -60,7 +61,7 @@ class SwinV2(PositionEncoding):
 
 
 def _spaced(count: int, span: int) -> np.ndarray:
-    """sign(d) log2(1 + 8 |d| / span) / 3 of offsets d = -(count - 1) .. count - 1."""
+    """Log-spaced offsets sign(d) log2(1 + 8 |d| / span) / 3 for d = -(count - 1) .. count - 1."""
     offsets = np.arange(1 - count, count, dtype=np.float64)
     return np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets) / max(span, 1)) / 3
 

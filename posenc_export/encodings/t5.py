@@ -14,21 +14,21 @@ SCORES = ("unscaled", "scaled")
 
 
 class T5(PositionEncoding):
-    """scores + b_h[bucket(j - i)], b trained: half of the buckets for one distance each, half for distances growing logarithmically to max_distance.
+    """scores + b_h[bucket(j - i)], b trained; half of the buckets are single distances, half are ranges that grow logarithmically up to max_distance.
 
-    Bidirectional attention gives half of all buckets to keys ahead. Distances from max_distance on share the last bucket of their side.
-    Bucket borders are those of float32 logarithms, as every checkpoint was trained with. One table serves all layers.
+    In bidirectional attention, half of all buckets are for later keys. Distances of at least max_distance share the last bucket of their side.
+    Bucket borders are computed from float32 logarithms, as for all trained checkpoints. All layers share one table.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: heads H; causal or not.
-        buckets: rows of b; even where bidirectional.
-        max_distance: tokens, from which on the last bucket is used.
-        scores: "unscaled" as T5, "scaled" for q k / sqrt(D).
+        buckets: rows of b; even if bidirectional.
+        max_distance: distance in tokens from which the last bucket is used.
+        scores: "unscaled", as T5; "scaled" for q k / sqrt(D).
 
     Weights:
-        table.weight: b, [buckets,H]; where bidirectional, buckets of keys ahead in the second half.
+        table.weight: b, [buckets,H]; if bidirectional, the second half is for later keys.
 
     Raises:
         ValueError: too few buckets, max_distance not above the exact buckets, unknown scores.
@@ -38,11 +38,12 @@ class T5(PositionEncoding):
         super().__init__()
         sides = 1 if geometry.causal else 2
         if buckets < 2 * sides or buckets % sides:
-            raise ValueError(f"t5: buckets are at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N")
+            raise ValueError(f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N")
         if max_distance <= buckets // sides // 2:
-            raise ValueError(f"t5: max_distance is above the {buckets // sides // 2} exact distances, got {max_distance}; set max_distance=N")
+            exact = buckets // sides // 2
+            raise ValueError(f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N")
         if scores not in SCORES:
-            raise ValueError(f"t5: scores is one of {', '.join(SCORES)}, got {scores!r}")
+            raise ValueError(f"t5: expected scores to be one of {', '.join(SCORES)}, got {scores!r}")
         self.buckets, self.max_distance, self.causal, self.scores = buckets, max_distance, geometry.causal, scores
         self.of_distance: Tensor
         near = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
@@ -69,7 +70,7 @@ class T5(PositionEncoding):
 
 
 def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
-    """Bucket [n] int64 of distances [n] on one side."""
+    """Buckets [n] int64 of distances [n] on one side."""
     exact = buckets // 2
     ratio = torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact  # in torch: numpy's float32 logarithm may differ in the last digit
     steps = torch.log(ratio) / math.log(max_distance / exact) * (buckets - exact)

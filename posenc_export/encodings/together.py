@@ -1,4 +1,4 @@
-"""Several encodings in one place, as one: a rotation beside a temperature (Llama 4, Ministral 3), trained rows beside a bias (MPNet)."""
+"""Several encodings combined into one, such as a rotation and a temperature (Llama 4, Ministral 3) or trained rows and a bias (MPNet)."""
 
 from typing import List, Optional, Sequence, Tuple
 
@@ -11,36 +11,37 @@ from posenc_export.encodings.base import Carried, Oracle, PositionEncoding
 
 
 def acts(encoding: PositionEncoding, *hooks: str) -> bool:
-    """Whether an encoding does something at one of these hooks."""
+    """Whether an encoding overrides one of these hooks."""
     found = encoding.parts if isinstance(encoding, Together) else [encoding]
     return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in found for hook in hooks)
 
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
-    """Coordinates that encodings read in `embed` and `rotate`, which are the same for all of them.
+    """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for all of them.
 
     Raises:
         ValueError: encodings that read different coordinates.
     """
     found = {part.axes for part in parts if acts(part, "embed", "embed_next", "rotate")}
     if len(found) > 1:
-        raise ValueError(f"encodings: all read the same coordinates, got encodings of {' and '.join(map(str, sorted(found)))} axes; use encodings of one kind")
+        counts = " and ".join(map(str, sorted(found)))
+        raise ValueError(f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind")
     return max(found, default=0)
 
 
 class Together(PositionEncoding):
-    """Each hook is applied by one encoding after the other; biases are added.
+    """Applies the hooks of its parts one after the other and adds their biases.
 
-    Hook: those of its parts. State: theirs, in order. Range: the smallest of theirs.
+    Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest range of the parts.
 
     Args:
-        parts: encodings, of which at most one acts on scores by content or changes the size of keys.
+        parts: encodings. At most one may compute scores from content, one scale scores, one change the size of keys, and one the width of the token table.
 
     Raises:
-        ValueError: two that act on scores by content, two that scale scores, different coordinates.
+        ValueError: two parts that do the same of these, parts with different coordinates.
     """
 
-    __jit_ignored_attributes__ = ["works_in"]  # TorchScript has no type for it
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
     counts: List[int]
     by_content: List[bool]
 
@@ -49,7 +50,7 @@ class Together(PositionEncoding):
         for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
             both = [type(part).__name__ for part in parts if acts(part, *hooks)]
             if len(both) > 1:
-                raise ValueError(f"encodings: one of them acts by {hooks[0]}, got {' and '.join(both)}; leave one out")
+                raise ValueError(f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out")
         self.parts = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
         self.shared = all(part.shared for part in parts)
@@ -58,7 +59,7 @@ class Together(PositionEncoding):
         self.by_content = [acts(part, "rescore", "observe") for part in parts]
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """As PositionEncoding.embed_next, states part by part."""
+        """`embed_next` of every part, with its states."""
         present: List[Tensor] = []
         first = 0
         for index, part in enumerate(self.parts):
@@ -68,13 +69,13 @@ class Together(PositionEncoding):
         return x, present
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """As PositionEncoding.rotate."""
+        """`rotate` of every part."""
         for part in self.parts:
             q, k = part.rotate(q, k, positions)  # type: ignore[operator]
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """The sum of the biases that there are."""
+        """The sum of the biases of the parts; None if all are None."""
         total: Optional[Tensor] = None
         for part in self.parts:
             one = part.bias(q_positions, k_positions)  # type: ignore[operator]
@@ -83,7 +84,7 @@ class Together(PositionEncoding):
         return total
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """Of the part that acts by content; the others carry nothing in a layer."""
+        """`observe` of the part that computes scores from content; the other parts have no layer states."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
                 states = part.observe(x, k, positions, write_index, states)  # type: ignore[operator]
@@ -92,7 +93,7 @@ class Together(PositionEncoding):
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """Of the part that acts by content."""
+        """`rescore` of the part that computes scores from content, or plain attention."""
         y: Optional[Tensor] = None
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
@@ -100,7 +101,7 @@ class Together(PositionEncoding):
         return ops.attend(q, keys, values, mask, None, scale) if y is None else y
 
     def prepare(self) -> None:
-        """All of them."""
+        """Prepare all parts."""
         for part in self.parts:
             part.prepare()  # type: ignore[operator]
 
@@ -113,7 +114,7 @@ class Together(PositionEncoding):
         return next((w for part in self.parts if (w := part.token_width(width)) != width), width)  # type: ignore[operator]
 
     def initialise_tokens(self, table: Tensor) -> None:
-        """As the first part does."""
+        """Initialise the token table as the first part does."""
         self.parts[0].initialise_tokens(table)  # type: ignore[operator]
 
     def embed_states(self) -> List[Carried]:
@@ -123,7 +124,7 @@ class Together(PositionEncoding):
         return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]
 
     def score_scale(self, head_size: int) -> float:
-        """Of the part that scales scores, or the usual one."""
+        """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
         scaling = next((part for part in self.parts if acts(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
         return float(scaling.score_scale(head_size))  # type: ignore[operator]
 
@@ -136,7 +137,7 @@ class TogetherOracle(Oracle):
         self.parts = parts
 
     def _of(self, hook: str) -> Oracle:
-        """The part that overrides a hook, or the first."""
+        """The part that overrides a hook, or the first part."""
         return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
 
     def begin(self, positions: Sequence[int]) -> None:

@@ -1,32 +1,32 @@
-"""Rows that follow from each other by trained weights: read from a table, with gradients through the recurrence that made it."""
+"""Position rows from a trained recurrence: read from a table, with gradients through the recurrence."""
 
 from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-# The rows [n,E] that weights give, differentiable.
+# A function of weights and n that returns the first n rows [n,E], differentiable.
 Recurrence = Callable[[Sequence[Tensor], int], Tensor]
 
 
 def versions(encoding: torch.nn.Module) -> List[int]:
-    """Of all parameters, in order: a number that grows when a parameter is changed in place, as optimisers do."""
+    """Version counters of all parameters, in order; a counter grows when its parameter is changed in place, as optimisers do."""
     return [parameter._version for parameter in encoding.parameters()]
 
 
 class Rows(torch.autograd.Function):
-    """Rows of a table, whose gradients reach the weights behind it."""
+    """Look-up in a table, with gradients to the weights that the table was computed from."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, positions: Tensor, recurrence: Recurrence, *weights: Tensor) -> Tensor:
-        """table [M,E] float32, positions [B,S] int64, -1 read as 0, to [B,S,E]."""
+        """table [M,E] float32, positions [B,S] int64 (-1 is read as 0) to [B,S,E]."""
         ctx.recurrence = recurrence
         ctx.save_for_backward(positions, *weights)
         return torch.nn.functional.embedding(positions.clamp(min=0), table)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Any, ...]:
-        """Through the recurrence up to the last of the positions, in float64."""
+        """Differentiate the recurrence up to the largest position, in float64."""
         positions, *weights = ctx.saved_tensors
         with torch.enable_grad():
             leaves = [weight.detach().to(torch.float64).requires_grad_() for weight in weights]

@@ -16,26 +16,26 @@ SEGMENTS = ("none", "pairs")
 class TransformerXL(PositionEncoding):
     """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_d) / sqrt(D), d = i - j, R_d = [sin(d w_k), cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
 
-    With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) + (c sin(i w) - s cos(i w)) sin(j w): the query is turned
-    by its own position and meets the sinusoid of the key's. So nothing is shifted, any offset and gap is exact, and there is no tensor [S,T,D].
-    Memory beside the scores: turned queries [B,H,S,E] and sinusoids of the keys [B,T,E].
-    With a clamp, distances d beyond -clamp .. clamp count as its ends: keys there share one score of the second term, which the query forms once for each end.
+    With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) + (c sin(i w) - s cos(i w)) sin(j w): the query is rotated
+    by its own position and multiplied with the sinusoid of the key's position. No shift is needed, any offset and gap is exact, and there is no tensor [S,T,D].
+    Memory besides the scores: rotated queries [B,H,S,E] and sinusoids of the keys [B,T,E].
+    With a clamp, distances d are clipped to -clamp .. clamp. All keys beyond one end share the same second term, which is computed once per query.
 
-    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, t token types, s and e trained (Yang et al. 2019, XLNet, Relative Segment
-    Encodings). Without token types, as in a model that has none, all tokens are of one segment: that adds the same to all keys, and is left out.
+    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and trained s, e (Yang et al. 2019, XLNet, Relative Segment
+    Encodings). Without token types all tokens are in one segment. The term is then the same for all keys and is left out.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E (even) of R, heads, head size D.
-        clamp: largest distance in tokens, clamp_len of Transformer-XL and XLNet; none where 0.
-        segments: "pairs" adds the term of segments as XLNet, "none" as Transformer-XL.
+        clamp: largest distance in tokens, clamp_len of Transformer-XL and XLNet; 0 for no limit.
+        segments: "pairs" adds the term of segments, as XLNet; "none", as Transformer-XL.
 
     Weights:
         u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias of checkpoints.
         weight: W, [H,D,E].
-        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; where segments is "pairs".
-        segment: e of pairs in one segment, then of pairs in two, [2,H,D], seg_embed of XLNet; where segments is "pairs".
+        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; if segments is "pairs".
+        segment: e for tokens of the same segment, then for tokens of different segments, [2,H,D], seg_embed of XLNet; if segments is "pairs".
 
     Raises:
         ValueError: odd width, a negative clamp, unknown segments.
@@ -48,16 +48,16 @@ class TransformerXL(PositionEncoding):
     def __init__(self, geometry: Geometry, clamp: int = 0, segments: str = "none") -> None:
         super().__init__()
         if geometry.width % 2:
-            raise ValueError(f"transformer_xl: width is even, got {geometry.width}; choose an even width")
+            raise ValueError(f"transformer_xl: expected an even width, got {geometry.width}; choose another width")
         if clamp < 0:
-            raise ValueError(f"transformer_xl: clamp is 0 or more, got {clamp}; set clamp=0 for none")
+            raise ValueError(f"transformer_xl: expected clamp of 0 or more, got {clamp}; set clamp=0 for no limit")
         if segments not in SEGMENTS:
-            raise ValueError(f"transformer_xl: segments is one of {', '.join(SEGMENTS)}, got {segments!r}")
+            raise ValueError(f"transformer_xl: expected segments to be one of {', '.join(SEGMENTS)}, got {segments!r}")
         self.width, self.clamp = geometry.width, clamp
         frequencies = 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines in front: as the keys meet the turned queries
-        ends = np.outer(frequencies, (clamp, -clamp))  # behind and ahead of the query
+        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines first, in the order of the rotated queries
+        ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
         self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
         self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
@@ -69,7 +69,7 @@ class TransformerXL(PositionEncoding):
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [token types [B,S]] or none
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [token types [B,S]] or []
         to [B,S,H*D]."""
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
@@ -107,10 +107,10 @@ class TransformerXLOracle(Oracle):
             d = query - p if not self.clamp else min(max(query - p, -self.clamp), self.clamp)
             angles = [d / math.pow(10000.0, 2 * k / width) for k in range(width // 2)]
             r = np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
-            found.append(float((q + u) @ key + (q + v) @ (weight @ r)) + self.of_segments(head, q, query, p))
+            found.append(float((q + u) @ key + (q + v) @ (weight @ r)) + self.segment_term(head, q, query, p))
         return np.array(found) / math.sqrt(len(q))
 
-    def of_segments(self, head: int, q: np.ndarray, query: int, key: int) -> float:
+    def segment_term(self, head: int, q: np.ndarray, query: int, key: int) -> float:
         if self.types is None or "segment" not in self.weights:
             return 0.0
         other = int(self.types[query - self.first] != self.types[key - self.first])

@@ -10,7 +10,7 @@ from posenc_export.encodings.base import Geometry
 
 
 def window_of(geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
-    """Rows and columns of a window; where 0, those of the smallest square that holds max_positions."""
+    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that holds max_positions."""
     side = math.isqrt(geometry.max_positions - 1) + 1
     return rows or side, columns or side
 
@@ -18,7 +18,7 @@ def window_of(geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
 def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: int) -> Tensor:
     """q_positions [B,S], k_positions [B,T] int64 to [B,S,T] int64, 0 .. (2 rows - 1)(2 columns - 1) - 1: offsets query less key, columns fastest.
 
-    Position p stands at row p // columns and column p % columns. Entries at padding mean nothing.
+    Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
     """
     q, k = q_positions.clamp(min=0).unsqueeze(2), k_positions.clamp(min=0).unsqueeze(1)
     down = torch.div(q, columns, rounding_mode="floor") - torch.div(k, columns, rounding_mode="floor") + (rows - 1)

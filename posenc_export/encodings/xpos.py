@@ -11,25 +11,25 @@ from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
 
-LARGEST = 41.0  # exponent of e: a far key may meet a near query before the mask hides it, and their product must stay below e^88 of float32
+LARGEST = 41.0  # exponent of e: the product of a far key and a near query, computed before masking, must stay below e^88, the limit of float32
 
 
 class XPos(PositionEncoding):
     """RoPE with pair k of queries scaled by z_k^((p - c) / scale_base) and of keys by its inverse, z_k = (2k/D + gamma) / (1 + gamma): scores decay with distance.
 
-    The centre c is max_positions / 2, fixed: one that moved with the length would change cached keys. Scores depend on i - j only, but factors grow with the
-    distance from the centre, which bounds the range; float16 caches hold ranges up to about 8192.
+    The centre c is max_positions / 2. It is fixed, because a centre that depends on the length would change cached keys. Scores depend on i - j only, but
+    factors grow with the distance from the centre, which limits the range; float16 caches allow ranges up to about 8192.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, even; max_positions.
-        theta, layout: as RoPE.
-        gamma: 0.4 in the paper.
-        scale_base: tokens, 512 in the paper.
+        theta, layout: see RoPE.
+        gamma: offset of z_k, 0.4 in the paper.
+        scale_base: unit of the decay in tokens, 512 in the paper.
 
     Raises:
-        ValueError: odd head size, unknown layout, values not above 0, a range whose factors leave float32.
+        ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range whose factors overflow float32.
     """
 
     def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: str = "half", gamma: float = 0.4, scale_base: float = 512.0) -> None:
@@ -37,14 +37,15 @@ class XPos(PositionEncoding):
         size = rotary_size("xpos", geometry, None)
         check_choice("xpos", "layout", layout, LAYOUTS)
         if not theta > 0 or not gamma > 0 or not scale_base > 0:
-            raise ValueError(f"xpos: theta, gamma and scale_base are above 0, got {theta}, {gamma} and {scale_base}")
+            raise ValueError(f"xpos: expected theta, gamma and scale_base above 0, got {theta}, {gamma} and {scale_base}")
         self.theta, self.gamma, self.base, self.size = float(theta), float(gamma), float(scale_base), size
         self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2
         k = np.arange(0, size, 2) / size
         decay = np.log((k + gamma) / (1 + gamma))
         most = -decay.min() * (geometry.max_positions - self.centre) / scale_base
         if most > LARGEST:
-            raise ValueError(f"xpos: factors stay within e^{LARGEST:.0f}, got e^{most:.0f} at max_positions={geometry.max_positions}; set a larger scale_base")
+            rule = f"factors of at most e^{LARGEST:.0f}"
+            raise ValueError(f"xpos: expected {rule}, got e^{most:.0f} at max_positions={geometry.max_positions}; set a larger scale_base")
         positions = np.arange(geometry.max_positions)[:, None]
         angles, factors = positions * self.theta**-k, np.exp((positions - self.centre) / self.base * decay)
         self.q_cos, self.q_sin = Table(np.cos(angles) * factors), Table(np.sin(angles) * factors)

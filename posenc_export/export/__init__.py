@@ -1,4 +1,4 @@
-"""Export a model for a target and prove it."""
+"""Export a model to a deployment target and verify the artefact."""
 
 try:
     import onnx_ir  # noqa: F401

@@ -1,4 +1,4 @@
-"""Write artefact folders: graph and manifest are made in a temporary folder, verified, then published in one step (export/publish.py)."""
+"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (export/publish.py)."""
 
 import difflib
 import shutil
@@ -12,8 +12,8 @@ from posenc_export.export import deviation, loaders
 from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import of_module
 from posenc_export.export.fewer_bits import FORMATS
-from posenc_export.export.foreign import named
-from posenc_export.export.publish import Workshop, check_place, sweep
+from posenc_export.export.foreign import explain_errors
+from posenc_export.export.publish import StagingFolder, check_place, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Source, Sources
 from posenc_export.export.targets import TARGETS
@@ -27,7 +27,7 @@ from posenc_export.runtime.schema import Weights
 
 Progress = Callable[[str], None]
 MAKERS = ("torch", "onnx", "onnxscript")
-TOKENIZER = "tokenizer.json"  # as the tokenizers library writes it
+TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
 def silent(_: str) -> None:
@@ -44,23 +44,23 @@ def export(
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
 ) -> Manifest:
-    """Write `model` to `folder` for `target`, and verify it (export/verify.py) before it is published.
+    """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
     Args:
-        model: a Stack, an AttentionBlock, or a torch.nn.Module around one of them (models.own.OwnModule says of what form), float32, which is not changed; or
-            Sources(model), which several exports share so that it is traced once.
+        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see models.own.OwnModule); it is not modified. Pass Sources(model)
+            to share one trace among several exports.
         target: a name in TARGETS.
-        folder: created; replaced where it holds an artefact.
+        folder: created, or replaced if it already holds an artefact.
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; the first of the target's dtypes where None.
+        dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
-        progress: called with a line at each stage.
-        weights: "int8", "int4" or "int4-128" for linear layers and the token table in few bits (fewer_bits.FORMATS); None for weights in dtype.
+        progress: called with one line of text at each stage.
+        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (fewer_bits.FORMATS); None keeps weights in dtype.
 
     Raises:
-        ValueError: unknown target, signature, dtype or format of weights, a folder that holds other files, a module that the target cannot represent.
+        ValueError: unknown target, signature, dtype or weight format; a folder that holds other files; a module that the target cannot represent.
         VerificationError: the artefact does not agree with the module; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; an artefact that was there is unchanged.
+        OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
     return export_all(model, [target], folder, signature, dtype, verify, progress, weights)[0]
 
@@ -75,28 +75,31 @@ def export_all(
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
 ) -> List[Manifest]:
-    """As `export`, for several targets: all artefacts are published when the last one is verified, or none is.
+    """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
+
+    Arguments and exceptions are those of `export`, except:
 
     Args:
-        output: the folder of the artefact for one target; for several, the folder that holds one subfolder for each, with its name.
+        targets: names in TARGETS.
+        output: with one target, the artefact's folder; with several, the parent of one subfolder per target, named after it.
     """
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype, weights)
     sources = model if isinstance(model, Sources) else Sources(model)
     places = folders(targets, output)
-    whole = len(targets) > 1 and not output.exists()  # then the outer folder is published in one step
+    whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     if len(targets) > 1:
         sweep(output.parent)
-    workshop = Workshop([output] if whole else places)
-    with workshop as path:
+    staging = StagingFolder([output] if whole else places)
+    with staging as path:
         made = [path / "made" / target for target in targets]
         manifests_made = [_make(sources, target, folder, signature, dtype, weights, verify, say) for target, folder in zip(targets, made, strict=True)]
-        workshop.publish([path / "made"] if whole else made)
+        staging.publish([path / "made"] if whole else made)
     return manifests_made
 
 
 def folders(targets: Sequence[str], output: Path) -> List[Path]:
-    """The folder of each target in export_all."""
+    """Return the folder that export_all writes for each target."""
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
 
@@ -106,19 +109,19 @@ def check_export(
     """Validate targets, options and folders before exporting.
 
     Raises:
-        ValueError: unknown target, signature, dtype or format of weights, one that a target does not take, a folder that an artefact cannot replace.
+        ValueError: unknown target, signature, dtype or weight format; one that a target does not support; a folder that an artefact must not replace.
     """
     for target in targets:
         _check_names(target, signature, dtype, weights)
         kind = TARGETS[target]
         if dtype is not None and dtype not in kind.dtypes:
-            raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; give that or choose another target")
+            raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; change dtype or target")
         if signature not in kind.layout:
             raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
         if weights is not None and not (kind.few_bits and dtype in (None, "float32")):
-            able = ", ".join(name for name, other in TARGETS.items() if other.few_bits)
+            able = " or ".join(name for name, other in TARGETS.items() if other.few_bits)
             found = target if dtype is None else f"{target} in {dtype}"
-            raise ValueError(f"export: expected one of the targets {able} in float32 for weights {weights}, got {found}; choose among these or leave weights out")
+            raise ValueError(f"export: expected target {able} in float32 for weights {weights}, got {found}; change the target or omit weights")
     for place in folders(targets, output):
         check_place(place)
 
@@ -138,16 +141,16 @@ def _make(
     if manifest.weights is None:
         return manifest
     aside = folder.with_name(f"{folder.name}.float32")
-    say(f"{target}: the same weights in float32")
+    say(f"{target}: float32 artefact for comparison")
     plain = check(aside, _written(source, described.replace(weights=None), aside, verify)[0], source.model, expected, say)
     shutil.rmtree(aside)
     return deviation.write(folder, manifest, plain, sources.of("float32").model)
 
 
 def _written(source: Source, described: Manifest, folder: Path, verify: bool) -> Tuple[Manifest, Expected]:
-    """An artefact in a new folder, not verified yet, and what its module gives."""
+    """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
     folder.mkdir(parents=True)
-    with named(described.target, source.model, described.packages):
+    with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
     expected = of_module(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
@@ -161,7 +164,7 @@ def _written(source: Source, described: Manifest, folder: Path, verify: bool) ->
 
 
 def _write_text(text: Text, folder: Path) -> None:
-    """The tokenizer, with the files beside it."""
+    """Write the tokenizer and the files that belong to it."""
     kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
     for name, content in kept.items():
         files.write(folder / name, content)
@@ -172,4 +175,5 @@ def _check_names(target: str, signature: str, dtype: Optional[str], weights: Opt
     for (what, names), name in zip(known.items(), (target, signature, dtype, weights), strict=True):
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; " + (f"did you mean {near[0]}?" if near else "choose among these"))
+            remedy = f"did you mean {near[0]}?" if near else "choose one of these"
+            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {remedy}")

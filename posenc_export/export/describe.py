@@ -1,4 +1,4 @@
-"""What goes in and comes out of a model: its manifest, its trace inputs, and the eager module itself as a target."""
+"""Inputs, outputs and states of a model: its manifest, example inputs for tracing, and the eager module as a target."""
 
 from typing import Any, Dict, List, Tuple
 
@@ -24,23 +24,23 @@ TORCH = {"capacity_bucket": 64, "continuation_rows": 0, "contiguous": False}  # 
 
 
 def dtype_of(model: Model) -> str:
-    """numpy name of the dtype of weights, activations and caches."""
+    """Return the numpy name of the dtype of weights, activations and caches."""
     attentions, inner = model.attentions(), inner_of(model)
     weight: Tensor = attentions[0].projection.output.weight if attentions else inner.tokens.weight()  # type: ignore[union-attr,operator]
     return str(weight.dtype).removeprefix("torch.")
 
 
 def describe(model: Model, target: str, signature: str, layout: str, update: str, **geometry: Any) -> Manifest:
-    """The manifest of a model, files and certificate still open.
+    """Return the manifest of a model, without files and certificate.
 
     Args:
         layout: "rows" or "columns" (runtime.manifest).
-        update: "append" or "in_place", of every cache.
-        geometry: capacity_bucket, continuation_rows, contiguous, and weights where they have few bits.
+        update: update rule of every cache, "append" or "in_place".
+        geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights if they are quantized.
     """
     dtype = dtype_of(model)
     wanted = [Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []
-    sources, output = _ends(model, R if wanted else S)
+    sources, output = _inputs_and_output(model, R if wanted else S)
     ids: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
     where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
@@ -72,18 +72,18 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
 
 
 def text_of(model: Model) -> Text:
-    """Tokenizer and stop ids of a model; none where it reads hidden states."""
+    """Return the tokenizer and stop ids of a model; an empty Text for a model that reads hidden states."""
     return Text() if isinstance(model, AttentionBlock) else model.text
 
 
 def _packages(config: AnyConfig) -> Dict[str, Package]:
-    """Packages of encodings from outside, by the encoding's name."""
+    """Return the packages of encodings defined outside this one, by encoding name."""
     found = {name: encodings.origin(name) for name in encodings_of(config)}
     return {name: Package(package.name, package.version) for name, package in found.items() if package is not None}
 
 
 def step_weights(model: Model) -> int:
-    """Weights that a step reads: every matrix once, of the token table one row."""
+    """Return the number of weights that a decode step reads: every matrix once, and one row of the token table."""
     if isinstance(model, OwnModule):
         tables = [part.weight for part in model.modules() if isinstance(part, torch.nn.Embedding)]
         own = [any(weight is table for table in tables) for weight in model.own_weights()]
@@ -96,7 +96,7 @@ def step_weights(model: Model) -> int:
 
 
 def bound_of(model: Model, manifest: Manifest) -> float:
-    """The largest error, relative to the largest output, that rounding explains in an artefact of this model."""
+    """Return the largest error, relative to the largest output, that rounding can cause in an artefact of this model."""
     depth, reduction = extent(model)
     of_weights = tolerance(manifest.dtype, depth, reduction)
     return of_weights if manifest.weights is None else of_weights + activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
@@ -107,8 +107,8 @@ def extent(model: Model) -> Tuple[int, int]:
     return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
 
 
-def _ends(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
-    """What is read beside positions, and what comes out; outputs: how many of a row, of a decoder."""
+def _inputs_and_output(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
+    """Return the inputs other than positions, and the output. outputs: number of tokens per row that a decoder returns logits of."""
     dtype, width = dtype_of(model), model.config.width
     if isinstance(model, OwnModule):
         read = Value("input_ids", "int64", (B, S)) if model.vocabulary else Value("hidden_states", dtype, (B, S, width))
@@ -125,7 +125,7 @@ def _ends(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
 
 
 def _encoder(model: Model, dtype: str) -> List[Value]:
-    """What a decoder is given of an encoder; empty where it reads none."""
+    """Return the inputs that a decoder takes from an encoder; an empty list for a decoder without cross-attention."""
     values = []
     for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
         if kind.attention.reads_encoder:
@@ -142,15 +142,15 @@ def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, 
 
 
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
-    """The live module in a calling convention, and the manifest a session drives it by."""
+    """Return the eager module wrapped in a calling convention, and the manifest that a session needs to run it."""
     manifest = describe(model, "eager", signature, "rows" if signature == "positions" else "columns", "in_place", **TORCH)
     return wrap(model, signature), manifest
 
 
 def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
-    """Example arguments of the signature's forward, and the dynamic axes of each; behind the caches what an encoder gives.
+    """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs follow the caches.
 
-    slots: the axis of every cache, whatever the target does. Semantic operations append to one of P.
+    slots: the axis of caches, for every target. Semantic operations append to caches with axis P.
     """
     arguments: List[Any] = []
     shapes: List[Any] = []

@@ -1,4 +1,4 @@
-"""What the eager module, in float32 whatever the artefact's dtype, gives for the inputs of a proof."""
+"""Outputs of the eager module for the inputs of a proof, in float32 for artefacts of every dtype."""
 
 from typing import Dict, List, Optional, Tuple
 
@@ -8,29 +8,29 @@ from posenc_export.export.describe import Model, eager
 from posenc_export.export.source import in_dtype
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Beside, Expected, beside_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
+from posenc_export.runtime.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
 from posenc_export.runtime.reference import LAST
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.session import Session
 from posenc_export.runtime.torch_graph import TorchGraph
 
-KEPT = 1 << 22  # numbers of a filled cache's outputs, 16 MiB: the end of it, where the vocabulary is large
+KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 
 
 def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
-    """Outputs of a model that has the artefact's dtype.
+    """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
-        filled: those of a filled cache too, which takes a pass over proof.fill_length tokens.
+        filled: also compute outputs at the end of a filled cache, which takes a pass over proof.fill_length tokens.
     """
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
     last = _filled(session, manifest) if filled and manifest.states else None
-    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _beside(session, manifest), last)
+    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _attribute_cases(session, manifest), last)
 
 
 def eager_session(model: Model) -> Session:
-    """A session on the model in float32."""
+    """Return a session that runs the eager model in float32."""
     module, described = eager(in_dtype(model, "float32"))
     return Loaded(TorchGraph(module, described)).session()
 
@@ -47,11 +47,11 @@ def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[Li
     return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
 
 
-def _beside(session: Session, manifest: Manifest) -> Dict[str, Tuple[Beside, np.ndarray]]:
+def _attribute_cases(session: Session, manifest: Manifest) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
     found = {}
-    for name, fed in beside_inputs(manifest).items():
+    for name, fed in attribute_inputs(manifest).items():
         session.reset()
-        tokens, grid, token_types = _wide(fed.tokens), fed.numbers.get("grid"), fed.numbers.get("token_types")
+        tokens, grid, token_types = _wide(fed.tokens), fed.attributes.get("grid"), fed.attributes.get("token_types")
         found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
     return found
 
@@ -70,10 +70,10 @@ def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarra
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:
-    """Hidden states in float32."""
+    """Return token ids unchanged, and hidden states in float32."""
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
 
 
 def _wide_rows(rows: Optional[List[np.ndarray]]) -> Optional[List[np.ndarray]]:
-    """Rows of numbers in float32."""
+    """Return encoder inputs in float32."""
     return None if rows is None else [row.astype(np.float32) for row in rows]

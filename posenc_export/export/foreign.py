@@ -1,4 +1,4 @@
-"""What torch says of code from outside this package that a target cannot take, in one line."""
+"""Errors of torch about code from outside this package that a target cannot compile, reported in one line."""
 
 import contextlib
 from typing import Iterable, Iterator
@@ -7,19 +7,21 @@ import torch
 
 from posenc_export.models.own import Model, OwnModule
 
-TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export takes with every size free"}
+TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
 LONGEST = 300  # characters
 
 
 @contextlib.contextmanager
-def named(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
-    """While open, an error of torch about code from outside is one about the target; of a model all of this package, it stays what it is.
+def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
+    """Context manager that turns errors of torch about foreign code into a ValueError that names the code and the target.
+
+    Errors pass unchanged if the model consists of code of this package only.
 
     Args:
-        packages: of the model's encodings; empty where all are of this package.
+        packages: packages of the model's foreign encodings, by encoding name.
 
     Raises:
-        ValueError: such an error.
+        ValueError: torch cannot compile the foreign code for the target.
     """
     try:
         yield
@@ -27,12 +29,12 @@ def named(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
         if not packages and not isinstance(model, OwnModule):
             raise
         what = f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
-        takes = TAKES.get(target, "torch.onnx.export takes")
-        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; change it, or choose another target") from error
+        takes = TAKES.get(target, "torch.onnx.export traces")
+        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; change the code or choose another target") from error
 
 
 def _cause(error: BaseException) -> str:
-    """The first error of a chain, in one line."""
+    """Return the first error of an exception chain as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).partition('File "')[0].splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Files by which optimum-onnx, transformers.js and onnxruntime-genai load the folder of an artefact with signature mask."""
+"""Configuration files with which optimum-onnx, transformers.js and onnxruntime-genai load an artefact folder of signature mask."""
 
 import json
 from pathlib import Path
@@ -11,23 +11,22 @@ from posenc_export.runtime.manifest import Axis, Manifest
 from posenc_export.runtime.rules import graph_file
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
-# GemmaConfig is the one whose heads, kv heads and head size are read one by one by both optimum-onnx 0.1 and transformers.js 4.3.
+# GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read heads, kv heads and head size separately.
 DECODER, ENCODER = ("gemma", "GemmaForCausalLM"), ("bert", "BertModel")
-NOTE = "model_type tells programs where the sizes of the caches stand; the graph is model.onnx, and posenc.json describes it"
+NOTE = "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and posenc.json describes it"
 
 
 def write(model: Stack, manifest: Manifest, folder: Path) -> None:
-    """Write config.json, and of decoders generation_config.json and genai_config.json, as far as these formats can describe the graph.
+    """Write config.json, and for decoders generation_config.json and genai_config.json, if these formats can describe the graph.
 
-    Nothing is written for blocks, for the embedding part alone, for the parts of an encoder and decoder, for signature positions, for graphs that are no
-    ONNX files, and for decoders whose states are anything else than keys and values of one shape in every layer. Decoders with in-place caches of standard
-    operators get genai_config.json alone: the other programs grow their caches.
+    They cannot describe blocks, embedding parts, the parts of an encoder-decoder model, signature positions, graphs that are not ONNX files, and decoders with
+    states other than keys and values of one shape in every layer. A decoder for onnx-static gets genai_config.json only: the other programs grow their caches.
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
-    if model.config.tokens.features is not None or model.config.key_values is not None:  # parts of an encoder and decoder, which these formats name otherwise
+    if model.config.tokens.features is not None or model.config.key_values is not None:  # part of an encoder-decoder model, whose inputs have other names there
         return
-    if not model.config.order:  # embedded tokens, which these formats have no model for
+    if not model.config.order:  # an embedding part without layers
         return
     if manifest.kind == "encoder":
         _put(folder / CONFIG, _encoder(model.config))
@@ -44,7 +43,7 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
 
 
 def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
-    """Heads and head size of the keys and values of every layer; None where layers differ or states are of another kind."""
+    """Return the heads and the head size of all caches; None if they differ between layers or a state is neither keys nor values."""
     wanted = [f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
     if [state.past for state in manifest.states] != wanted or any(len(state.axes) != 4 or state.dtype != manifest.dtype for state in manifest.states):
         return None
@@ -53,7 +52,7 @@ def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]
 
 
 def _ids(manifest: Manifest) -> Dict[str, Any]:
-    """Special tokens: those that end a text are known, and no other."""
+    """Return the special tokens; only the stop ids are known."""
     stops = manifest.stop_ids
     return {"bos_token_id": None, "eos_token_id": stops[0] if len(stops) == 1 else stops or None, "pad_token_id": None}
 
@@ -69,7 +68,7 @@ def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
         "num_hidden_layers": len(config.order),
         "num_attention_heads": attention.heads,
         "max_position_embeddings": config.max_positions,
-        "transformers.js_config": {"dtype": "fp32"},  # which says that the file is model.onnx, whatever the dtype in it
+        "transformers.js_config": {"dtype": "fp32"},  # selects the file name model.onnx, for every dtype of the graph
     }
 
 
@@ -83,7 +82,7 @@ def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) 
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
-    """Keys as of onnxruntime-genai 0.18. Its type names a family of graphs: "llama" takes input_ids, attention_mask and caches, and no more is used of it."""
+    """Return the keys of onnxruntime-genai 0.18. Its type selects the graph's inputs: "llama" feeds input_ids, attention_mask and caches."""
     heads, size = shape
     decoder = {
         "filename": "model.onnx",

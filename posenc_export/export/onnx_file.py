@@ -1,4 +1,4 @@
-"""From a semantic graph to model.onnx and model.onnx.data: lower for the target, strip, describe, save."""
+"""Write model.onnx and model.onnx.data from a semantic graph: lower it for the target, strip it, add doc strings, save it."""
 
 import collections
 from pathlib import Path
@@ -18,13 +18,13 @@ from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unuse
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
 from posenc_export.runtime.manifest import Manifest, State, Value
-from posenc_export.runtime.rules import grown
+from posenc_export.runtime.rules import present_axes
 from posenc_export.runtime.summary import summary
 
 FILE_NAME = "model.onnx"
 IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
 PRODUCER = "posenc_export"
-SINCE = {"TensorScatter": 24}  # opset of the operators that the lowest one does not have
+SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 
 
 def write_onnx(
@@ -35,12 +35,12 @@ def write_onnx(
     few_bits: Callable[[Sequence[Grid]], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
 ) -> Manifest:
-    """Write folder/model.onnx, weights beside it; the manifest comes back with the inputs, states, opset, operators and files of the graph.
+    """Write folder/model.onnx and its external data; return the manifest with inputs, states, opset, operators and files of the graph.
 
     Args:
-        lowering: tables of the target, each run over the whole graph before the next.
-        few_bits: nodes of the target for weights of few bits, where the manifest says that it has such.
-        fusions: table of the target for patterns of standard nodes, run over the lowered graph.
+        lowering: the target's lowering tables, each applied to the whole graph before the next.
+        few_bits: the target's nodes for quantized weights, used if the manifest has weights.
+        fusions: the target's fusion table for patterns of standard nodes, applied to the lowered graph.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -67,22 +67,22 @@ def write_onnx(
 
 
 def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid]], Any]) -> Manifest:
-    """Replace constants by codes of the manifest's format, and count them.
+    """Replace float32 constants by quantized ones in the manifest's format, and record their number.
 
     Raises:
-        ValueError: no constant that has one.
+        ValueError: no constant can be quantized.
     """
     assert manifest.weights is not None
     nodes = few_bits(FORMATS[manifest.weights.format].grids)
     rewriter.replace_nodes(nodes.table())
     matrices = nodes.weights.count()
     if not matrices:
-        raise ValueError(f"export: expected linear layers or a token table for weights {manifest.weights.format}, got a model without; leave weights out")
+        raise ValueError(f"export: expected a model with linear layers or a token table for weights {manifest.weights.format}, got one without; omit weights")
     return manifest.replace(weights=msgspec.structs.replace(manifest.weights, matrices=matrices))
 
 
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
-    """Give inputs the names of the manifest, by their order."""
+    """Give graph inputs, in order, the names and shapes of the manifest."""
     inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
     outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
@@ -94,7 +94,7 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
-    """Remove inputs that the lowered graph does not read, and their states; list the inputs that the lowering added in the manifest."""
+    """Remove inputs that the lowered graph does not read, and their states; return the manifest with the inputs that the lowering added."""
     graph = model.graph
     kept, outputs = [], [graph.outputs[0]]
     for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
@@ -104,7 +104,7 @@ def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    present = [Value(state.present, state.dtype, grown(state)) for state in kept]
+    present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
         value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
     drop_unused(model)
@@ -123,7 +123,7 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """Whether a node reads slots beyond a row's length: GroupQueryAttention reads as many as seqlens_k says, every other operator reads the whole cache."""
+    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops at seqlens_k; every other operator reads the whole cache."""
     if manifest.layout != "rows" or state.update != "in_place":
         return True
     past = next(value for value in graph.inputs if value.name == state.past)
@@ -131,7 +131,7 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 
 def _strip(model: ir.Model) -> None:
-    """Remove names, paths and metadata of the exporting machine, so that equal modules give equal bytes; set versions and opsets."""
+    """Remove names, paths and metadata of the exporting machine, so that equal modules give equal files; set versions and opsets."""
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, __version__
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
@@ -153,11 +153,11 @@ def _strip(model: ir.Model) -> None:
 
 
 def _explain(model: ir.Model, manifest: Manifest, tolerance: float) -> None:
-    """Write the summary, the tolerance and the meaning of inputs and outputs into the graph. The certificate is measured later and stands in posenc.json."""
-    said = summary(manifest)
-    model.doc_string = "; ".join(f"{title}: {text}" for title, text in said.items())
+    """Write the summary, the tolerance and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
+    facts = summary(manifest)
+    model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
     certificate = f"posenc.json; the largest error relative to the largest output is at most {tolerance:.1e}"
-    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**said, "certificate": certificate}.items())})
-    sentences = meanings.of_graph(manifest)
+    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**facts, "certificate": certificate}.items())})
+    doc_strings = meanings.of_graph(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
-        value.doc_string = sentences.get(str(value.name))
+        value.doc_string = doc_strings.get(str(value.name))

@@ -1,6 +1,6 @@
-"""Publish folders in one step: made beside their place, flushed to the disk, then exchanged with the folder that was there.
+"""Publish folders in one step: write them to a temporary folder next to their destination, flush them to disk, then exchange them with the existing folders.
 
-At every moment a name holds the old folder or the new one, complete. What a killed export leaves beside it is removed by the next export.
+At every moment a destination holds either the old or the new folder, complete. Temporary folders of a killed export are removed by the next export.
 """
 
 import ctypes
@@ -19,39 +19,39 @@ from posenc_export.runtime.manifest import FILE_NAME
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows has no locks on folders; nothing is swept there
+except ModuleNotFoundError:  # Windows has no locks on folders, so temporary folders are not removed there
     fcntl = None  # type: ignore[assignment]
 
-WORKSHOP = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
+STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a folder that an artefact cannot replace as a whole.
+    """Refuse a destination that an artefact must not replace.
 
     Raises:
-        ValueError: a link, a mount point, the folder this process works in or one above it, a file, a folder that holds anything else than an artefact.
+        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a file, a folder with files that do not belong to an artefact.
     """
     where = "export: expected a folder that is new, empty or an artefact"
     if folder.is_symlink():
-        raise ValueError(f"{where}, got the link {folder}; give the folder it leads to")
+        raise ValueError(f"{where}, got the symbolic link {folder}; give the folder that it points to")
     place = folder.resolve()
     if place in (Path.cwd(), *Path.cwd().parents):
-        raise ValueError(f"{where} outside the path to the working folder, got {folder}; give a folder in it or elsewhere")
+        raise ValueError(f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder")
     if os.path.ismount(place):
-        raise ValueError(f"{where}, got the mount point {folder}; give a folder in it")
+        raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
     if not place.exists():
         return
     if not place.is_dir():
-        raise ValueError(f"{where}, got the file {folder}; choose another")
+        raise ValueError(f"{where}, got the file {folder}; choose another name")
     foreign = sorted(set(os.listdir(place)) - _own(place))
     if foreign:
-        raise ValueError(f"{where}, got {folder} with {foreign[0]} in it; move that, or choose another folder")
+        raise ValueError(f"{where}, got {folder}, which contains {foreign[0]}; move that file or choose another folder")
 
 
 def _own(folder: Path) -> Set[str]:
-    """posenc.json, the names that it lists, in any schema, and temporary files of interrupted writes."""
+    """Return posenc.json, the names that it lists (in any schema version), and temporary files of interrupted writes."""
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
         content = json.loads((folder / FILE_NAME).read_bytes())
@@ -61,14 +61,14 @@ def _own(folder: Path) -> Set[str]:
     return {name for name in listed if (folder / name).is_symlink() or not (folder / name).is_dir()}
 
 
-class Workshop:
-    """A temporary folder beside `places`, in which folders are made that are then published under the names of `places`.
+class StagingFolder:
+    """Context manager for a temporary folder next to `places`, whose subfolders are published as `places`.
 
     Args:
-        places: where the finished folders go; all in one folder.
+        places: destinations of the finished folders, all in the same parent folder.
 
     Raises:
-        ValueError: check_place of one of them.
+        ValueError: check_place refuses one of the destinations.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -93,17 +93,17 @@ class Workshop:
         return self.path
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed now is removed by the next export
+        shutil.rmtree(self.path, ignore_errors=True)  # the next export removes files that could not be removed now
         if self._lock is not None:
             os.close(self._lock)
         self._drop_parents()
 
     def publish(self, made: Sequence[Path]) -> None:
-        """Move finished folders, one for each place, to their places: all of them, or none where one cannot be moved.
+        """Move one finished folder to each destination. If one of them cannot be moved, none is.
 
         Raises:
-            ValueError: check_place of one of them, which may have changed.
-            OSError: the system refuses, or the disk is full; every place is as it was.
+            ValueError: check_place refuses a destination that has changed since construction.
+            OSError: the system refuses, or the disk is full; every destination is unchanged.
         """
         for folder in made:
             _sync_tree(folder)
@@ -139,13 +139,13 @@ def _absolute(folder: Path) -> Path:
 
 
 def _put(made: Path, place: Path) -> bool:
-    """Move made to place. A folder that was there goes to where made was; returns whether there was one."""
+    """Move `made` to `place`, and an existing folder at `place` to `made`. Return whether such a folder existed."""
     if not place.exists() or not os.listdir(place):
-        os.rename(made, place)  # onto an empty folder, too
+        os.rename(made, place)  # also replaces an empty folder
         return False
     if not exchange(made, place):
         aside = place.with_name(files.ASIDE + place.name)
-        os.rename(place, aside)  # files.locate finds it there
+        os.rename(place, aside)  # until the next rename, files.locate finds the artefact under this name
         try:
             os.rename(made, place)
             os.rename(aside, made)
@@ -158,10 +158,10 @@ def _put(made: Path, place: Path) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths in one step; returns False where the system or the file system cannot.
+    """Exchange two paths atomically. Return False if the operating system or the file system does not support it.
 
     Raises:
-        OSError: another reason.
+        OSError: the exchange failed for another reason.
     """
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
@@ -169,7 +169,7 @@ def exchange(one: Path, other: Path) -> bool:
     if library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in CANNOT:
+    if number in UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
@@ -188,22 +188,22 @@ def _sweep(parent: Path) -> None:
         if path.name.startswith(files.ASIDE):
             place = parent / path.name.removeprefix(files.ASIDE)
             shutil.rmtree(path) if place.exists() else os.rename(path, place)
-        elif WORKSHOP.fullmatch(path.name) and fcntl is not None:
+        elif STAGING.fullmatch(path.name) and fcntl is not None:
             lock = _lock(path, wait=False)
-            if lock is not None:  # no export works there
+            if lock is not None:  # no running export uses the folder
                 shutil.rmtree(path)
                 os.close(lock)
 
 
 def _sync_tree(folder: Path) -> None:
-    """Flush files to the disk, then the folders that hold them."""
+    """Flush the files of a folder to disk, then the folder itself."""
     for path in sorted(folder.iterdir()):
         _sync_tree(path) if path.is_dir() else files.sync(path)
     files.sync(folder)
 
 
 def _lock(folder: Path, wait: bool) -> Optional[int]:
-    """A descriptor that holds the lock of a folder until it is closed or its process ends; None where another process has it, or the system has no locks."""
+    """Lock a folder until the returned descriptor is closed or the process ends. Return None if another process holds the lock, or the system has no locks."""
     if fcntl is None:
         return None
     number = os.open(folder, os.O_RDONLY)
@@ -217,7 +217,7 @@ def _lock(folder: Path, wait: bool) -> Optional[int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that one export at a time creates, sweeps and renames in it."""
+    """Hold the lock of a folder, so that only one export at a time creates, removes and renames in it."""
     number = _lock(folder, wait=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Replace semantic nodes of an ONNX graph, one at a time, by what a target has for them, and patterns of standard nodes by fewer ones."""
+"""Rewrite an ONNX graph: replace each semantic node by nodes of the target, and patterns of standard nodes by fewer nodes."""
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -11,15 +11,15 @@ from posenc_export import semantic
 Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
 NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
-Replaced = List[Tuple[ir.Value, ir.Value]]  # values, and those that take their place
-Fusion = Callable[["Rewriter", ir.Node], Replaced]  # of a standard node; empty where its pattern does not hold
+Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
+Fusion = Callable[["Rewriter", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
 
 
 class Rewriter:
-    """Emits nodes in front of the node that is being lowered. `finish` merges nodes with the same operator, inputs and attributes.
+    """Inserts nodes in front of the node that is being lowered. `finish` merges nodes with the same operator, inputs and attributes.
 
     Args:
-        model: holds the semantic graph, which is changed in place.
+        model: contains the semantic graph, which is modified in place.
         dtype: numpy dtype name of activations.
     """
 
@@ -31,14 +31,14 @@ class Rewriter:
         self._names = 0
 
     def run(self, table: Mapping[str, Lowering]) -> None:
-        """Lower every semantic node that the table names, in graph order."""
+        """Lower every semantic node whose type is in the table, in graph order."""
         for node in list(self.graph):
             if node.domain == semantic.DOMAIN and node.op_type in table:
                 self._at = node
                 node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
 
     def replace_nodes(self, table: Mapping[str, NodeLowering]) -> None:
-        """Replace nodes of standard operators that the table names, in graph order; those for which it gives None stay."""
+        """Replace standard nodes whose type is in the table, in graph order. A node stays if its function returns None."""
         for node in list(self.graph):
             if node.domain == "" and node.op_type in table:
                 self._at = node
@@ -47,7 +47,7 @@ class Rewriter:
                     node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
 
     def fuse(self, table: Mapping[str, Fusion]) -> None:
-        """Offer every standard node that the table names, in graph order, to its row; nodes whose outputs a row replaces are gone for those behind them."""
+        """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes that a fusion replaces are removed at once."""
         for node in list(self.graph):
             if node.graph is not None and not node.domain and node.op_type in table:
                 self._at = node
@@ -57,13 +57,13 @@ class Rewriter:
         drop_unused(self.model)
 
     def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
-        """The output of a new node."""
+        """Insert a node with one output, and return the output."""
         return self.emit_all(op, inputs, 1, domain, attributes)[0]
 
     def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
-        """The outputs of a new node."""
+        """Insert a node, and return its outputs."""
         last = max((index for index, value in enumerate(inputs) if value is not None), default=-1)
-        # Optional inputs that are missing at the end are not named.
+        # Trailing optional inputs are omitted.
         node = ir.node(op, list(inputs[: last + 1]), attributes=dict(attributes or {}), domain=domain, num_outputs=outputs)
         for value in node.outputs:
             self._names += 1
@@ -73,7 +73,7 @@ class Rewriter:
         return tuple(node.outputs)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
-        """An initialiser holding array; equal ones are shared."""
+        """Return an initialiser with the content of `array`; equal arrays share one."""
         data = np.asarray(array, dtype=dtype)
         key = (data.dtype.str, data.shape, data.tobytes())
         if key not in self._constants:
@@ -85,10 +85,10 @@ class Rewriter:
         return self._constants[key]
 
     def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
-        """The initialiser of that name, made where there is none yet. Unlike in `constant`, contents are not compared.
+        """Return the initialiser with this name; if there is none, create it from the array that `made` returns. Contents are not compared.
 
         Args:
-            dtype: that of the array where None; INT4 for numbers in an array of int8.
+            dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
         """
         if name not in self.graph.initializers:
             array = made() if dtype is None else made().astype(dtype.numpy())
@@ -97,7 +97,7 @@ class Rewriter:
         return self.graph.initializers[name]
 
     def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
-        """A graph input of that name, made where there is none yet."""
+        """Return the graph input with this name; create it if there is none."""
         for value in self.graph.inputs:
             if value.name == name:
                 return value
@@ -106,27 +106,27 @@ class Rewriter:
         return value
 
     def table(self, value: ir.Value) -> ir.Value:
-        """A float32 table in the dtype of activations."""
+        """Return a constant float32 table in the dtype of activations."""
         if value.const_value is None:
-            raise ValueError(f"export: expected tables that are constants, got {value.name}; compute them when the module is built")
+            raise ValueError(f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built")
         return value if self.dtype == "float32" else self.constant(value.const_value.numpy(), self.dtype)
 
     def packed(self, value: ir.Value) -> ir.Value:
-        """Heads [B,S,N,D] as [B,S,N*D]."""
+        """Merge heads [B,S,N,D] to [B,S,N*D]."""
         node = value.producer()
         if node is not None and node.op_type == "Heads":
             return node.inputs[0]  # type: ignore[return-value]
         return self.emit("Reshape", [value, self.constant([0, 0, -1])])
 
     def unpacked(self, value: ir.Value, heads: int) -> ir.Value:
-        """[B,S,N*D] as semantic heads [B,S,N,D], still to be lowered."""
+        """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
         return self.emit("Heads", [value], semantic.DOMAIN, {"heads": float(heads)})
 
     def finish(self) -> None:
         """Lower the remaining Heads nodes, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
 
         Raises:
-            ValueError: semantic nodes that no table of the target names.
+            ValueError: semantic nodes remain that the target's tables do not lower.
         """
         for node in list(self.graph):
             if node.domain == semantic.DOMAIN and node.op_type == "Heads":
@@ -135,7 +135,7 @@ class Rewriter:
                 node.outputs[0].replace_all_uses_with(made)
         drop_unused(self.model)
         self._constants.clear()  # unused ones were removed from the graph
-        common.TopologicalSortPass()(self.model)  # a later phase may have used what an earlier one emitted further down
+        common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
         common.CommonSubexpressionEliminationPass()(self.model)
         remaining = sorted({node.op_type for node in self.graph if node.domain == semantic.DOMAIN})
         if remaining:
@@ -143,12 +143,12 @@ class Rewriter:
 
 
 def number(node: ir.Node, name: str) -> int:
-    """An integer attribute of a semantic node."""
+    """Return an attribute of a semantic node as an integer."""
     return int(node.attributes[name].value)
 
 
 def size(value: Optional[ir.Value], axis: int) -> int:
-    """A fixed size of a value."""
+    """Return the static size of one axis of a value."""
     assert value is not None and value.shape is not None
     found = value.shape[axis]
     assert isinstance(found, int), f"axis {axis} of {value.name} is dynamic"
@@ -156,11 +156,11 @@ def size(value: Optional[ir.Value], axis: int) -> int:
 
 
 def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
-    """The semantic node of type op that makes value, if one does."""
+    """Return the semantic node of type `op` that produces `value`, or None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.domain == semantic.DOMAIN and node.op_type == op else None
 
 
 def drop_unused(model: ir.Model) -> None:
-    """Remove nodes and initialisers that no output needs."""
+    """Remove nodes and initialisers that no graph output depends on."""
     common.RemoveUnusedNodesPass()(model)

@@ -1,4 +1,4 @@
-"""A model on its way to any number of targets: cast once a dtype, traced once a calling convention."""
+"""The model behind several exports: cast once per dtype, and traced once per calling convention."""
 
 import copy
 import logging
@@ -15,14 +15,14 @@ from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
 
-OPSET = 23  # of the trace; what it holds means the same in later ones
+OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
 
 class Source:
-    """A model in one dtype and its semantic graphs.
+    """A model in one dtype with its semantic graphs.
 
     Args:
-        model: in eval mode; its weights must not change any more.
+        model: in eval mode; its weights must not be modified afterwards.
     """
 
     def __init__(self, model: Model) -> None:
@@ -30,10 +30,10 @@ class Source:
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
-        """A copy of the graph with semantic nodes in the manifest's calling convention, to be lowered.
+        """Return a copy of the graph with semantic nodes for the manifest's calling convention.
 
         Raises:
-            ValueError: a module that mutates buffers or inputs.
+            ValueError: the module mutates buffers or inputs.
         """
         if manifest.signature not in self._graphs:
             self._graphs[manifest.signature] = _traced(self.model, manifest)
@@ -41,13 +41,13 @@ class Source:
 
 
 class Sources:
-    """The sources of one model by dtype and format of weights.
+    """The sources of one model, by dtype and weight format.
 
     Args:
-        model: float32, of this package or a module around one; left as it is, and as it is for as long as this is used.
+        model: a float32 model of this package, or a module that contains one. It is not modified, and must not be modified while this object is in use.
 
     Raises:
-        ValueError: as models.own.as_model.
+        ValueError: models.own.as_model refuses the module.
     """
 
     def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
@@ -55,7 +55,7 @@ class Sources:
         self._made: Dict[Tuple[str, Optional[str]], Source] = {}
 
     def of(self, dtype: str, weights: Optional[str] = None) -> Source:
-        """The model in a dtype, in eval mode; with its weights rounded to a format of fewer_bits where one is given."""
+        """Return the source in a dtype and in eval mode. weights: format of fewer_bits.FORMATS that the weights are rounded to; None does not round."""
         if (dtype, weights) not in self._made:
             model = in_dtype(self.model, dtype)
             self._made[dtype, weights] = Source(model if weights is None else rounded(model, weights))
@@ -63,7 +63,7 @@ class Sources:
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
-    """The model in a dtype and in eval mode: itself where it is, else a copy."""
+    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy."""
     ready = dtype_of(model) == dtype and not model.training
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
@@ -71,9 +71,9 @@ def in_dtype(model: Model, dtype: str) -> Model:
 def _traced(model: Model, manifest: Manifest) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports optional packages that are not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages that are not installed
     with semantic.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside torch.onnx itself; what matters is checked on the graph
+        warnings.simplefilter("ignore")  # deprecations inside torch.onnx; the resulting graph is checked instead
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
@@ -81,27 +81,27 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
 
 
 def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
-    """No graph keeps state of its own: an ONNX file would drop a mutated buffer without a word, a session could not rewind it.
+    """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation silently, and a session could not rewind such a state.
 
     Args:
-        caches: names of the inputs that are written in place.
+        caches: names of inputs that may be written in place.
 
     Raises:
-        ValueError: the buffers and other inputs that change.
+        ValueError: the program mutates a buffer or another input; the message names it.
     """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    for node in program.graph.nodes:  # a program that is not functional yet says so in its operations
+    for node in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
         if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             written = _viewed(node.args[0])
             if written.op == "placeholder" and written.name not in caches:
                 mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
-        raise ValueError(f"export: expected state to cross the graph as inputs and outputs, got mutation of {', '.join(mutated)}; return the new value instead")
+        raise ValueError(f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead")
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
-    """The tensor that a view is of."""
+    """Return the tensor that a chain of views starts from."""
     while node.op == "call_function":
         returns = getattr(getattr(node.target, "_schema", None), "returns", [])
         if not returns or returns[0].alias_info is None:

@@ -1,4 +1,4 @@
-"""From a module to model.pt: script, freeze, and rewrite the archive without paths or anything that varies from run to run."""
+"""Write model.pt from a module: script it, freeze it, and rewrite the archive without paths or other data that differs between runs."""
 
 import re
 import warnings
@@ -15,15 +15,15 @@ from posenc_export.runtime.manifest import Manifest
 
 FILE_NAME = "model.pt"
 DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")  # source paths of the exporting machine, and a hash over them
-COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # numbered through the process: the second export would differ from the first
+COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # the counter is global to the process, so a second export would differ from the first
 
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
-    """Write folder/model.pt; the manifest comes back as it was."""
+    """Write folder/model.pt and return the manifest unchanged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
+        warnings.simplefilter("ignore", DeprecationWarning)  # every call of torch.jit warns that it is deprecated
         warnings.simplefilter("ignore", FutureWarning)
-        # Into memory: where the disk is full, libtorch ends the process instead of raising.
+        # In memory, because libtorch aborts the process when the disk is full.
         content = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature))).save_to_buffer()
     files.write(folder / FILE_NAME, _normalised(content))
     return manifest

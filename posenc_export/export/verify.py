@@ -1,4 +1,4 @@
-"""Prove an artefact against its module: the grid of scenarios against the eager module, and the eager module against the float64 oracle."""
+"""Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
@@ -21,7 +21,7 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.measuring import measure, sessions
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Expected, rounded_up, where
+from posenc_export.runtime.proof import Expected, machine_of, rounded_up
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import shown
 
@@ -29,65 +29,68 @@ Progress = Callable[[str], None]
 
 
 class VerificationError(Exception):
-    """An artefact does not agree with its module.
+    """Raised when an artefact does not agree with its module.
 
     Args:
-        certificate: what was measured, as in the manifest.
+        certificate: the measured errors, in the form of the manifest.
     """
 
     def __init__(self, certificate: Dict[str, Any]) -> None:
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
-        found = f"{shown(failed[worst])} at '{worst}' and {len(failed) - 1} more cells"
+        more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
+        found = f"{shown(failed[worst])} at '{worst}'{more}"
         super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Pickle by the certificate, so that the error can cross processes."""
+        """Pickle the certificate, so that the error can be passed between processes."""
         return VerificationError, (self.certificate,)
 
 
 def verify(
     folder: Union[str, Path], model: Union[Model, torch.nn.Module, None] = None, progress: Optional[Progress] = None, provider: str = "cpu"
 ) -> Dict[str, Any]:
-    """Run the grid on an artefact against its module and the module against its oracle; write the certificate into the manifest and return it.
+    """Compare an artefact with its module and the module with its oracle; write the certificate into the manifest and return it.
 
-    Without the module, on any machine: posenc_export.runtime.verify.
+    On a machine without the module or torch, use posenc_export.runtime.verify.
 
     Args:
-        model: the float32 module it was exported from; may be left out for presets and seeded models.
+        model: the float32 module that was exported; may be omitted for presets and seeded models.
+        progress: called with one line of text at each stage.
+        provider: "cpu" or "cuda".
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": what the module was compared with}.
+        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": reference of the module}. Errors are relative to the largest output.
 
     Raises:
-        ValueError: not an artefact, or a model whose description differs.
+        ValueError: the folder is not an artefact, or the model has another description.
     """
     folder = Path(folder)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
     made = rebuild(from_json(manifest.config), manifest.source, manifest.packages) if model is None else as_model(model)
     if to_json(made.config) != manifest.config:
-        raise ValueError(f"verify: the model is the one that was exported, got another config than in {folder}")
+        raise ValueError(f"verify: expected the model that was exported to {folder}, got one with another config; pass that model")
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
         made = rounded(made, manifest.weights.format)
-    session, *beside = sessions(loaded, 1)
-    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), beside)
+    session, *others = sessions(loaded, 1)
+    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), others)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
 
 def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:
-    """Certify a fresh export against what its module gives.
+    """Certify a new artefact against the expected outputs of its module.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, whose weights would be in memory beside a head in float64
+    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, so that its weights and the float64 head are not in memory together
     page_out(model.parameters())
-    session, *beside = sessions(single_threaded(folder, "cpu"), 1)
-    certificate = _certificate(session, model, {**measure(session, expected, progress, beside), **exact})
+    session, *others = sessions(single_threaded(folder, "cpu"), 1)
+    certificate = _certificate(session, model, {**measure(session, expected, progress, others), **exact})
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -96,39 +99,43 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
-    """The artefact with one thread per operator, so that the order of sums and the figures of a certificate are the same on every run."""
+    """Load an artefact with one thread per operator, so that sums have the same order, and certificates the same figures, on every run."""
     return load(folder, provider=provider, threads=1)
 
 
-def certify(session: Session, model: Model, expected: Expected, progress: Progress, beside: Sequence[Session] = ()) -> Dict[str, Any]:
-    """Run every cell on sessions against the eager module, and the eager module against the oracle."""
-    return _certificate(session, model, {**measure(session, expected, progress, beside), **oracle_cells(model, session.manifest, expected)})
+def certify(session: Session, model: Model, expected: Expected, progress: Progress, others: Sequence[Session] = ()) -> Dict[str, Any]:
+    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
+
+    Args:
+        others: further sessions on the same artefact, which run cells in parallel.
+    """
+    return _certificate(session, model, {**measure(session, expected, progress, others), **oracle_cells(model, session.manifest, expected)})
 
 
 def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
     bound = bound_of(model, session.manifest)
     passed = all(error <= bound for error in cells.values())
-    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": where(session), "cells": cells}
+    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": machine_of(session), "cells": cells}
     return {**found, "against": against(model)}
 
 
 def against(model: Model) -> str:
-    """What the eager module is compared with."""
+    """Return a description of the reference that the eager module is compared with."""
     return f"the formula of its block in float64, its own layers in {model.exact_dtype}" if isinstance(model, OwnModule) else "its formula in float64"
 
 
 def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
-    """The first row of a case [1,L,*], float64."""
+    """Return the oracle's output for the first row of a case, [1,L,*] float64."""
     return oracle.full_pass(model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0])[None]
 
 
 def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:
-    """Errors of what is expected, row by row, against the formulas in float64."""
+    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
-    for name, (fed, full) in expected.beside.items():
+    for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
-        numbers = {key: given[..., row, :] for key, given in fed.numbers.items()}
+        numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
         cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
     return {name: rounded_up(error) for name, error in cells.items()}

@@ -1,4 +1,4 @@
-"""Attention of one layer, written once for every encoding and target."""
+"""Attention of one layer, in one implementation for all encodings and targets."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -16,15 +16,15 @@ from posenc_export.models.parts import build, exact
 
 
 class Attention(torch.nn.Module):
-    """Grouped-query attention: project, rotate, append to a cache, attend, project. Without a cache where queries see both ways.
+    """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional attention has no cache.
 
     Args:
         width: model width E.
         config: sizes and parts.
-        encoding: acts on queries, keys and scores here; its bias comes with the mask.
+        encoding: applied to queries, keys and scores. Its bias is part of the mask.
 
     Raises:
-        ValueError: an encoding that has no meaning in it, or that makes its own scores where something else is asked of them.
+        ValueError: the encoding computes scores itself, and the config has a scale, softcap or sinks.
     """
 
     sinks: Optional[Tensor]
@@ -35,7 +35,7 @@ class Attention(torch.nn.Module):
         given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
         if self.by_content and given:
             names = ", ".join(spec["name"] for spec in config.encodings)
-            raise ValueError(f"attention: {names} makes scores of content and takes no {', '.join(given)}, got them together; leave one out")
+            raise ValueError(f"attention: expected no {', '.join(given)} with {names}, which computes scores itself, got both; remove one of them")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
@@ -50,7 +50,7 @@ class Attention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
-        """What this attention carries from call to call, in the order `forward` takes."""
+        """Return the states that are kept between calls, in the order in which `forward` takes them."""
         if not self.cached:
             return []
         key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.projection.value_size)
@@ -59,10 +59,10 @@ class Attention(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as `rotate` takes them, key_positions [B,T], mask [B,1 or H,S,T], write_index of `ops.append`, states to x's
-        shape, states.
+        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1 or H,S,T], write_index as for `ops.append`, states to
+        [B,S,E], new states.
 
-        Without a cache there are no states: token types [B,S] may stand in their place."""
+        Without a cache, `states` is empty or holds the token types [B,S]."""
         q, k, v = self.projection(x)
         q, k, v = ops.split_heads(self.q_norm(q), self.heads), ops.split_heads(self.k_norm(k), self.kv_heads), ops.split_heads(v, self.kv_heads)
         q, k = self.encoding.rotate(q, k, coordinates)
@@ -80,7 +80,7 @@ class Attention(torch.nn.Module):
         return self.projection.output(y), present
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates, with token types [n] or none, to [n,E], in float64, one head and one query at a time."""
+        """Compute one row x [n,E] at positions and coordinates, with optional token types [n], to [n,E], in float64, one head and one query at a time."""
         oracle = self.encoding.oracle()
         oracle.begin(positions)
         q, k, v = self.projection.exact(x)
@@ -102,7 +102,7 @@ class Attention(torch.nn.Module):
         return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
 
     def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:
-        """Scores [n] of one query, float64."""
+        """Return the scores [n] of one query, float64."""
         if self.by_content:
             return np.asarray(oracle.scores(head, q, keys, query, at))
         products = keys @ q * (oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale)
@@ -110,25 +110,25 @@ class Attention(torch.nn.Module):
         return capped + np.array([oracle.bias(head, query, p) for p in at])
 
 
-def check_works(encoding: PositionEncoding, causal: bool) -> None:
-    """Refuse an encoding in an attention where it has no meaning.
+def check_direction(encoding: PositionEncoding, causal: bool) -> None:
+    """Check that an encoding supports causal or bidirectional attention.
 
     Raises:
-        ValueError: such an encoding.
+        ValueError: the encoding does not support that kind of attention.
     """
     kind = "causal" if causal else "bidirectional"
     if kind not in encoding.works_in:
         where = encoding.works_in[0] if encoding.works_in else "no"
-        raise ValueError(f"attention: {type(encoding).__name__} works in {where} attention, got {kind}; choose another encoding or attention")
+        raise ValueError(f"attention: expected {where} attention for {type(encoding).__name__}, got {kind}; choose another encoding or attention")
 
 
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
-    """The attention that a config describes.
+    """Build the attention that a config describes.
 
     Raises:
-        ValueError: an encoding that has no meaning in it.
+        ValueError: the encoding does not support the config's kind of attention.
     """
-    check_works(encoding, config.causal)
+    check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)
     return (LinearAttention if config.mechanism == "linear" else Attention)(width, config, encoding)

@@ -1,4 +1,4 @@
-"""One attention as a model of its own: what an engineer drops into a model of theirs."""
+"""An attention block: one attention layer with its encodings, as a model to export or to use inside another module."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc_export import encodings
 from posenc_export.encodings.together import axes_of
 from posenc_export.models import from_weights
-from posenc_export.models.attention import attention, check_works
+from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.from_weights import Array
 from posenc_export.models.parts import build
@@ -17,27 +17,27 @@ from posenc_export.models.stack import Mask, check_places
 
 
 class AttentionBlock(torch.nn.Module):
-    """One attention with its encodings, from hidden states to hidden states.
+    """One attention with its encodings: hidden states in, hidden states out.
 
     Args:
-        config: the block's description.
+        config: description of the block.
 
     Raises:
-        ValueError: an encoding that acts on token ids, encodings at a place where they do not act.
+        ValueError: an encoding that needs token ids, encodings at a place where they have no effect, cross-attention.
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.source: Dict[str, Any] = {}  # how to build the same weights again, if there is a way (models.presets)
+        self.source: Dict[str, Any] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
         self.config = config
         if config.attention.reads_encoder:
-            raise ValueError("block: attention to an encoder belongs to a layer of a decoder, got it alone; export the decoder")
+            raise ValueError("block: expected self-attention, got attention to an encoder, which is part of a decoder; export the decoder")
         geometry = config.attention.geometry(config.width, config.max_positions)
         self.token_encoding, encoding = (encodings.build_all(specs, geometry) for specs in (config.encodings, config.attention.encodings))
         if self.token_encoding.token_width(config.width) != config.width:
-            raise ValueError(f"block: {config.encodings[0]['name']} acts on token ids, got a bare block; use it in a decoder")
+            raise ValueError(f"block: expected encodings of hidden states, got {config.encodings[0]['name']}, which acts on token ids; use it in a decoder")
         check_places([self.token_encoding], [encoding])
-        check_works(self.token_encoding, geometry.causal)
+        check_direction(self.token_encoding, geometry.causal)
         self.axes = axes_of([self.token_encoding, encoding])
         self.attention = attention(config.width, config.attention, encoding)
         self.mask = Mask(build("sees", config.attention.sees), encoding)
@@ -64,22 +64,23 @@ class AttentionBlock(torch.nn.Module):
         encoding_weights: Optional[Mapping[str, Array]] = None,
         causal: bool = True,
     ) -> "AttentionBlock":
-        """A block with weights of the caller's own, float32, in eval mode. Sizes follow from the weights.
+        """Build a block from existing weights, float32, in eval mode. Sizes follow from the shapes of the weights.
 
         Args:
-            heads, max_positions, causal: as short.block_config; kv_heads too, from the weights where None.
-            o: output projection [E,H*D], rows are outputs as in torch.nn.Linear; float32, float16 or bfloat16, of numpy or torch.
-            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, the three one behind the other [(H+2K)*D,E].
-            encoding: {"name": registry key, parameter: value}, or text as the command takes it.
-            layout: of the weights' rotary pairs, "half" or "interleaved": rows are moved to the layout of the encoding. That of the encoding where None.
-            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row; 0 for those of q, k, v that are left out beside another.
-            encoding_weights: numbers that the encoding was trained with, by the names of its parameters.
+            heads, max_positions, causal: as in short.block_config.
+            kv_heads: key and value heads; None infers them from the weights.
+            o: output projection [E,H*D] as in torch.nn.Linear.weight; a numpy array or torch tensor, float32, float16 or bfloat16, like all weights.
+            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, their concatenation [(H+2K)*D,E].
+            encoding: {"name": registry key, parameter: value}, or text as on the command line.
+            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are reordered to the layout of the encoding. None: the layouts agree.
+            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row. If only some of q, k and v have a bias, the others get 0.
+            encoding_weights: trained parameters of the encoding, by name.
 
         Raises:
-            ValueError: weights that are missing, of another shape or dtype, an encoding whose trained numbers are not given, a layout that it has not.
+            ValueError: weights that are missing or have another shape or dtype, missing encoding_weights, a layout for an encoding without rotary pairs.
         """
         biases = {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
-        config, parameters = from_weights.packed({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
+        config, parameters = from_weights.pack({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
         block = cls(config)
         from_weights.fill(block, parameters, layout, encoding_weights or {})
         return block.eval()
@@ -87,7 +88,7 @@ class AttentionBlock(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates [B,S] or [A,B,S], key_positions [B,T], write_index of `ops.append`, states to output [B,S,E] and new states."""
+        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T], write_index as for `ops.append`, states to output [B,S,E], new states."""
         x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
         mask = self.mask(positions, key_positions, x)
         y, present = self.attention(x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :])
@@ -95,10 +96,10 @@ class AttentionBlock(torch.nn.Module):
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:
-        """Its attention."""
+        """Return a list with the attention of the block."""
         return [self.attention]
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates to [n,E], float64."""
+        """Compute one row x [n,E] at positions and coordinates to [n,E], float64."""
         rows = self.token_encoding.oracle().embed_rows(x.astype(np.float64), places)
         return np.asarray(self.attention.exact(rows, positions, places))  # type: ignore[operator]

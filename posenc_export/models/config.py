@@ -1,4 +1,4 @@
-"""Plain descriptions of models: frozen, JSON both ways, unknown keys refused. Parts are named as in parts/__init__.py, encodings as in encodings/__init__.py.
+"""Descriptions of models: immutable, convertible to and from JSON, unknown keys refused. Parts are named as in parts/__init__.py, encodings as in encodings/__init__.py.
 
     {"kind": "decoder", "width": 128, "max_positions": 4096,
      "tokens": {"vocabulary": 256},
@@ -14,45 +14,44 @@ import msgspec
 
 from posenc_export.encodings.base import Geometry
 
-LARGEST = 1 << 62  # sums of sizes stay within int64
-Named = Dict[str, Any]  # {"name": of a part or encoding, parameter: value}
+LARGEST = 1 << 62  # keeps sums of sizes within int64
+Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
 MECHANISMS = ("softmax", "linear")
 
 
 def _at_least_one(config: object, *names: str) -> None:
     for name in names:
         if not 1 <= getattr(config, name) < LARGEST:
-            raise ValueError(f"config: {name} is at least 1 and below 2^62, got {getattr(config, name)}")
+            raise ValueError(f"config: expected {name} to be at least 1 and below 2^62, got {getattr(config, name)}")
 
 
 def _finite_above_zero(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"config: {name} is a finite number above 0, got {value}")
+            raise ValueError(f"config: expected {name} to be a finite number above 0, got {value}")
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The attention of a layer.
 
     Args:
-        heads: query heads H.
-        kv_heads: key and value heads K, a divisor of H.
+        heads: number of query heads H.
+        kv_heads: number of key and value heads K, a divisor of H.
         head_size: head size D.
-        encodings: what acts on queries, keys and scores, in this order.
-        sees: what a query sees of the keys: "causal", "window", "chunk" with a cache; "both", "near" without, where every call is a whole sequence; "encoder":
-            keys and values of another sequence, which are given (cross-attention; projection "queries", no encodings).
-        projection: from hidden states to queries, keys, values and back.
-        head_norm: of projected queries and keys.
-        scale: factor on q k, 1 for scores without one; the encodings', which is 1/sqrt(D) for most, where None. Encodings that make scores of content
-            have one of their own.
-        softcap: scores are softcap tanh(s / softcap), before biases and masks.
-        sinks: a trained score for each head that takes its share of the softmax and brings no value.
-        mechanism: "softmax", or "linear" (models/linear_attention.py), where a query sees "causal" or "both".
+        encodings: encodings of queries, keys and scores, in the order in which they are applied.
+        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. "both" and "near" have no cache: every call is a whole sequence.
+            "encoder" is cross-attention to keys and values of another sequence; it needs projection "queries" and takes no encodings.
+        projection: from hidden states to queries, keys and values, and from attention outputs to hidden states.
+        head_norm: norm of projected queries and keys.
+        scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for encodings that compute scores themselves.
+        softcap: scores become softcap tanh(s / softcap), before biases and masks.
+        sinks: each head has a trained logit that takes part in the softmax and has no value.
+        mechanism: "softmax", or "linear" (models/linear_attention.py) with sees "causal" or "both".
 
     Raises:
-        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0, parts that do
-            not go with attention to an encoder.
+        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0, parts that
+            cross-attention does not support.
     """
 
     heads: int
@@ -71,37 +70,39 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         _at_least_one(self, "heads", "kv_heads", "head_size")
         _finite_above_zero(self, "scale", "softcap")
         if self.heads % self.kv_heads:
-            raise ValueError(f"config: heads are divisible by kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(f"config: expected heads to be divisible by kv_heads, got {self.heads} and {self.kv_heads}")
         if self.mechanism not in MECHANISMS:
-            raise ValueError(f"config: mechanism is one of {', '.join(MECHANISMS)}, got {self.mechanism!r}")
+            raise ValueError(f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got {self.mechanism!r}")
         if self.reads_encoder != (self.projection.get("name") == "queries"):
-            raise ValueError(f"config: projection queries and sees encoder go together, got {self.projection.get('name')} and {self.sees.get('name')}")
+            found = f"{self.projection.get('name')} and {self.sees.get('name')}"
+            raise ValueError(f"config: expected projection queries if and only if sees is encoder, got {found}; change one of them")
         if self.reads_encoder and (self.encodings or self.head_norm or self.mechanism != "softmax"):
-            raise ValueError("config: attention to an encoder is softmax without encodings and head_norm, got one of them; leave it out")
+            rule = "config: expected attention to an encoder to be softmax without encodings and head_norm"
+            raise ValueError(f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm {self.head_norm}; remove what is not allowed")
 
     @property
     def reads_encoder(self) -> bool:
-        """Whether keys and values are those of an encoder."""
+        """Whether keys and values come from an encoder (cross-attention)."""
         return self.sees.get("name") == "encoder"
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees nothing behind it, so that keys can be kept from call to call."""
+        """Whether no query attends to later tokens, so that keys can be cached between calls."""
         return self.sees.get("name") not in ("both", "near")
 
     def geometry(self, width: int, max_positions: int) -> Geometry:
-        """What encodings may know of a model of that width and range."""
+        """Return the sizes that encodings are built from, for a model of this width and range."""
         return Geometry(width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads)
 
 
 class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One attention with its encodings, from hidden states to hidden states.
+    """One attention with its encodings: hidden states in, hidden states out.
 
     Args:
         width: model width E.
-        max_positions: positions 0 .. max_positions - 1 are the range.
-        attention: of the block.
-        encodings: what acts on hidden states before it.
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
+        attention: the attention of the block.
+        encodings: encodings of hidden states, applied before the attention.
 
     Raises:
         ValueError: a size below 1.
@@ -117,18 +118,18 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """From token ids, or from features, to hidden states: table or features, factor, encodings, segments, norm, in this order.
+    """The embedding part: token ids or features to hidden states, by table or features, factor, encodings, segments and norm, in this order.
 
     Args:
-        vocabulary: number of token ids V; 0 beside features.
-        features: what makes hidden states of features in the place of a table.
-        scale: factor on rows of the table.
-        encodings: what acts on embedded tokens.
+        vocabulary: number of token ids V; 0 with features.
+        features: part that computes hidden states from features, in place of a token table.
+        scale: factor on embedded tokens or features.
+        encodings: encodings of embedded tokens.
         segments: number of token types; 0 for none.
-        norm: over what comes out.
+        norm: norm of the result.
 
     Raises:
-        ValueError: neither a vocabulary nor features, or both; segments beside features, or fewer than 0; a scale that is not a finite number above 0.
+        ValueError: neither a vocabulary nor features, or both; segments with features, or below 0; a scale that is not a finite number above 0.
     """
 
     vocabulary: int = 0
@@ -142,19 +143,19 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.features is None:
             _at_least_one(self, "vocabulary")
         elif self.vocabulary or self.segments:
-            raise ValueError(f"config: features have no vocabulary and no segments, got {self.vocabulary} and {self.segments}; leave them out")
+            raise ValueError(f"config: expected no vocabulary and no segments with features, got {self.vocabulary} and {self.segments}; leave them out")
         _finite_above_zero(self, "scale")
         if not 0 <= self.segments < LARGEST:
-            raise ValueError(f"config: segments is at least 0 and below 2^62, got {self.segments}")
+            raise ValueError(f"config: expected segments to be at least 0 and below 2^62, got {self.segments}")
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A kind of layer.
+    """One kind of layer.
 
     Args:
-        residual: where norms and sums stand.
-        norms: as many as that needs, in the order in which they are met.
-        attention, mlp: its two halves.
+        residual: arrangement of norms and residual sums.
+        norms: norms of the layer in the order of computation; `residual` determines their number.
+        attention, mlp: the two sublayers.
     """
 
     residual: Named
@@ -164,13 +165,13 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """From hidden states to logits.
+    """The output head: hidden states to logits.
 
     Args:
-        tied: the weights are those of the token table.
-        bias: one number for each token id.
+        tied: use the token table as weights.
+        bias: add a trained number for each token id.
         scale: factor on logits.
-        softcap: logits are softcap tanh(l / softcap), after the factor.
+        softcap: logits become softcap tanh(l / softcap), after the factor.
 
     Raises:
         ValueError: a scale or softcap that is not a finite number above 0.
@@ -186,11 +187,11 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """From hidden states of an encoder to the keys and values of a decoder that reads it.
+    """Projection of an encoder's hidden states to the keys and values of a decoder's cross-attention layers.
 
     Args:
-        size: numbers N of a token: for each layer of the decoder that sees an encoder, in order, K*D of its key and K*D of its value.
-        bias: one number for each.
+        size: output size N for each token. For each cross-attention layer of the decoder, in order: K*D for the key, then K*D for the value.
+        bias: add a bias.
 
     Raises:
         ValueError: a size below 1.
@@ -204,21 +205,21 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Layers between tokens and a head: a decoder; without a head, an encoder; without layers, the embedded tokens.
+    """A model of tokens, layers and head: a decoder; without a head, an encoder; without layers, the embedding part alone.
 
     Args:
         width: model width E.
-        max_positions: positions 0 .. max_positions - 1 are the range.
-        tokens: what stands before the layers.
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
+        tokens: the embedding part.
         layers: kinds of layers by name.
-        order: the name of the kind of each layer; empty, as `layers`, for the embedding part alone.
-        norm: behind the last layer; None for none.
-        head: to logits; where None, hidden states come out.
-        key_values: of an encoder, what comes out in the place of hidden states, for a decoder that reads them.
+        order: kind of each layer, by name. Empty, like `layers`, for the embedding part alone.
+        norm: norm after the last layer; None for none.
+        head: output head; None returns hidden states.
+        key_values: for an encoder, return keys and values for a decoder in place of hidden states.
 
     Raises:
-        ValueError: a size below 1, a name in `order` that `layers` has not or the other way round, causal layers beside others, layers that see an encoder
-            without causal ones beside them, key_values or features of a decoder, a head or key_values without layers.
+        ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and bidirectional layers in one model, cross-attention layers
+            without causal layers, key_values or features in a decoder, a head or key_values without layers.
     """
 
     width: int
@@ -234,19 +235,19 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _at_least_one(self, "width", "max_positions")
         if set(self.order) != set(self.layers):
             found = ", ".join(sorted(set(self.order))) or "none"
-            raise ValueError(f"config: order names each kind of layers and no other, got {found} of {', '.join(sorted(self.layers)) or 'none'}")
+            raise ValueError(f"config: expected order to name each kind in layers ({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}")
         if not self.order and (self.head is not None or self.key_values is not None):
-            raise ValueError("config: a head and key_values stand behind layers, got one of them without layers; add layers or leave it out")
+            raise ValueError("config: expected layers before a head or key_values, got none; add layers, or leave out head and key_values")
         attentions = [kind.attention for kind in self.layers.values()]
         own = {attention.causal for attention in attentions if not attention.reads_encoder}
         if len(own) > 1:
-            raise ValueError("config: all layers are causal or none is, got both; describe the two as models of their own")
+            raise ValueError("config: expected all layers to be causal or none, got both; describe them as two models")
         if own != {True} and any(attention.reads_encoder for attention in attentions):
-            raise ValueError("config: layers that see an encoder stand beside causal ones, got none; add them")
+            raise ValueError("config: expected causal layers in a decoder that reads an encoder, got none; add them")
         if self.tokens.features is not None and (self.head is not None or own == {True}):
-            raise ValueError("config: features are read by an encoder without a head, got a decoder; give a vocabulary")
+            raise ValueError("config: expected features only in an encoder without a head, got a decoder; give a vocabulary")
         if self.key_values is not None and (self.head is not None or own == {True}):
-            raise ValueError("config: key_values come from an encoder without a head, got a decoder; leave them out")
+            raise ValueError("config: expected key_values only in an encoder without a head, got a decoder; leave them out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:
@@ -255,21 +256,21 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def token_geometry(self) -> Geometry:
-        """What encodings on tokens may know: the geometry of the first layer; without layers, that of one head, which sees both ways."""
+        """Sizes that token encodings are built from: those of the first layer, or without layers those of one bidirectional head of size E."""
         kinds = self.kinds
         return kinds[0].attention.geometry(self.width, self.max_positions) if kinds else Geometry(self.width, 1, self.width, self.max_positions, causal=False)
 
 
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is known of a module of the user's own beside its code.
+    """Description of a user's own module.
 
     Args:
-        name: of its class, with that of its Python module.
-        inside: the description of the block or stack in it, as `to_json` gives it.
-        width: of the hidden states that it reads; 0 where it reads token ids.
-        tokens: {"vocabulary": number of token ids, "segments": 0} where it reads them.
-        outputs: numbers that it gives for each token.
-        max_positions: positions 0 .. max_positions - 1 are the range.
+        name: qualified name of the class.
+        inside: description of the block or stack inside the module, from `to_json`.
+        width: width of the hidden states that the module takes; 0 if it takes token ids.
+        tokens: {"vocabulary": number of token ids, "segments": 0} if the module takes token ids, else {}.
+        outputs: number of outputs N for each token.
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
     """
 
     name: str

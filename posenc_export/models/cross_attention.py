@@ -1,4 +1,4 @@
-"""Attention of a decoder to the sequence that an encoder has read (Vaswani et al. 2017, 3.2.3)."""
+"""Cross-attention of a decoder to the outputs of an encoder (Vaswani et al. 2017, 3.2.3)."""
 
 from typing import Any, List, Sequence, Tuple
 
@@ -13,12 +13,12 @@ from posenc_export.models.parts import build, exact
 
 
 class CrossAttention(torch.nn.Module):
-    """softmax(scale q k) v over the keys and values of an encoder, which are the same for every call; no cache of its own.
+    """softmax(scale q k) v over the keys and values of an encoder. These are inputs of every call, so there is no cache.
 
     Args:
         width: model width E.
         config: sizes, projection, scale, softcap.
-        encoding: of no encodings; gives the usual scale.
+        encoding: the empty combination of encodings, which gives the default scale.
 
     Raises:
         ValueError: sinks.
@@ -27,7 +27,7 @@ class CrossAttention(torch.nn.Module):
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         if config.sinks:
-            raise ValueError("cross attention: sinks belong to attention of a sequence to itself, got them beside sees encoder; leave them out")
+            raise ValueError("cross attention: expected no sinks, got sinks=True; leave them out")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
         self.softcap, self.encoding = config.softcap or 0.0, encoding
@@ -36,19 +36,19 @@ class CrossAttention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
-        """Nothing is carried from call to call."""
+        """Return no states: nothing is kept between calls."""
         return []
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to x's shape and no states; the rest as Attention.forward."""
+        """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to [B,S,E] and no states. Other inputs as for Attention.forward."""
         q = ops.split_heads(self.projection(x), self.heads)
         y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
         return self.projection.output(y), states[:0]
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """One row x [n,E], keys and values [K,Q,D] to [n,E], in float64, one head and one query at a time."""
+        """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head and one query at a time."""
         q = self.projection.exact(x).reshape(len(x), self.heads, -1)
         mixed = np.zeros((len(x), self.heads, values.shape[-1]))
         for head in range(self.heads):

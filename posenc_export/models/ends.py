@@ -1,4 +1,4 @@
-"""What stands before the layers of a model and behind them."""
+"""The parts of a model before and after its layers: embeddings, output head, and the tokenizer that belongs to them."""
 
 from dataclasses import dataclass, field
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
@@ -14,13 +14,13 @@ from posenc_export.models.parts import build, exact
 
 @dataclass(frozen=True)
 class Text:
-    """What turns text into token ids and says where a text ends: it travels with the artefact of a decoder.
+    """Tokenizer and special token ids of a model. They are written into the artefact of a decoder.
 
     Args:
-        tokenizer: tokenizer.json of the tokenizers library; empty for none.
+        tokenizer: bytes of tokenizer.json of the tokenizers library; empty for none.
         stop_ids: token ids that end a text.
-        start_ids: token ids that a decoder begins with which reads an encoder.
-        files: what else stands beside a tokenizer, by name (models.checkpoint.BESIDE).
+        start_ids: first token ids of a decoder that reads an encoder.
+        files: further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
     """
 
     tokenizer: bytes = b""
@@ -34,8 +34,8 @@ class Tokens(torch.nn.Module):
 
     Args:
         width: model width E.
-        config: table, factor, segments, norm.
-        encoding: acts on embedded tokens.
+        config: sizes and parts of the embedding.
+        encoding: applied to embedded tokens.
     """
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
@@ -49,7 +49,7 @@ class Tokens(torch.nn.Module):
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
     def forward(self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """ids, segments [B,S] int64, coordinates [B,S] or [A,B,S], states of the encoding to [B,S,E] and the states' next values."""
+        """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to [B,S,E] and new states."""
         x = self.embedding(ids)
         if self.scale != 1.0:
             x = x * self.scale
@@ -59,11 +59,11 @@ class Tokens(torch.nn.Module):
         return self.norm(x), present
 
     def weight(self) -> Tensor:
-        """A weight in the dtype of activations."""
+        """Return a weight whose dtype is that of activations."""
         return self.embedding.weight
 
     def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
-        """One row of ids [n] at positions or coordinates to [n,E], float64."""
+        """Compute one row of ids [n] at positions or coordinates to [n,E], float64."""
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
         x = self.encoding.oracle().embed_rows(rows, places)
         if self.segments is not None:
@@ -76,24 +76,25 @@ class Features(torch.nn.Module):
 
     Args:
         width: model width E.
-        config: stem, factor, norm.
-        encoding: acts on what the stem gives.
+        config: parts of the embedding; config.features is the stem.
+        encoding: applied to the scaled outputs of the stem.
 
     Raises:
-        ValueError: an encoding of several coordinates, or one that wants a token table of another width.
+        ValueError: an encoding with several coordinates, or one that needs a token table of another width.
     """
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         if encoding.axes or encoding.token_width(width) != width:
-            raise ValueError(f"config: features take encodings of one coordinate and of the model's width, got {type(encoding).__name__}; choose another")
+            rule = "config: expected an encoding of one coordinate and of the model's width for features"
+            raise ValueError(f"{rule}, got {type(encoding).__name__}; choose another")
         self.scale, self.encoding = config.scale, encoding
         self.stem = build("features", config.features or {}, width)
         self.size = int(self.stem.size)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
     def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,F], no segments, positions [B,S] as coordinates, states of the encoding to [B,S,E] and the states' next values."""
+        """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
         made = self.stem(x, coordinates)
         if self.scale != 1.0:
             made = made * self.scale
@@ -101,23 +102,23 @@ class Features(torch.nn.Module):
         return self.norm(made), present
 
     def weight(self) -> Tensor:
-        """A weight in the dtype of activations."""
+        """Return a weight whose dtype is that of activations."""
         return next(self.stem.parameters())  # type: ignore[no-any-return]
 
     def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
-        """One row of features [n,F] at positions to [n,E], float64."""
+        """Compute one row of features [n,F] at positions to [n,E], float64."""
         rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, places)
         return np.asarray(self.norm.exact(rows))
 
 
 class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), without the cap where there is none.
+    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap.
 
     Args:
         width: model width E.
         vocabulary: number of token ids V.
-        config: factor, cap, bias.
-        table: weights W to share; own ones where None.
+        config: scale, softcap and bias.
+        table: token table to share as W [V,E]; None creates weights for the head.
     """
 
     def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
@@ -137,13 +138,13 @@ class Head(torch.nn.Module):
         return logits
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E] to [n,V], float64."""
+        """Compute x [n,E] to [n,V], float64."""
         logits = exact.linear(self.linear, x) * self.scale
         return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
 
 
 class KeyValues(torch.nn.Module):
-    """W x + b: the keys and values of a decoder that reads an encoder.
+    """W x + b: keys and values for the cross-attention of a decoder.
 
     Args:
         width: model width E.
@@ -159,5 +160,5 @@ class KeyValues(torch.nn.Module):
         return self.linear(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E] to [n,N], float64."""
+        """Compute x [n,E] to [n,N], float64."""
         return exact.linear(self.linear, x)

@@ -1,4 +1,4 @@
-"""Weights of one attention as an engineer has them, brought to the form of the block: separate or packed, either layout of rotary pairs."""
+"""Conversion of existing attention weights to those of a block: separate or packed projections, either layout of rotary pairs."""
 
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
@@ -17,7 +17,7 @@ Array = Union[np.ndarray, Tensor]
 DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("half", "interleaved")
 PROJECTIONS = ("q", "k", "v", "qkv", "o")
-# Names in a file by what AttentionBlock.from_weights calls them; beside them, encoding.NAME for numbers that an encoding was trained with.
+# Accepted tensor names in a file, by argument of AttentionBlock.from_weights. Trained parameters of the encoding are named encoding.NAME.
 NAMES = {
     **{name: (name, f"{name}.weight", f"{name}_proj.weight") for name in PROJECTIONS},
     **{f"{name}_bias": (f"{name}_bias", f"{name}.bias", f"{name}_proj.bias") for name in PROJECTIONS},
@@ -25,7 +25,7 @@ NAMES = {
 ENCODING = "encoding."
 
 
-def packed(
+def pack(
     weights: Mapping[str, Optional[Array]],
     heads: int,
     max_positions: int,
@@ -33,10 +33,13 @@ def packed(
     encoding: Union[str, Mapping[str, Any]] = "rope",
     causal: bool = True,
 ) -> Tuple[BlockConfig, Dict[str, Tensor]]:
-    """The description that weights have, and parameters of its projection {"qkv.weight", "qkv.bias", "output.weight", "output.bias"} as far as there are any.
+    """Derive the description of a block from its weights, and pack them.
 
     Args:
-        weights: by their names in AttentionBlock.from_weights, None where not given.
+        weights: arrays by argument name of AttentionBlock.from_weights; None if not given.
+
+    Returns:
+        The description, and the parameters of the projection: "qkv.weight", "output.weight" and, if given, "qkv.bias" and "output.bias".
 
     Raises:
         ValueError: as AttentionBlock.from_weights.
@@ -44,9 +47,10 @@ def packed(
     given = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
     separate = {"q", "k", "v"} & set(given)
     if "o" not in given or (separate != {"q", "k", "v"} and "qkv" not in given) or (separate and "qkv" in given):
-        raise ValueError(f"weights: they are q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all of one form")
+        raise ValueError(f"weights: expected q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all weights of one form")
     if not isinstance(heads, int) or heads < 1 or given["o"].dim() != 2 or given["o"].size(1) % heads or not given["o"].size(1):
-        raise ValueError(f"weights: o has shape [width, heads * head_size] with {heads} heads, got {list(given['o'].shape)}; give another number of heads")
+        rule = f"weights: expected o with shape [width, heads * head_size] for {heads} heads"
+        raise ValueError(f"{rule}, got {list(given['o'].shape)}; give another number of heads")
     width, size = given["o"].size(0), given["o"].size(1) // heads
     rows = given["k"].size(0) if separate and given["k"].dim() else (given["qkv"].size(0) - heads * size) // 2 if "qkv" in given else 0
     kv_heads = kv_heads or max(rows // size, 1)
@@ -55,7 +59,7 @@ def packed(
     parameters = {"output.weight": given["o"], "qkv.weight": given["qkv"] if "qkv" in given else torch.cat([given[name] for name in sizes])}
     biases = [name for name in ("q_bias", "k_bias", "v_bias", "qkv_bias") if name in given]
     if biases:
-        parts = [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]  # a bias that is not there is 0: Whisper's keys have none
+        parts = [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]  # a missing bias is 0: Whisper's keys have none
         parameters["qkv.bias"] = given["qkv_bias"] if "qkv_bias" in given else torch.cat(parts)
     if "o_bias" in given:
         parameters["output.bias"] = given["o_bias"]
@@ -65,7 +69,13 @@ def packed(
 
 
 def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:
-    """Put `parameters` of `packed` into the block of that description, in the pair layout of its encoding, and the encoding's own numbers.
+    """Copy weights into a block.
+
+    Args:
+        block: built from the description that `pack` returned.
+        parameters: from `pack`; rows are reordered here if `layout` is not that of the encoding.
+        layout: layout of rotary pairs in the parameters; None if it is that of the encoding.
+        trained: parameters of the encoding, by name.
 
     Raises:
         ValueError: as AttentionBlock.from_weights.
@@ -74,25 +84,29 @@ def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], train
     wanted = dict(encoding.named_parameters())
     if set(wanted) != set(trained):
         names = ", ".join(sorted(wanted)) or "none"
-        raise ValueError(f"weights: trained numbers of {type(encoding).__name__} are {names}, got {', '.join(sorted(trained)) or 'none'}; give encoding_weights")
+        rule = f"weights: expected trained parameters {names} for {type(encoding).__name__}"
+        raise ValueError(f"{rule}, got {', '.join(sorted(trained)) or 'none'}; give them as encoding_weights")
     if layout is not None:
-        _turn(block.attention, encoding, parameters, layout)
+        _convert_layout(block.attention, encoding, parameters, layout)
     with torch.no_grad():
         for name, parameter in projection.named_parameters():
             parameter.copy_(parameters[name])
         for name, parameter in wanted.items():
             value = _tensor(name, trained[name])
             if value.shape != parameter.shape:
-                raise ValueError(f"weights: {ENCODING}{name} has shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape")
+                raise ValueError(f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape")
             parameter.copy_(value)
     encoding.prepare()
 
 
 def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
-    """Weights of a .safetensors file by their names in AttentionBlock.from_weights, and those of the encoding.
+    """Read attention weights from a .safetensors file.
+
+    Returns:
+        Tensors by argument name of AttentionBlock.from_weights, and trained parameters of the encoding by name.
 
     Raises:
-        ValueError: not such a file, an unknown name, two names for one thing.
+        ValueError: the file cannot be read, has an unknown tensor name, or has two names for one weight.
     """
     meant = {name: key for key, names in NAMES.items() for name in names}
     found: Dict[str, Tensor] = {}
@@ -102,18 +116,19 @@ def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
             trained[name.removeprefix(ENCODING)] = value
             continue
         if name not in meant:
-            raise ValueError(f"weights: names are those of q, k, v, qkv and o as q, q.weight or q_proj.weight, their biases, or encoding.NAME, got {name}; rename it")
+            rule = "weights: expected tensors named as q, q.weight or q_proj.weight, for q, k, v, qkv and o, their biases, or encoding.NAME"
+            raise ValueError(f"{rule}, got {name}; rename it")
         if meant[name] in found:
-            raise ValueError(f"weights: each is given once, got {meant[name]} again as {name}; remove one")
+            raise ValueError(f"weights: expected each weight once, got {meant[name]} again as {name}; remove one")
         found[meant[name]] = value
     return found, trained
 
 
 def _tensor(name: str, value: Array) -> Tensor:
-    """float32."""
+    """Convert an array to a float32 tensor."""
     dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ValueError(f"weights: {name} is {', '.join(DTYPES)}, got {dtype}; convert it to float32")
+        raise ValueError(f"weights: expected {name} in {', '.join(DTYPES)}, got {dtype}; convert it to float32")
     return value.detach().float() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, np.float32))
 
 
@@ -122,17 +137,18 @@ def _check_shapes(given: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[
         projection, bias = name.removesuffix("_bias"), name.endswith("_bias")
         shape: List[int] = [rows[projection], *([] if bias else [columns.get(projection, width)])]
         if list(value.shape) != shape:
-            raise ValueError(f"weights: {name} has shape {shape} (rows are outputs, as in torch.nn.Linear), got {list(value.shape)}; check heads and kv_heads")
+            rule = f"weights: expected {name} with shape {shape} (as in torch.nn.Linear)"
+            raise ValueError(f"{rule}, got {list(value.shape)}; check heads and kv_heads")
     if "qkv_bias" in given and len([name for name in given if name in ("q_bias", "k_bias", "v_bias")]):
-        raise ValueError("weights: biases are qkv_bias or q_bias, k_bias, v_bias, got both; remove one")
+        raise ValueError("weights: expected qkv_bias or q_bias, k_bias and v_bias, got both; remove one")
 
 
-def _turn(attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str) -> None:
-    """Rows of queries and keys from the layout of the weights to that of the encoding."""
+def _convert_layout(attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str) -> None:
+    """Reorder rows of queries and keys in `parameters` from a layout of rotary pairs to that of the encoding."""
     interleaved = getattr(encoding, "interleaved", None)
     if layout not in LAYOUTS or interleaved is None:
-        rule = f"one of {', '.join(LAYOUTS)}" if interleaved is not None else f"left out where {type(encoding).__name__} turns no pairs"
-        raise ValueError(f"weights: layout is {rule}, got {layout!r}; correct it")
+        rule = f"one of {', '.join(LAYOUTS)}" if interleaved is not None else f"left out, since {type(encoding).__name__} rotates no pairs"
+        raise ValueError(f"weights: expected layout to be {rule}, got {layout!r}; correct it")
     if interleaved == (layout == "interleaved"):
         return
     move, rotary = to_interleaved if interleaved else to_half, getattr(encoding, "size", attention.head_size)

@@ -1,4 +1,4 @@
-"""Rotary layouts of checkpoints: interleaved pairs (the paper, Meta's complex form) and halves (transformers), by permuting the rows of q and k projections."""
+"""Conversion between layouts of rotary pairs: interleaved (the RoFormer paper, Meta's checkpoints) and half (transformers), by permuting rows of q and k projections."""
 
 from typing import Dict, Optional
 
@@ -7,11 +7,12 @@ from torch import Tensor
 
 
 def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
-    """Rows of a q or k projection [heads*D,E] (or its bias [heads*D]) for layout interleaved, reordered for layout half: scores stay what they were.
+    """Reorder the rows of a q or k projection [heads*D,E], or of its bias [heads*D], from layout interleaved to layout half. Scores do not change.
 
     Args:
-        heads: query heads of a q, kv heads of a k projection.
-        rotary: rotary size r; the head size D where None.
+        weight: the weight or bias.
+        heads: number of query heads for a q projection, of kv heads for a k projection.
+        rotary: number of rotated entries r of a head; None for the head size D.
 
     Raises:
         ValueError: rows not divisible by heads, a rotary size that is odd or above D.
@@ -20,28 +21,35 @@ def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
 
 
 def to_interleaved(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
-    """The way back: rows for layout half, reordered for layout interleaved. Arguments and errors as `to_half`."""
+    """Reorder rows from layout half to layout interleaved: the inverse of `to_half`, with the same arguments and errors."""
     return weight.index_select(0, torch.argsort(_rows(weight, heads, rotary)))
 
 
 def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[str, Tensor]:
-    """{"qkv": [(H+2K)*D,E], "output": [E,H*D]} for layout half, from one layer of a checkpoint whose rotation multiplies complex numbers
-    (view_as_complex of neighbouring entries, as Meta's): {"wq", "wk", "wv", "wo"}.
+    """Convert the attention weights of one layer of Meta's checkpoints, which rotate by multiplying complex numbers (view_as_complex of neighbouring entries).
+
+    Args:
+        weights: {"wq": [H*D,E], "wk": [K*D,E], "wv": [K*D,E], "wo": [E,H*D]}.
+        heads, kv_heads: H and K.
+
+    Returns:
+        {"qkv": [(H+2K)*D,E], "output": [E,H*D]} for layout half.
 
     Raises:
-        ValueError: other names than these four.
+        ValueError: names other than these four.
     """
     if set(weights) != {"wq", "wk", "wv", "wo"}:
-        raise ValueError(f"layouts: a layer holds wq, wk, wv, wo, got {', '.join(sorted(weights))}")
+        raise ValueError(f"layouts: expected wq, wk, wv and wo of one layer, got {', '.join(sorted(weights))}; give these four")
     packed = torch.cat((to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads), weights["wv"]))
     return {"qkv": packed, "output": weights["wo"]}
 
 
 def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:
-    """For each row of the half layout, its row in the interleaved one."""
-    size, left = divmod(weight.size(0), heads)
-    turning = size if rotary is None else rotary
-    if left or turning % 2 or not 0 < turning <= size:
-        raise ValueError(f"layouts: rows are heads times D and rotary is even and at most D, got {weight.size(0)} rows, {heads} heads, rotary={rotary}")
-    within = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size)))
+    """Return, for each row of layout half, the index of its row in layout interleaved."""
+    size, remainder = divmod(weight.size(0), heads)
+    rotated = size if rotary is None else rotary
+    if remainder or rotated % 2 or not 0 < rotated <= size:
+        rule = "layouts: expected heads * D rows and an even rotary size of at most D"
+        raise ValueError(f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct heads or rotary")
+    within = torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size)))
     return (torch.arange(heads)[:, None] * size + within).flatten()

@@ -16,39 +16,41 @@ SIGHTS = ("causal", "both")
 
 
 class LinearAttention(torch.nn.Module):
-    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), phi = elu + 1; the rotation R stays out of the divisor.
+    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), with phi = elu + 1. The divisor has no rotation R.
 
-    j runs up to i where a query sees "causal", over all tokens where it sees "both".
-    State: S = sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and z = sum_j phi(k_j) [B,H,D], float32: a step costs the same at every position. Without a cache
-    there is none, and the cost of a call of S tokens is linear in S. A call with a cache is quadratic in S, which the chunk bounds.
+    The sums run over j <= i for sees "causal" and over all tokens for sees "both".
+    State for "causal": sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and sum_j phi(k_j) [B,H,D], float32. The cost of a step does not depend on the position.
+    A call of S tokens costs O(S^2) for "causal", so long inputs are best fed in chunks, and O(S) for "both", which has no state.
 
     Args:
         width: model width E.
-        config: sizes and projection; as many kv heads as heads.
-        encoding: its `rotate` acts; one that acts on scores has nothing to act on.
+        config: sizes and projection; kv_heads must equal heads.
+        encoding: its `rotate` is applied. There are no scores for other hooks to act on.
 
     Raises:
-        ValueError: grouped kv heads, another sight than causal or both, an encoding with a bias or content scores, what is meant for scores.
+        ValueError: kv_heads unlike heads, sees other than causal or both, an encoding of scores, config fields that apply to scores or heads.
     """
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         sees = config.sees["name"]
         if config.heads != config.kv_heads or sees not in SIGHTS:
-            rule = "linear attention: causal or both, kv_heads equal to heads"
+            rule = "linear attention: expected sees causal or both, and kv_heads equal to heads"
             raise ValueError(f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config")
         if acts(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
-            raise ValueError(f"linear attention: it has no scores, got {names}, which acts on them; choose an encoding of hook embed or rotate")
+            rule = "linear attention: expected encodings with hook embed or rotate, since there are no scores"
+            raise ValueError(f"{rule}, got {names}; choose another encoding")
         given = [name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)]
         if given or config.projection["name"] != "grouped":
-            raise ValueError(f"linear attention: projected heads as they are, got {', '.join(given) or config.projection['name']}; leave it out")
+            rule = "linear attention: expected projection grouped, and no head_norm, scale, softcap or sinks"
+            raise ValueError(f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out")
         self.heads, self.head_size, self.encoding, self.cached = config.heads, config.head_size, encoding, config.causal
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
     def states(self) -> List[Carried]:
-        """What this attention carries from call to call, in the order `forward` takes."""
+        """Return the states that are kept between calls, in the order in which `forward` takes them."""
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
@@ -57,13 +59,13 @@ class LinearAttention(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Shapes as Attention.forward; key_positions, mask and write_index are of a cache, and not read."""
+        """Shapes as Attention.forward. key_positions, mask and write_index are not used."""
         q, k, v = self.projection(x)
         q, k = (torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1 for part in (q, k))
         valid, zero = positions.ge(0).unsqueeze(2).unsqueeze(3), torch.zeros([1], dtype=torch.float32, device=x.device)
         k, values = torch.where(valid, k, zero), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
         turned_q, turned_k = self.encoding.rotate(q, k, coordinates)
-        turned_k = torch.where(valid, turned_k, zero)  # not every encoding leaves zeros what they are
+        turned_k = torch.where(valid, turned_k, zero)  # some encodings map 0 to another value
         q, k, turned_q, turned_k = q.transpose(1, 2), k.transpose(1, 2), turned_q.transpose(1, 2), turned_k.transpose(1, 2)
         if self.cached:
             seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
@@ -78,7 +80,7 @@ class LinearAttention(torch.nn.Module):
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
-        """One row x [n,E] at positions and coordinates to [n,E], in float64 and in the quadratic form; token types change nothing."""
+        """Compute one row x [n,E] at positions and coordinates to [n,E], in float64 and in quadratic form. Token types are not used."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))

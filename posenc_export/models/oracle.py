@@ -1,4 +1,4 @@
-"""The model once more, in float64 numpy, one token and one head at a time: what the eager module is checked against."""
+"""Reference computation of a model in float64 numpy, one token and one head at a time. The eager module is checked against it."""
 
 from typing import Any, Optional
 
@@ -13,9 +13,20 @@ def full_pass(
     token_types: Optional[np.ndarray] = None,
     encoder: Optional[np.ndarray] = None,
 ) -> np.ndarray:
-    """One row, no cache: inputs [S] int64 or [S,E] at positions start, start + 1, ..., coordinates grid [axes,S], segments token_types [S] (all 0 where
-    None) and keys and values of an encoder [Q,N] to outputs [S,*], float64."""
+    """Compute one row without a cache.
+
+    Args:
+        model: block, stack or own module.
+        inputs: token ids [S] int64, or hidden states [S,E].
+        start: position of the first token.
+        grid: coordinates [axes,S]; None uses positions.
+        token_types: segments [S]; None for all 0.
+        encoder: keys and values of an encoder [Q,N], for a decoder that reads one.
+
+    Returns:
+        Outputs [S,*], float64.
+    """
     positions = range(start, start + len(inputs))
     places = positions if grid is None else [tuple(int(p) for p in place) for place in grid.T]
-    beside = (token_types,) if encoder is None else (token_types, encoder)
-    return np.asarray(model.exact(inputs, positions, places, *beside))
+    optional = (token_types,) if encoder is None else (token_types, encoder)
+    return np.asarray(model.exact(inputs, positions, places, *optional))

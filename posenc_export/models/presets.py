@@ -1,4 +1,4 @@
-"""Trained decoders, byte-level models of Python source; their weights are the package posenc-export-presets."""
+"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets contains their weights."""
 
 import importlib.util
 from pathlib import Path
@@ -17,12 +17,12 @@ from posenc_export.models.stack import Stack
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
 PACKAGE = "posenc_export_presets"
-IN_THE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE  # where training writes
+SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE  # where training writes
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
 def small(encoding: Mapping[str, Any]) -> StackConfig:
-    """The decoder of 0.33 million parameters that the study of length extrapolation trains with each encoding (bench/length_study.py)."""
+    """Return the description of a decoder with 0.33 million parameters, which the study of length extrapolation trains with each encoding (bench/length_study.py)."""
     return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 
 
@@ -37,17 +37,17 @@ PRESETS: Dict[str, StackConfig] = {
 
 
 def load_preset(name: str) -> Stack:
-    """A trained decoder, float32, in eval mode.
+    """Load a trained decoder, float32, in eval mode.
 
     Raises:
-        ValueError: no preset of that name, weights that are not installed.
+        ValueError: an unknown preset, or weights that are not installed.
     """
     if name not in PRESETS:
-        raise ValueError(f"preset: name is one of {', '.join(PRESETS)}, got {name!r}")
+        raise ValueError(f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}")
     path = weights_of(name)
     if path is None:
-        remedy = "pip install ./packages/presets in the source tree, which has them"
-        raise ValueError(f"preset {name}: expected its weights, package posenc-export-presets, to be installed, got none; {remedy}")
+        remedy = "run pip install ./packages/presets in the source tree"
+        raise ValueError(f"preset {name}: expected the package posenc-export-presets with its weights, got none; {remedy}")
     model = Stack(PRESETS[name])
     read(model, path)
     model.source = {"preset": name}
@@ -55,35 +55,36 @@ def load_preset(name: str) -> Stack:
 
 
 def weights_of(name: str) -> Optional[Path]:
-    """The safetensors file of a preset: that of the source tree, else that of the installed package, else None."""
+    """Return the path of a preset's safetensors file, in the source tree or else in the installed package; None if there is none."""
     installed = importlib.util.find_spec(PACKAGE)
-    folders = [IN_THE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [IN_THE_TREE]
+    folders = [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [SOURCE_TREE]
     return next((path for path in (folder / f"{name}.safetensors" for folder in folders) if path.is_file()), None)
 
 
 def read(model: Stack, path: Path) -> None:
-    """Weights as models.train saves them, each once, into `model`.
+    """Copy weights that models.train saved into `model`.
 
     Raises:
-        ValueError: names that the model does not have, or lacks.
+        ValueError: the names in the file differ from the model's parameters.
     """
     weights = load_file(path)
     wanted = dict(model.named_parameters())
     if set(weights) != set(wanted):
-        raise ValueError(f"weights {path.name}: names are those of the model, got a difference in {', '.join(sorted(set(weights) ^ set(wanted)))}")
+        found = ", ".join(sorted(set(weights) ^ set(wanted)))
+        raise ValueError(f"weights {path.name}: expected the names of the model's parameters, got a difference in {found}; train the preset again")
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(weights[name])
 
 
 def seeded(config: AnyConfig, seed: int = 0) -> Model:
-    """A model with random weights, the same for the same seed, float32, in eval mode.
+    """Build a model with random weights that depend only on the seed, float32, in eval mode.
 
     Raises:
-        ValueError: a seed that is negative or beyond 64 bits, sizes beyond the memory.
+        ValueError: a seed below 0 or above 2^63 - 1, sizes that do not fit in memory.
     """
     if not 0 <= seed < 1 << 63:
-        raise ValueError(f"model: seed is 0 .. 2^63 - 1, got {seed}")
+        raise ValueError(f"model: expected seed to be 0 .. 2^63 - 1, got {seed}")
     torch.manual_seed(seed)
     with enough_memory("model"):
         model: Model = MODELS[type(config)](config)
@@ -92,17 +93,19 @@ def seeded(config: AnyConfig, seed: int = 0) -> Model:
 
 
 def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str, Any]) -> Model:
-    """The model that `load_preset` or `seeded` gave, from its source.
+    """Rebuild a model that `load_preset` or `seeded` returned.
 
     Args:
-        packages: of its encodings, as the manifest has them.
+        config: description of the model.
+        source: attribute `source` of the model.
+        packages: packages that define its encodings, from the manifest.
 
     Raises:
-        ValueError: the model was neither; give the model itself. A package that is missing.
+        ValueError: the model has other weights, or a package is not installed.
     """
     check_installed(packages)
     if "preset" in source:
         return load_preset(source["preset"])
     if "seed" in source:
         return seeded(config, source["seed"])
-    raise ValueError("verify: the artefact tells how to rebuild its weights, got a model of the user's own; pass it as verify(folder, model)")
+    raise ValueError("verify: expected weights of a preset or a seed, which can be rebuilt, got other weights; pass the model, as in verify(folder, model)")

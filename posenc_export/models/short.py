@@ -1,4 +1,4 @@
-"""Short forms of the descriptions that are needed most: a block, a decoder, an encoder around one encoding."""
+"""Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -25,21 +25,21 @@ def block_config(
     causal: bool = True,
     mechanism: str = "softmax",
 ) -> BlockConfig:
-    """A block around one encoding, which is put where it acts.
+    """Describe a block around one encoding. The encoding is placed before or inside the attention, depending on its hook.
 
     Args:
-        width, heads, max_positions, mechanism: as in the descriptions.
-        kv_heads: key and value heads; as many as heads where 0.
-        head_size: width / heads where 0.
+        width, heads, max_positions, mechanism: as in models.config.
+        kv_heads: number of key and value heads; 0 for as many as heads.
+        head_size: head size D; 0 for width / heads.
         encoding: {"name": registry key, parameter: value}.
-        qkv_bias, output_bias: biases on the projections.
-        causal: keys after the query are hidden; where False, every call is a whole sequence and there is no cache.
+        qkv_bias, output_bias: whether the projections have biases.
+        causal: hide keys after the query. If False, attention is bidirectional, every call is a whole sequence, and there is no cache.
 
     Raises:
-        ValueError: as the descriptions; a width not divisible by heads where head_size is not given.
+        ValueError: as the classes in models.config; a width not divisible by heads without head_size.
     """
     if not head_size and heads > 0 and width % heads:
-        raise ValueError(f"config: width is divisible by heads, got {width} and {heads}; or give head_size")
+        raise ValueError(f"config: expected width to be divisible by heads, got {width} and {heads}; give head_size")
     on_tokens, in_layers = _placed(encoding)
     attention = AttentionConfig(
         heads=heads,
@@ -65,33 +65,33 @@ def decoder_config(
     tied: bool = True,
     layer_encodings: Sequence[Mapping[str, Any]] = (),
 ) -> StackConfig:
-    """Pre-norm layers, all alike, between a token table and a head.
+    """Describe a decoder with pre-norm layers, which differ at most in their encodings.
 
     Args:
-        vocabulary: number of token ids.
-        layers: how many.
-        hidden: inner width of the MLP.
-        block: the attention of each layer, and what acts on tokens.
+        vocabulary: number of token ids V.
+        layers: number of layers.
+        hidden: hidden width of the MLP.
+        block: the attention of each layer, and encodings on tokens.
         norm: "rms" or "layer".
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
         mlp: "swiglu" or "gelu".
-        mlp_bias: biases in the MLP.
-        tied: the head reads the token table.
-        layer_encodings: the encoding of the layers, in turn and over again, instead of that of the block's attention.
+        mlp_bias: whether the MLP has biases.
+        tied: whether the head uses the token table.
+        layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their number.
 
     Raises:
-        ValueError: as the descriptions; an unknown norm or mlp, a number of layers below 1.
+        ValueError: as the classes in models.config; an unknown norm or mlp, fewer than 1 layer.
     """
     for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
         if value not in choices:
-            raise ValueError(f"config: {name} is one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(f"config: expected {name} to be one of {', '.join(choices)}, got {value!r}")
     if layers < 1:
-        raise ValueError(f"config: layers is at least 1, got {layers}")
+        raise ValueError(f"config: expected layers to be at least 1, got {layers}")
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
     kinds, order = {}, []
     for layer in range(layers):
         turn = layer % len(layer_encodings) if layer_encodings else 0
-        encodings = _of_layer(layer_encodings[turn]) if layer_encodings else block.attention.encodings
+        encodings = _layer_encodings(layer_encodings[turn]) if layer_encodings else block.attention.encodings
         name = f"layer_{turn}" if layer_encodings else "layer"
         kinds[name] = LayerConfig(
             residual={"name": "pre"},
@@ -105,20 +105,21 @@ def decoder_config(
 
 
 def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig, segments: int = 2, epsilon: float = 1e-12) -> StackConfig:
-    """Post-norm layers over tokens and segments, with GELU and biases: BERT's shape (Devlin et al. 2018).
+    """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments (Devlin et al. 2018).
 
     Args:
-        vocabulary, layers, hidden, block: as `decoder_config`; the block sees both ways.
+        vocabulary, layers, hidden: as in `decoder_config`.
+        block: bidirectional attention of each layer, and encodings on tokens.
         segments: number of token types.
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
 
     Raises:
-        ValueError: as the descriptions; a causal block.
+        ValueError: as the classes in models.config; a causal block.
     """
     if block.attention.causal:
-        raise ValueError("config: an encoder's attention sees both ways, got another; give causal=False")
+        raise ValueError("config: expected bidirectional attention in an encoder, got causal attention; give causal=False")
     if layers < 1 or segments < 1:
-        raise ValueError(f"config: layers and segments are at least 1, got {layers} and {segments}")
+        raise ValueError(f"config: expected layers and segments to be at least 1, got {layers} and {segments}")
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
     layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp)
@@ -133,15 +134,15 @@ def _stack(
 
 
 def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
-    """The encodings on tokens, and those in layers: one of the two has it."""
+    """Return the encodings on tokens and those in layers: the given encoding in one of the two, by its hook."""
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
     on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next"))
     return (spec, ()) if on_tokens else ((), spec)
 
 
-def _of_layer(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
+def _layer_encodings(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
     on_tokens, in_layers = _placed(encoding)
     if on_tokens:
-        raise ValueError(f"config: layer_encodings act in layers, got {encoding['name']}, which acts on tokens; give it to the block")
+        raise ValueError(f"config: expected layer_encodings that act in layers, got {encoding['name']}, which acts on tokens; give it to the block")
     return in_layers

@@ -1,6 +1,6 @@
-"""Train a preset on the source text of the Python standard library: python -m posenc_export.models.train tiny-rope
+"""Train a preset on the source code of the Python standard library: python -m posenc_export.models.train tiny-rope
 
-Every twentieth file, by a hash of its path, is held out; the bits per byte on those are printed and belong into the README.
+About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these files are printed; report them in the README.
 """
 
 import argparse
@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc_export.models.presets import IN_THE_TREE, PRESETS, TRAINED_LENGTH, load_preset
+from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, load_preset
 from posenc_export.models.stack import Stack
 
 EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
 
 
 def corpus() -> Tuple[Tensor, Tensor]:
-    """Bytes of the training and the held-out files, uint8."""
+    """Return the bytes of the training files and of the held-out files, uint8."""
     top = Path(sysconfig.get_paths()["stdlib"])
     parts: Tuple[list, list] = ([], [])
     for path in sorted(top.rglob("*.py")):
@@ -35,13 +35,13 @@ def corpus() -> Tuple[Tensor, Tensor]:
 
 
 def empty_states(model: Stack, rows: int) -> List[Tensor]:
-    """What the model carries, before the first token."""
+    """Return the states of the model before the first token."""
     carried = [*model.token_encoding.embed_states(), *(state for attention in model.attentions() for state in attention.states())]
     return [torch.zeros((rows, state.sizes[0], 0, state.sizes[1]) if state.grows else (rows, *state.sizes)) for state in carried]
 
 
 def loss_of(model: Stack, tokens: Tensor) -> Tensor:
-    """Mean cross entropy in nats of tokens [B,S+1] int64, each row a full pass."""
+    """Return the mean cross entropy in nats of tokens [B,S+1] int64, each row in one full pass."""
     x, target = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(x.size(1)).expand(x.size(0), -1)
     logits, _ = model(x, positions, positions, positions, torch.zeros(x.size(0), dtype=torch.int64), empty_states(model, x.size(0)))
@@ -50,13 +50,13 @@ def loss_of(model: Stack, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bits_per_byte(model: Stack, held: Tensor, limit: int = 400) -> float:
-    """Held-out bits per byte over the first `limit` windows of the trained length."""
+    """Return the bits per byte over the first `limit` windows of TRAINED_LENGTH held-out bytes."""
     rows = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].view(-1, TRAINED_LENGTH + 1)[:limit].long()
     return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
 
 
 def initialise(model: Stack) -> None:
-    """Projections start normal with 0.02, as GPT-2; what belongs to the encoding starts as it says itself."""
+    """Initialise projections from a normal distribution with standard deviation 0.02, as GPT-2. Encodings keep their own initialisation."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "encoding." not in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -72,15 +72,25 @@ def fit(
     length: int = TRAINED_LENGTH,
     warm_up: int = 100,
 ) -> int:
-    """Train on random windows of `length` bytes until `share` of a step number, the part of the budget spent, reaches 1; the number of steps.
+    """Train on random windows of bytes until the budget is spent.
 
     Args:
-        warm_up: steps in which the rate rises to `rate`; behind them it falls as a cosine.
+        model: model to train.
+        data: training bytes, uint8.
+        share: maps the number of a step to the share of the budget that is spent; training ends at 1.
+        batch: windows in a step.
+        rate: largest learning rate.
+        say: receives a line of progress every 200 steps.
+        length: bytes in a window.
+        warm_up: number of steps in which the learning rate rises to `rate`. Afterwards it decays as a cosine.
+
+    Returns:
+        The number of steps.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     step, shown = 0, 0.0
     while (spent := share(step)) < 1:
-        for group in optimiser.param_groups:  # to a twentieth
+        for group in optimiser.param_groups:  # decays to a twentieth
             group["lr"] = rate * min(1.0, (step + 1) / warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
         starts = torch.randint(len(data) - length - 1, (batch,)).tolist()
         loss = loss_of(model, torch.stack([data[s : s + length + 1] for s in starts]).long())
@@ -94,14 +104,14 @@ def fit(
     return step
 
 
-def by_the_clock(minutes: float) -> Callable[[int], float]:
-    """A budget of minutes, from now on."""
+def time_budget(minutes: float) -> Callable[[int], float]:
+    """Return a function that gives the share of `minutes` that has passed since this call."""
     start = time.monotonic()
     return lambda step: (time.monotonic() - start) / (60 * minutes)
 
 
 def save(model: Stack, path: Path) -> None:
-    """The weights as safetensors; what is shared is written once."""
+    """Write the weights as safetensors. Shared weights are written once."""
     save_file({name: value.detach().clone() for name, value in model.named_parameters()}, path)
 
 
@@ -112,16 +122,16 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--resume", action="store_true", help="go on from the weights that the preset has")
+    parser.add_argument("--resume", action="store_true", help="continue from the existing weights of the preset")
     options = parser.parse_args()
-    if not IN_THE_TREE.is_dir():
-        parser.error("expected to run in the source tree, which keeps the weights, got an installed package; run it in a checkout")
+    if not SOURCE_TREE.is_dir():
+        parser.error("expected the source tree, where weights are saved, got an installed package; run this in a checkout")
     torch.manual_seed(options.seed)
     train, held = corpus()
     print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
     decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    steps = fit(decoder, train, by_the_clock(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
-    save(decoder, IN_THE_TREE / f"{options.name}.safetensors")
+    steps = fit(decoder, train, time_budget(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
+    save(decoder, SOURCE_TREE / f"{options.name}.safetensors")
     print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder.eval(), held):.3f} bits per byte")

@@ -1,4 +1,4 @@
-"""Whether a module of the user's own has the form that OwnModule asks for, found by one call."""
+"""Check that a user's own module has the form that OwnModule requires, by one call."""
 
 from typing import Any, List, Tuple, Union
 
@@ -10,14 +10,14 @@ from posenc_export.models.stack import Stack
 
 Inner = Union[AttentionBlock, Stack]
 CALL = "forward(x, positions, coordinates, key_positions, write_index, states)"
-BATCH, LENGTH = 2, 3  # of the call
+BATCH, LENGTH = 2, 3  # sizes B and S of the trial call
 
 
 def only_inner(module: torch.nn.Module, where: str) -> Inner:
-    """The block or stack in a module.
+    """Return the block or stack inside a module.
 
     Raises:
-        ValueError: none, or several.
+        ValueError: there is none, or more than one.
     """
     found = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
     if len(found) != 1:
@@ -27,13 +27,13 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
 
 
 class Trial:
-    """One call of a module on empty caches, watched where it calls its block.
+    """A trial call of a module with empty caches. It records how the module calls its block.
 
     Args:
-        where: for messages.
-        module: in eval mode, with one block or stack in it.
-        vocabulary: x is token ids below it; hidden states where 0.
-        width: of the hidden states.
+        where: beginning of error messages.
+        module: module in eval mode with one block or stack inside.
+        vocabulary: number of token ids if x is token ids; 0 if x is hidden states.
+        width: width of hidden states.
     """
 
     def __init__(self, where: str, module: torch.nn.Module, vocabulary: int, width: int) -> None:
@@ -41,29 +41,29 @@ class Trial:
         self.inner = only_inner(module, where)
 
     def outputs(self) -> int:
-        """Numbers N that the module gives for each token.
+        """Return the number of outputs N for each token.
 
         Raises:
-            ValueError: a forward of another form.
+            ValueError: the module's forward does not have the required form.
         """
         calls: List[Any] = []
-        given = self._given()
+        given = self._arguments()
         hook = self.inner.register_forward_hook(lambda _, arguments, made: calls.append((arguments, made)))
         try:
             with torch.no_grad():
                 made = self.module(*given)
         except (IndexError, RuntimeError, TypeError) as error:
             takes = f"token ids below {self.vocabulary}" if self.vocabulary else f"hidden states of width {self.width}"
-            said = " ".join(str(error).split())[:300]
-            remedy = "or say what x is by OwnModule(module, vocabulary=V) or OwnModule(module, width=E)"
-            raise ValueError(f"{self.where}: expected {CALL}, x being {takes}, got {type(error).__name__}: {said}; write it so, {remedy}") from error
+            found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            remedy = "correct forward, or declare x by OwnModule(module, vocabulary=V) or OwnModule(module, width=E)"
+            raise ValueError(f"{self.where}: expected {CALL} with x as {takes}, got {found}; {remedy}") from error
         finally:
             hook.remove()
         self._check_calls(given, calls)
         return self._check_made(made, calls[0][1][1])
 
-    def _given(self) -> Tuple[Any, ...]:
-        """Arguments of a first call, on empty caches."""
+    def _arguments(self) -> Tuple[Any, ...]:
+        """Return the arguments of a first call, with empty caches."""
         inner = self.inner
         x = torch.zeros(BATCH, LENGTH, dtype=torch.int64) if self.vocabulary else torch.ones(BATCH, LENGTH, self.width)
         positions = torch.arange(LENGTH).clamp(max=inner.config.max_positions - 1).repeat(BATCH, 1)
@@ -76,23 +76,24 @@ class Trial:
 
     def _check_calls(self, given: Tuple[Any, ...], calls: List[Any]) -> None:
         if len(calls) != 1:
-            raise ValueError(f"{self.where}: expected one call of its block in forward, got {len(calls)}; call it once")
+            raise ValueError(f"{self.where}: expected forward to call the block once, got {len(calls)} calls; call it once")
         names = CALL[len("forward(") : -1].split(", ")
         handed = calls[0][0]
         if len(handed) != len(given):
-            raise ValueError(f"{self.where}: expected the block to be called with {', '.join(names)}, all by position, got {len(handed)} of them; write it so")
+            rule = f"{self.where}: expected the block to be called with {', '.join(names)} as positional arguments"
+            raise ValueError(f"{rule}, got {len(handed)} positional arguments; pass all of them by position")
         for name, one, other in list(zip(names, given, handed, strict=True))[1:]:
             if one is not other:
-                raise ValueError(f"{self.where}: expected {name} to reach the block as they came, got other ones; hand them on unread")
+                raise ValueError(f"{self.where}: expected {name} to be passed to the block unchanged, got another value; pass on the argument of forward")
 
     def _check_made(self, made: Any, states: List[Tensor]) -> int:
-        rule = f"{self.where}: expected an output [B,S,N] and the states that the block gave"
+        rule = f"{self.where}: expected forward to return an output [B,S,N] and the states from the block"
         if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Tensor) or not isinstance(made[1], (list, tuple)):
             raise ValueError(f"{rule}, got {type(made).__name__}; return output, states")
         output, returned = made
         if output.dim() != 3 or output.shape[:2] != (BATCH, LENGTH) or output.dtype != torch.float32:
             found = f"an output {list(output.shape)} of {str(output.dtype).removeprefix('torch.')} for B={BATCH}, S={LENGTH}"
-            raise ValueError(f"{rule}, got {found}; give N numbers in float32 for each token")
+            raise ValueError(f"{rule}, got {found}; return N numbers in float32 for each token")
         if len(returned) != len(states) or any(one is not other for one, other in zip(returned, states, strict=True)):
-            raise ValueError(f"{rule}, got other states; return those of the block as they are")
+            raise ValueError(f"{rule}, got other states; return the states from the block unchanged")
         return output.size(2)

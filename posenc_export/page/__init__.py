@@ -1,4 +1,4 @@
-"""A static page that runs a decoder in the browser with onnxruntime-web, and shows where its heads look."""
+"""Write a static web page that runs a decoder in the browser with onnxruntime-web and shows its attention by distance."""
 
 from posenc_export.page.folder import write
 

@@ -1,4 +1,4 @@
-"""The folder of a page: model, onnxruntime-web, one document, one script, and what they show as JSON."""
+"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and page.json with the data that they show."""
 
 import json
 import shutil
@@ -15,23 +15,23 @@ from posenc_export.runtime.summary import summary
 from posenc_export.text import BYTES
 
 ASSETS = ("index.html", "page.js", "model.js")
-WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # the build for WebAssembly alone: 14 MB instead of 27
-INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask")  # that page.js can fill
-DISTANCES = 48  # tokens back that a page draws
-CONTEXT = 1024  # bytes of text that a page reads at most
+WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB instead of 27 MB
+INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask")  # graph inputs that model.js can fill
+DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
+CONTEXT = 1024  # most bytes of text that the page feeds to the model
 
 
 def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
-    """Write the page of an artefact; its manifest.
+    """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
-        folder: of a byte-level decoder, target onnx, float32.
-        output: folder of the page; files in it are replaced.
-        onnxruntime_web: folder of the npm package onnxruntime-web; the nearest node_modules above the working folder where None.
+        folder: artefact of a byte-level decoder, target onnx, float32.
+        output: folder of the page; existing files are replaced.
+        onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in the working folder, in build and in the parent folders.
 
     Raises:
-        ValueError: another kind of artefact, no onnxruntime-web.
-        ModuleNotFoundError: the extra export is not installed.
+        ValueError: the artefact is of another kind, or onnxruntime-web is not found.
+        ModuleNotFoundError: the extra `export` is not installed.
     """
     manifest, folder = manifests.read(folder), files.locate(folder)
     _check(manifest)
@@ -44,8 +44,8 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     graph.check_copy(folder / "model.onnx", output / "model.onnx", manifest)
     for name in ASSETS:
         (output / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
-    shown = _shown(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
-    (output / "page.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
+    (output / "page.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return manifest
 
 
@@ -55,17 +55,17 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"page: expected a decoder for target onnx, float32, got {found}; export one with --target onnx")
     if manifest.vocabulary != BYTES or "tokenizer.json" in manifest.files:
         rule = f"page: expected a byte-level decoder (vocabulary {BYTES}), whose text needs no tokenizer"
-        raise ValueError(f"{rule}, got {manifest.vocabulary} token ids; transformers.js runs it where it was exported with --signature mask")
+        raise ValueError(f"{rule}, got {manifest.vocabulary} token ids; export it with --signature mask and run it with transformers.js")
     unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
     if unknown:
         raise ValueError(f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc inspect --runtime node")
 
 
 def _web(given: Optional[Path]) -> Path:
-    """The folder of onnxruntime-web.
+    """Find the folder of onnxruntime-web.
 
     Raises:
-        ValueError: none, or one without the files that a page needs.
+        ValueError: there is no such folder, or the given one lacks files that a page needs.
     """
     here = Path.cwd()
     places = [given] if given is not None else [place / "node_modules" / "onnxruntime-web" for place in (here, here / "build", *here.parents)]
@@ -76,8 +76,8 @@ def _web(given: Optional[Path]) -> Path:
     raise ValueError(f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER")
 
 
-def _shown(name: str, manifest: Manifest, layers: Any, version: str) -> Dict[str, Any]:
-    """What page.js reads."""
+def _page_data(name: str, manifest: Manifest, layers: Any, version: str) -> Dict[str, Any]:
+    """Return the content of page.json."""
     sizes: Dict[Any, Any] = {B: 1, P: 0}
     states = [
         {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(axis, axis) for axis in state.axes], "fill": state.fill}
@@ -97,7 +97,7 @@ def _shown(name: str, manifest: Manifest, layers: Any, version: str) -> Dict[str
         "context": min(manifest.max_positions, CONTEXT),
         "positions": manifest.max_positions,
         "attention": layers,
-        "patterns": patterns.of_layers(manifest, min(DISTANCES, manifest.max_positions)),
+        "patterns": patterns.patterns_by_layer(manifest, min(DISTANCES, manifest.max_positions)),
         "distances": min(DISTANCES, manifest.max_positions),
         "certificate": _certificate(manifest),
     }

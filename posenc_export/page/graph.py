@@ -1,4 +1,4 @@
-"""The graph of a page: that of the artefact, which also gives what its heads attend to."""
+"""The graph of a page: a copy of the artefact's graph with attention weights as additional outputs."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
 def with_attention(source: Path, written: Path) -> List[int]:
-    """Copy model.onnx with an output `attention.N` [B,H,S,T] for each Attention operator; the layers N. Weights stay in the file beside it."""
+    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each Attention operator. Return the layers N. External data are not copied."""
     import onnx
 
     model = onnx.load(source, load_external_data=False)
@@ -36,11 +36,11 @@ def with_attention(source: Path, written: Path) -> List[int]:
 
 
 def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
-    """Refuse a copy that does not give what the artefact gives.
+    """Check that the copy gives the same logits as the artefact.
 
     Raises:
-        ValueError: other logits, beyond the tolerance of the certificate.
-        GraphError: a graph that does not run.
+        ValueError: the logits differ by more than the tolerance of the certificate.
+        GraphError: one of the graphs does not run.
     """
     bound = manifest.reference.tolerance if manifest.reference else 1e-4
     try:
@@ -61,7 +61,7 @@ def _logits(path: Path, manifest: Manifest) -> np.ndarray:
 
 
 def _feeds(manifest: Manifest) -> Dict[str, Any]:
-    """One row that reads PROMPT at once."""
+    """Return the inputs of a call that feeds PROMPT as one row."""
     ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
     order = np.arange(ids.shape[1], dtype=np.int64)[None]
     known = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids), "logits_index": order}

@@ -1,4 +1,4 @@
-"""What an encoding alone makes of a distance, for each head, from its float64 oracle."""
+"""Attention by distance that an encoding alone prescribes for each head, computed from its float64 oracle."""
 
 from typing import Any, Dict, List, Optional
 
@@ -8,12 +8,12 @@ from posenc_export import encodings
 from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.runtime.manifest import Manifest
 
-VECTORS = 16  # random vectors that a rotation is averaged over
-Pattern = Dict[str, Any]  # "says": what the numbers are; "heads": numbers by distance [H,distances], 1 at most, the lowest 0 or above
+VECTORS = 16  # number of random vectors over which the score of a rotation is averaged
+Pattern = Dict[str, Any]  # "says": meaning of the numbers; "heads": numbers in 0 .. 1 by head and distance [H,distances]
 
 
-def of_layers(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
-    """A pattern for each layer, from distance 0 on; None where nothing acts by position alone, or with weights of the model's own."""
+def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
+    """Return a pattern of distances 0 .. distances - 1 for each layer, or None if no encoding of the layer is a bias or a rotation without trained weights."""
     config = manifest.config
     made: Dict[str, Optional[Pattern]] = {}
     for name, layer in config["layers"].items():
@@ -30,9 +30,9 @@ def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Option
         return None
     cls = type(encoding)
     if cls.bias is not PositionEncoding.bias:
-        return {"says": "share of a key where all contents are equal, against that of the own token", "heads": _shares(encoding, geometry, distances)}
+        return {"says": "attention weight of a key relative to the query's own token, if all contents are equal", "heads": _shares(encoding, geometry, distances)}
     if cls.rotate is not PositionEncoding.rotate:
-        return {"says": "score of a query with a key equal to it, mean of random vectors", "heads": _similarity(encoding, geometry, distances)}
+        return {"says": "score of a query with an equal key, averaged over random vectors", "heads": _similarity(encoding, geometry, distances)}
     return None
 
 

@@ -1,4 +1,4 @@
-"""Run an artefact: numpy, msgspec and ONNX Runtime, nothing else."""
+"""Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript and pt2."""
 
 from pathlib import Path
 from typing import Callable, Optional, Union
@@ -16,16 +16,16 @@ __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verif
 
 
 def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None) -> Model:
-    """The model of an artefact folder, after its files are checked against its manifest.
+    """Load an artefact folder after checking its files against its manifest.
 
     Args:
         provider: "auto", "cpu" or "cuda".
-        threads: of one operator; all cores where None.
-        digest: that the artefact must have (`posenc inspect` prints it), where it came another way than the files.
+        threads: threads per operator; None uses all cores.
+        digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
 
     Raises:
-        ValueError: not an artefact, an altered one, another digest, a provider that is not there.
-        ModuleNotFoundError: the extra the target needs is not installed.
+        ValueError: the folder is not an artefact, a file is altered, the digest differs, or the provider is not available.
+        ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
     if threads is not None and threads < 1:
@@ -52,19 +52,19 @@ def verify(
     progress: Optional[Callable[[str], None]] = None,
     record: bool = True,
 ) -> Proof:
-    """Prove an artefact where it runs: the whole grid against the reference that it carries.
+    """Verify an artefact on this machine: run every cell of the parity grid and compare with the reference stored in the artefact.
 
     Args:
-        provider, threads, digest: as `load`.
-        progress: called with a line at each stage.
-        record: write the proof into the manifest; False for a folder that cannot be written.
+        provider, threads, digest: as for `load`.
+        progress: called with one line of text at each stage.
+        record: write the proof into the manifest; use False for a read-only folder.
 
     Returns:
         {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}.
 
     Raises:
-        ValueError: as `load`; an artefact without a reference.
-        ModuleNotFoundError: as `load`.
+        ValueError: as for `load`; the artefact has no reference.
+        ModuleNotFoundError: as for `load`.
     """
     from posenc_export.runtime import measuring, proof, reference
 
@@ -72,9 +72,9 @@ def verify(
     model = load(folder, provider, threads, digest)
     manifest = model.manifest
     expected = reference.read(manifest, folder)
-    session, *beside = measuring.sessions(model, threads)
-    cells, bound = measuring.measure(session, expected, progress or (lambda _: None), beside), manifest.reference.tolerance  # type: ignore[union-attr]
-    found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.where(session), "cells": cells}
+    session, *workers = measuring.sessions(model, threads)
+    cells, bound = measuring.measure(session, expected, progress or (lambda _: None), workers), manifest.reference.tolerance  # type: ignore[union-attr]
+    found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.machine_of(session), "cells": cells}
     if not record:
         return found
     others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]

@@ -1,4 +1,4 @@
-"""Memory that a graph reads and writes by address."""
+"""State buffers that a graph reads and writes by address."""
 
 from typing import Any, Sequence
 
@@ -6,16 +6,17 @@ import numpy as np
 
 
 class Buffer:
-    """Memory for one state, on the host (numpy) or on the device (OrtValue).
+    """Memory of one state, on the host (numpy) or on the device (OrtValue).
 
     Args:
-        shape, dtype, fill: of its content.
+        shape, dtype: shape and dtype of the content.
+        fill: initial value of every element.
         device: "cpu" or "cuda".
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
         self.shape, self.device, self.fill = tuple(shape), device, fill
-        # Zeros cost no memory until they are written: a long range is free until it is used.
+        # The operating system allocates zeroed pages when they are first written, so a large capacity costs nothing until it is used.
         self.array: np.ndarray = np.full(self.shape, fill, dtype) if fill else np.zeros(self.shape, dtype)
         self.address, self.dtype = int(self.array.ctypes.data), self.array.dtype
         self.row_bytes = self.array[:1].nbytes
@@ -26,11 +27,11 @@ class Buffer:
             self.address = int(self.value.data_ptr())
 
     def read(self) -> np.ndarray:
-        """The content: a view on the host, a copy from the device."""
+        """Return the content: a view of host memory, or a copy of device memory."""
         return self.array if self.device == "cpu" else self.value.numpy()  # type: ignore[no-any-return]
 
     def write(self, content: np.ndarray) -> None:
-        """Put content [same shape] in place."""
+        """Overwrite the content with an array of the same shape."""
         if self.device == "cpu":
             if content is not self.array:
                 self.array[...] = content

@@ -1,4 +1,4 @@
-"""What a session holds between two calls, as one value: a call makes the next one and puts it in place in a single store."""
+"""The state of a session between two calls, as one immutable value. A call builds the next value and commits it with a single assignment."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Slots = Union[slice, np.ndarray]
 
 @dataclass(frozen=True)
 class Call:
-    """One run of the graph on neighbouring rows.
+    """One run of the graph on consecutive rows.
 
     Args:
-        first: the first row.
-        rows: how many.
-        feeds: graph inputs of these rows, caches left out.
+        first: index of the first row.
+        rows: number of rows.
+        feeds: graph inputs of these rows, without the caches.
     """
 
     first: int
@@ -31,12 +31,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """A run of one token per row that can be repeated.
+    """A repeatable run of the graph on one token per row.
 
     Args:
-        run: takes caches; the output [B,*], which the next run overwrites, and the caches behind it.
-        fixed: where every state is written in place, a call without arguments that does the same to `output`; None elsewhere.
-        output: what `fixed` writes [B,*].
+        run: takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
+        fixed: where all states are written in place, a function without arguments that runs the graph and writes `output`; otherwise None.
+        output: the array [B,*] that `fixed` writes.
     """
 
     run: Callable[[Any], Tuple[np.ndarray, Any]]
@@ -45,55 +45,58 @@ class Step:
 
 
 class Caches(Protocol):
-    """The states of some rows as a value: what returns caches leaves these as they are, except for the slots written in place behind the valid ones."""
+    """The states of a batch of rows, as a value.
+
+    Methods that return caches leave this value unchanged, except for in-place slots past the valid ones.
+    """
 
     rows: int
     capacity: int
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "Caches"]:
-        """Run the graph for each call; each row with its output [S,*], and the states behind them."""
+        """Run the graph for each call. Return pairs of row index and output [S,*], and the updated caches."""
 
     def step(self, feeds: Feeds, rows: int) -> Step:
-        """How to run one token for each of the first `rows` rows, reading `feeds` anew each time."""
+        """Prepare a repeatable run of one token for each of the first `rows` rows. Every run reads the current content of `feeds`."""
 
     def reserve(self, slots: int, rows: int) -> "Caches":
-        """Room for `rows` rows of `slots` slots; no slot behind these holds a token."""
+        """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may hold a token."""
 
     def cut(self, keep: np.ndarray) -> "Caches":
-        """Growing states with the columns behind the last kept one dropped and those not kept [B,columns] filled."""
+        """Return caches whose growing states end at the last kept column and hold their fill value where keep [B,columns] is False."""
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        """Fill the hidden slots of each row of states that are written in place, where the graph would read them."""
+        """Write the fill value to the hidden slots of each row, in the in-place states whose hidden slots the graph reads."""
 
     def move(self, source: int, target: int, slots: int) -> None:
-        """Copy the first `slots` slots of row source over row target, in states written in place."""
+        """Copy the first `slots` slots of row `source` to row `target`, in all in-place states."""
 
     def snapshot(self, row: int) -> List[np.ndarray]:
-        """Copies of the states of a row that each call replaces."""
+        """Return copies of one row of the states that each call replaces."""
 
     def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "Caches":
-        """The states that each call replaces, of some rows put back; those of an empty sequence as they were at first."""
+        """Return caches with the given rows of the states that each call replaces; an empty sequence resets a row to its initial state."""
 
     def emptied(self) -> "Caches":
-        """As at first, but for slots written in place."""
+        """Return caches in their initial state. In-place slots keep their content."""
 
     def fork(self, rows: int, slots: int) -> "Caches":
-        """The same content of the first `slots` slots in memory of its own."""
+        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the first `rows` rows are copied."""
 
 
 @dataclass(frozen=True)
 class Committed:
-    """Rows of a session and what they hold.
+    """The rows of a session and their content.
 
     Args:
-        held: tokens of each row, without those that the stepper took [B] int64.
+        held: number of tokens of each row [B] int64, without those that the stepper has read.
         start: position of the first token of each row [B] int64.
-        slots: which columns hold a token of each row [B,columns] bool; [B,0] where rows fill their own first slots.
+        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
         caches: None before the first call.
-        histories: one for each row where states are replaced by each call, else empty.
-        stepper: takes tokens one at a time from here; its count belongs to the state.
-        moves: rows (source, target) still to be copied.
-        encoded: what an encoder gave for each row, where the model reads one.
+        histories: one history per row if states are replaced by each call; otherwise empty.
+        stepper: reads further tokens one at a time; the tokens that it has read count as part of this state.
+        moves: pairs (source, target) of rows whose in-place states must still be copied.
+        encoded: encoder outputs of each row, if the model reads an encoder.
     """
 
     held: np.ndarray
@@ -107,20 +110,20 @@ class Committed:
 
     @property
     def rows(self) -> int:
-        """Rows B."""
+        """Number of rows B."""
         return len(self.held)
 
     @property
     def length(self) -> np.ndarray:
-        """Tokens of each row [B] int64."""
+        """Number of tokens of each row [B] int64."""
         return self.held + (self.stepper.reached[0] if self.stepper else 0)
 
     def replace(self, **changes: Any) -> "Committed":
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def without_stepper(self, columns: bool) -> "Committed":
-        """The tokens that the stepper took counted in `held` and, where rows share columns, in `slots`."""
+        """Return the same state without a stepper: its tokens are added to `held` and, where rows share columns, to `slots`."""
         if self.stepper is None:
             return self
         taken, caches = self.stepper.reached
@@ -128,6 +131,6 @@ class Committed:
         return self.replace(held=self.held + taken, slots=slots, caches=caches, stepper=None)
 
 
-def nothing() -> Committed:
-    """No rows."""
+def no_rows() -> Committed:
+    """Return the state of a session without rows."""
     return Committed(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), bool))

@@ -1,6 +1,6 @@
-"""What a decoder keeps of the sequence that an encoder has read: keys and values of each row, given once, read by every call.
+"""Encoder outputs that a decoder reads: cross-attention keys and values of each row, given once and read by every call.
 
-Shapes: B batch, Q tokens of the longest encoder sequence, N numbers of a token, K kv heads, D head size.
+Shapes: B batch, Q tokens of the longest encoder sequence, N numbers per token, K kv heads, D head size.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MASK = "encoder_attention_mask"
 
 @dataclass(frozen=True)
 class Encoded:
-    """The graph inputs of Manifest.encoder for all rows.
+    """The graph inputs listed in Manifest.encoder, for all rows.
 
     Args:
         arrays: encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
@@ -24,17 +24,17 @@ class Encoded:
 
     arrays: Dict[str, np.ndarray]
 
-    def of(self, window: slice) -> Dict[str, np.ndarray]:
-        """The inputs of some rows."""
+    def select(self, window: slice) -> Dict[str, np.ndarray]:
+        """Return the graph inputs of a range of rows."""
         return {name: array[window] for name, array in self.arrays.items()}
 
     def joined(self, other: "Encoded") -> "Encoded":
-        """With the rows of another one behind; shorter sequences are padded."""
+        """Return these rows followed by those of `other`. Shorter sequences are padded."""
         most = max(self._length, other._length)
         return Encoded({name: np.concatenate((_padded(array, most), _padded(other.arrays[name], most))) for name, array in self.arrays.items()})
 
     def ordered(self, order: np.ndarray) -> "Encoded":
-        """The rows of these indices."""
+        """Return the rows with these indices."""
         return Encoded({name: array[order] for name, array in self.arrays.items()})
 
     @property
@@ -43,14 +43,15 @@ class Encoded:
 
 
 def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[Encoded]:
-    """What a caller handed in for `count` rows; None for a decoder without an encoder.
+    """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model that reads no encoder.
 
     Args:
         given: outputs of the encoder, [B,Q,N] or a list of rows [q,N].
         attention_mask: [B,Q], 0 at padding of the encoder's sequence.
 
     Raises:
-        ValueError: none where the decoder reads one, or some where it does not; another number of rows, shape or dtype; a row without tokens.
+        ValueError: encoder outputs are missing for a decoder that reads them or given for a model that does not; the number of rows, the shape or the dtype
+            differs; a row has no tokens.
     """
     if not manifest.encoder:
         if given is not None or attention_mask is not None:
@@ -63,7 +64,7 @@ def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], c
     columns, padded = rows.align(given, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
-        raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens")
+        raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence")
     tokens = np.zeros((count, max(lengths), numbers), manifest.dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
@@ -80,30 +81,30 @@ def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], c
 def for_call(
     manifest: Manifest, kept: Optional[Encoded], held: np.ndarray, count: int, given: Any, attention_mask: Optional[np.ndarray]
 ) -> Optional[Encoded]:
-    """What a prefill of `count` rows reads: what is handed in, or what the rows have.
+    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
 
     Args:
-        kept: of the rows of the session.
-        held: tokens of each of them.
-        given, attention_mask: as `take`.
+        kept: encoder outputs of the session's rows.
+        held: number of tokens of each row of the session [B].
+        given, attention_mask: as for `take`.
 
     Raises:
-        ValueError: as `take`; an encoder for rows that have tokens in the cache.
+        ValueError: as for `take`; encoder outputs are given for rows that have tokens in the cache.
     """
     if given is None and attention_mask is None and kept is not None and len(held) == count:
         return kept
     if held.any() and given is not None:
-        raise ValueError(f"session: expected encoder with the first tokens of its rows, got it with {held.tolist()} tokens cached; reset first")
+        raise ValueError(f"session: expected encoder only with the first tokens of a row, got it with {held.tolist()} tokens cached; reset first")
     return take(manifest, given, attention_mask, count)
 
 
 def _row_size(value: Value) -> int:
-    """Numbers of a token K*D."""
+    """Numbers per token, K*D."""
     return int(value.axes[1]) * int(value.axes[3])
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
-    """Zeros behind the tokens of [B,Q] or [B,K,Q,D] up to Q = length."""
+    """Pad [B,Q] or [B,K,Q,D] with zeros to Q = length."""
     axis = min(2, array.ndim - 1)
     widths = [(0, length - array.shape[axis] if index == axis else 0) for index in range(array.ndim)]
     return np.pad(array, widths)

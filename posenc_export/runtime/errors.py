@@ -1,14 +1,14 @@
-"""The error of a call that a graph did not finish."""
+"""The error that a session raises when a graph fails."""
 
-# What ONNX Runtime and libtorch raise there; the former's own types come through `run`, which no session calls.
+# Exceptions of ONNX Runtime and libtorch for a failed run. ONNX Runtime raises its own types only from `InferenceSession.run`, which no session calls.
 RUN_ERRORS = (RuntimeError, IndexError)
 
 
 class GraphError(RuntimeError):
-    """A graph stopped in the middle of a call. The session holds what it held before.
+    """A graph failed during a call. The state of the session is unchanged.
 
     Args:
-        error: what ONNX Runtime or libtorch said; its first line that says something is kept.
+        error: exception of ONNX Runtime or libtorch; the first non-empty line of its message is kept.
     """
 
     def __init__(self, error: BaseException) -> None:

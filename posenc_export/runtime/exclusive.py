@@ -1,4 +1,4 @@
-"""One call at a time on a session, and a settled state before each."""
+"""Decorators for session methods: one call at a time, and a consistent state before each call."""
 
 import functools
 from typing import Any, Callable, List, TypeVar
@@ -8,14 +8,14 @@ BUSY = "session: expected one call at a time, got another while one runs; open a
 
 
 class Turn:
-    """Which calls are inside a session, and how the last one ended.
+    """The running calls of a session, and whether the last call succeeded.
 
-    A call enters by appending to `calls` and leaves by removing an entry, each in one step of the interpreter: an interrupt cannot fall into it.
-    A call that finds another one inside is refused; nobody waits.
+    A call appends an entry to `calls` when it starts and removes one when it ends. Both are atomic in CPython, so an interrupt cannot split them.
+    A call that finds another one running raises; it does not wait.
 
     Attributes:
-        calls: an entry for each call inside.
-        settled: False from the start of a call to its success: what an exception left is put right by the next call.
+        calls: one entry per running call.
+        settled: False from the start of a call until it succeeds. If a call raises, the next call restores a consistent state first.
     """
 
     __slots__ = ("calls", "settled")
@@ -26,16 +26,15 @@ class Turn:
 
 
 def exclusive(method: Method) -> Method:
-    """A method of a session (`_turn`, `_settle`) that runs alone, on a session that the call before it left, or that was settled.
+    """Decorate a method of a session (`_turn`, `_settle`): refuse concurrent calls, and restore a consistent state first if the last call raised.
 
-    Raises:
-        RuntimeError: another call on the session is running, in this thread or another.
+    The method raises RuntimeError while another call on the session runs, in this thread or another.
     """
     return _alone(method, settles=True)
 
 
-def exclusive_as_it_is(method: Method) -> Method:
-    """As `exclusive`, for a method that can do with whatever an exception left."""
+def exclusive_unsettled(method: Method) -> Method:
+    """Decorate as `exclusive` does, without restoring the state first: for methods that discard it."""
     return _alone(method, settles=False)
 
 

@@ -1,6 +1,6 @@
-"""What a graph is fed for a call, and the limits a call must keep.
+"""Build the graph inputs of a call, and check its limits.
 
-Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are wanted.
+Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
 
 from typing import Callable, Dict, List, Tuple
@@ -8,26 +8,28 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rows import Beside
+from posenc_export.runtime.rows import TokenAttributes
 
-Feeds = Dict[str, np.ndarray]  # of a call: graph inputs by name, caches left out
+Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
 
 
-def padded(rows: List[np.ndarray], beside: Beside) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
-    """Rows [count,*] as [B,S,*], zeros behind them, and what stands beside them, [n,count] of each, as [n,B,S]."""
+def padded(rows: List[np.ndarray], attributes: TokenAttributes) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row to [n,B,S]."""
     new = max(len(row) for row in rows)
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
-    others = {name: np.zeros((len(parts[0]), len(rows), new), np.int64) for name, parts in beside.items()}
+    others = {name: np.zeros((len(parts[0]), len(rows), new), np.int64) for name, parts in attributes.items()}
     for row, part in enumerate(rows):
         x[row, : len(part)] = part
-        for name, parts in beside.items():
+        for name, parts in attributes.items():
             others[name][:, row, : len(part)] = parts[row]
     return x, others
 
 
 def last_columns(counts: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Columns [B,R] of the last kept [B] of counts [B] tokens, which stand first in their rows; the last one again where a row keeps fewer than R, column 0 where
-    it has none."""
+    """Return the columns [B,R] of the last `kept` [B] of `counts` [B] valid tokens, which are the first columns of each row.
+
+    A row that keeps fewer than R tokens repeats its last column; a row without tokens gives column 0.
+    """
     columns = (counts - kept)[:, None] + np.arange(int(kept.max(initial=0)))
     return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])
 
@@ -42,13 +44,14 @@ def build(
     start: np.ndarray,
     slots: np.ndarray,
 ) -> Feeds:
-    """The inputs the manifest lists, by name.
+    """Build the graph inputs that the manifest lists, by name.
 
     Args:
-        x, others: tokens [B,S] or [B,S,E], and what stands beside them [n,B,S].
-        counts, kept: tokens of each row [B], and how many of the last ones have their logits wanted.
-        length, start: tokens held and first positions [B].
-        slots: held slots [B,T-S].
+        x, others: tokens [B,S] or [B,S,E], and their attributes [n,B,S] by name.
+        counts: number of new tokens of each row [B].
+        kept: number of last tokens of each row whose logits are requested [B].
+        length, start: number of cached tokens, and position of the first token, of each row [B].
+        slots: whether a column holds a token of the row [B,T-S].
     """
     offsets = np.arange(x.shape[1])
     inside = offsets[None] < counts[:, None]
@@ -65,7 +68,8 @@ def build(
         "logits_index": lambda: last_columns(counts, kept),
         "cache_position": lambda: places,
         "first_position": lambda: start[:, None].copy(),
-        "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),  # a row without tokens: one, to be overwritten
+        # The kernel needs at least one token: slot 0 of a row without tokens is written, and overwritten by its first token.
+        "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),
         "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
         "attention_mask": lambda: np.concatenate((slots, inside), axis=1).astype(np.int64),
     }
@@ -73,39 +77,39 @@ def build(
 
 
 def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray) -> None:
-    """Refuse `counts` more tokens [B] where positions or an in-place cache of `capacity` slots end.
+    """Check that `counts` [B] more tokens fit into the range of positions and into in-place caches of `capacity` slots.
 
     Raises:
-        ValueError: the first position outside the range, or the tokens that would have to be held.
+        ValueError: a position is outside the range, or a row would have more tokens than the cache has slots.
     """
-    ends = [int(first) + int(held) + int(count) for first, held, count in zip(start, length, counts, strict=True)]  # of any size: no sum wraps around
-    for where in (max(ends) - 1, int(start.max()), int(start.min())):
-        if not 0 <= where < manifest.max_positions:
-            raise ValueError(f"session: positions are 0 .. {manifest.max_positions - 1}, got {where}; rewind, or export with larger max_positions")
+    ends = [int(first) + int(held) + int(count) for first, held, count in zip(start, length, counts, strict=True)]  # Python integers do not overflow
+    for position in (max(ends) - 1, int(start.max()), int(start.min())):
+        if not 0 <= position < manifest.max_positions:
+            raise ValueError(f"session: expected positions 0 .. {manifest.max_positions - 1}, got {position}; rewind, or export with larger max_positions")
     held = int((length + counts).max())
     if any(state.update == "in_place" for state in manifest.states) and held > capacity:
-        raise ValueError(f"session: the cache holds {capacity} tokens, got {held}; open the session with a larger capacity")
+        raise ValueError(f"session: expected at most {capacity} tokens of a row in the cache, got {held}; open the session with a larger capacity")
 
 
-def check_keeps(manifest: Manifest, what: str) -> None:
-    """Refuse what only a model with caches can do.
+def check_has_cache(manifest: Manifest, call: str) -> None:
+    """Check that a call is made on a model with caches.
 
     Raises:
-        ValueError: a bidirectional model.
+        ValueError: the model is bidirectional.
     """
     if not manifest.states:
-        raise ValueError(f"session: {what} needs what is cached, got a bidirectional model, which reads a row at once; call prefill")
+        raise ValueError(f"session: expected a model with a cache for {call}, got a bidirectional model, which reads whole rows; call prefill")
 
 
-def check_rows(manifest: Manifest, what: str) -> None:
-    """Refuse what needs rows that come and go one by one.
+def check_rows_are_independent(manifest: Manifest, call: str) -> None:
+    """Check that rows can be added and removed one by one.
 
     Raises:
-        ValueError: a bidirectional model, or one whose rows share columns.
+        ValueError: the model is bidirectional, or its rows share cache columns.
     """
-    check_keeps(manifest, what)
+    check_has_cache(manifest, call)
     if manifest.layout == "columns":
         raise ValueError(
-            f"session: {what} needs rows that fill their own first slots, got target {manifest.target} with signature {manifest.signature}, "
+            f"session: expected rows with cache slots of their own for {call}, got target {manifest.target} with signature {manifest.signature}, "
             "whose rows share columns; export target ort, onnx-static or torchscript with signature positions"
         )

@@ -10,20 +10,20 @@ from typing import BinaryIO, Iterator, List, Optional, Union
 
 from posenc_export.runtime.schema import File, Manifest
 
-PREFIX = ".posenc-"  # begins the names of temporary folders and files of an export
-ASIDE = f"{PREFIX}old-"  # followed by the name of the artefact that is being replaced, where the system cannot exchange two folders
-PART = f"{PREFIX}part-"  # begins the name of a file that is being written
+PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it
+ASIDE = f"{PREFIX}old-"  # prefix of the artefact that is being replaced, on systems that cannot exchange two folders atomically
+PART = f"{PREFIX}part-"  # prefix of a file that is being written
 
 
 def locate(folder: Union[str, Path]) -> Path:
-    """The folder; or the one that an interrupted export set aside, where the folder is missing."""
+    """Return the folder or, if it is missing, the old artefact that an interrupted export set aside."""
     folder = Path(folder)
     aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
     return aside if not folder.exists() and aside.is_dir() else folder
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace the content of a file in one step: at every moment path holds the old content or the new one."""
+    """Replace the content of a file atomically: at every moment, path holds either the old content or the new content."""
     part = path.with_name(PART + secrets.token_hex(4))
     try:
         write(part, content)
@@ -34,14 +34,14 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def write(path: Path, content: bytes) -> File:
-    """Write a file and flush it to the disk; returns its digest and size."""
+    """Write a file and flush it to disk. Return its digest and size."""
     with writing(path) as stream:
         stream.write(content)
     return stream.entry()
 
 
 class Hashed:
-    """A file that is being written, in one pass with its digest.
+    """A writer that computes the digest of a file while writing it.
 
     Args:
         stream: open for writing, at the beginning of the file.
@@ -51,23 +51,23 @@ class Hashed:
         self._stream, self._hash, self.bytes = stream, hashlib.sha256(), 0
 
     def write(self, content: Union[bytes, memoryview]) -> None:
-        """Add bytes at the end."""
+        """Append bytes."""
         self._stream.write(content)
         self._hash.update(content)
         self.bytes += len(content)
 
     def align(self, to: int) -> None:
-        """Add zeros up to the next multiple of `to` bytes."""
+        """Append zeros up to the next multiple of `to` bytes."""
         self.write(bytes(-self.bytes % to))
 
     def entry(self) -> File:
-        """Digest and size of what was written so far."""
+        """Return digest and size of the bytes written so far."""
         return File(self._hash.hexdigest(), self.bytes)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Hashed]:
-    """A file that is written in parts, and flushed to the disk when the context ends."""
+    """Open a file for writing in parts. It is flushed to disk when the context ends."""
     with path.open("wb") as stream:
         yield Hashed(stream)
         stream.flush()
@@ -75,7 +75,7 @@ def writing(path: Path) -> Iterator[Hashed]:
 
 
 def sync(path: Path) -> None:
-    """Flush the content of a file, or the names in a folder, to the disk."""
+    """Flush the content of a file, or the entries of a folder, to disk."""
     if os.name == "nt" and path.is_dir():  # Windows cannot flush a folder
         return
     number = os.open(path, os.O_RDONLY)
@@ -86,16 +86,16 @@ def sync(path: Path) -> None:
 
 
 def entry(path: Path) -> File:
-    """Digest and size of a file."""
+    """Return digest and size of a file."""
     with path.open("rb") as stream:
         return File(hashlib.file_digest(stream, "sha256").hexdigest(), path.stat().st_size)
 
 
 def check(folder: Path, manifest: Manifest) -> None:
-    """Compare every file that the manifest lists.
+    """Compare every file that the manifest lists with its digest and size.
 
     Raises:
-        ValueError: the first that is missing or altered.
+        ValueError: a file is missing or altered; the message names the first one.
     """
     for name in sorted(manifest.files):
         _compare(folder, name, manifest)
@@ -103,13 +103,15 @@ def check(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
-    """Compare every file that the manifest lists: one of them while the context is open, in a thread, and the others before. It closes when all are compared.
+    """Compare every file that the manifest lists with its digest and size, one of them in a thread while the context is open, all others before it opens.
+
+    The context ends when all files are compared.
 
     Args:
-        meanwhile: a file that nothing in the context takes for more than numbers.
+        meanwhile: name of the file to compare in the thread. The code in the context may read it as plain numbers, never execute or parse it.
 
     Raises:
-        ValueError: the first that is missing or altered, in place of what the context raises.
+        ValueError: a file is missing or altered; replaces an exception that the context raises.
     """
     for name in sorted(manifest.files):
         if name != meanwhile or _present(folder, name).stat().st_size != manifest.files[name].bytes:
@@ -120,7 +122,7 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     found: List[File] = []
 
     def read() -> None:
-        with suppress(OSError):  # met again below, where the caller sees it
+        with suppress(OSError):  # _compare below reads the file again and raises in the caller's thread
             found.append(entry(folder / meanwhile))
 
     thread = threading.Thread(target=read)
@@ -141,6 +143,6 @@ def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] 
 
 def _present(folder: Path, name: str) -> Path:
     path = folder / name
-    if not path.is_file():  # a link to a file is allowed, since its content is compared
+    if not path.is_file():  # a link is allowed: the content that it points to is compared
         raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
     return path

@@ -1,4 +1,4 @@
-"""Text from a session: a prompt, then one token after the other."""
+"""Generate tokens with a session: prefill a prompt, then sample and feed one token at a time."""
 
 from typing import Any, Iterator, Optional, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from posenc_export.runtime.rows import Rows
 from posenc_export.runtime.sampling import choose
 
-ENDED = -1  # the id of a row that has ended
+ENDED = -1  # id that is given for a row that has ended
 
 
 def generate(
@@ -21,15 +21,15 @@ def generate(
     stop: Optional[Sequence[int]],
     encoder: Optional[Rows],
 ) -> Iterator[np.ndarray]:
-    """Session.generate."""
+    """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
     if manifest.kind != "decoder" and not (manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary):
-        raise ValueError(f"session: generate takes a decoder, got kind {manifest.kind}; call prefill")
+        raise ValueError(f"session: expected a decoder for generate, got kind {manifest.kind}; call prefill")
     if max_tokens < 1:
-        raise ValueError(f"session: max_tokens is at least 1, got {max_tokens}; give max_tokens=N")
+        raise ValueError(f"session: expected max_tokens of at least 1, got {max_tokens}; give max_tokens=N")
     counts = [len(row) for row in prompt]
     if not all(counts):
-        raise ValueError(f"session: a prompt has a token in every row, got {counts}; leave empty rows out")
+        raise ValueError(f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out")
     stops = np.array(session.manifest.stop_ids if stop is None else stop, np.int64)
     random, going = np.random.default_rng(seed), np.ones(len(counts), bool)
     logits = session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
@@ -41,6 +41,6 @@ def generate(
             return
         if going.all():
             logits = session.step(chosen)
-        else:  # rows that have ended read nothing more
+        else:  # rows that have ended read no more tokens
             output = session.prefill([[token] if more else [] for token, more in zip(chosen.tolist(), going, strict=True)])
             logits = np.where(going[:, None], output[:, 0], logits)

@@ -1,4 +1,4 @@
-"""A session whose rows share their batch with rows of others, which come and go between its calls."""
+"""Run a scenario on a session whose batch also holds a guest row, which is admitted and retired between calls."""
 
 from typing import Any, List, Optional, Sequence, Union
 
@@ -8,20 +8,20 @@ from posenc_export.runtime.session import Session
 
 
 class WithGuests:
-    """Drives a session as if its rows were alone, while a guest row is there in one call and not in the next.
+    """The interface of a session for the rows of a scenario, while a guest row is present in every second call.
 
-    The first guest has index 0: when it goes, the last row of the scenario moves to its place.
+    The first guest has index 0. When it is retired, the last row of the scenario moves to that index.
 
     Args:
-        session: empty; rows come and go on its target.
-        guests: tokens that guests read [n,L] or [n,L,E].
+        session: an empty session whose target supports admit and retire.
+        guests: tokens of the guests [n,L] or [n,L,E].
         start: position of a guest's first token.
-        encoder: what an encoder gave for each guest [q,N], where the model reads one.
+        encoder: encoder outputs of each guest [q,N], if the model reads an encoder.
     """
 
     def __init__(self, session: Session, guests: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]] = None) -> None:
         self.session, self.manifest, self.guests, self.start, self.encoder = session, session.manifest, guests, start, encoder
-        self.order: List[int] = []  # index of each row of the scenario
+        self.order: List[int] = []  # index in the session of each row of the scenario
         self.guest: Optional[int] = None
 
     def prefill(
@@ -33,7 +33,7 @@ class WithGuests:
         encoder: Optional[Sequence[np.ndarray]] = None,
         logits_to_keep: int = 0,
     ) -> np.ndarray:
-        """As Session.prefill; the first time beside a guest."""
+        """Run Session.prefill for the rows of the scenario; the first call includes a guest."""
         rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
         if self.order:
             self._exchange()
@@ -47,7 +47,7 @@ class WithGuests:
             sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
             made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
         longest = max(len(row) for row in rows)
-        if logits_to_keep:  # the last output of each row is in the last column
+        if logits_to_keep:  # outputs are aligned to the last column
             return made[self.order, -min(logits_to_keep, longest) :]
         columns = longest if attention_mask is None else attention_mask.shape[1]
         output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
@@ -57,26 +57,26 @@ class WithGuests:
         return output
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
-        """As Session.step."""
+        """Run Session.step for the rows of the scenario."""
         self._exchange()
         together = np.repeat(self.guests[:1, 4], self.session.batch, 0)
         together[self.order] = inputs
         return self.session.step(together)[self.order]
 
     def rewind(self, n: Any) -> None:
-        """As Session.rewind; the guest stays where it is."""
+        """Run Session.rewind for the rows of the scenario; the guest is not rewound."""
         back = np.zeros(self.session.batch, np.int64)
         back[self.order] = n
         self.session.rewind(back)
 
     def fork(self) -> "WithGuests":
-        """As Session.fork."""
+        """Run Session.fork; the fork has the same guest."""
         other = WithGuests(self.session.fork(), self.guests, self.start, self.encoder)
         other.order, other.guest = list(self.order), self.guest
         return other
 
     def _exchange(self) -> None:
-        """A guest that is there goes; where there is none, another one comes."""
+        """Retire the guest if one is present; otherwise admit one."""
         if self.guest is None:
             self.session.admit(self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2])
             self.guest = self.session.batch - 1

@@ -1,6 +1,6 @@
-"""What a rewind needs where states are replaced by each call: their values at a few lengths, and the tokens fed since.
+"""Histories for rewinding states that each call replaces: snapshots of the states at some lengths, and the tokens fed after each.
 
-A state that a call replaces (a recurrent vector, a sum) cannot be cut back. It is restored from the last mark before the target and fed the tokens in between.
+Such a state (a recurrent vector, a sum) cannot be truncated. A rewind restores the last snapshot before the target and replays the tokens in between.
 """
 
 from dataclasses import dataclass, field
@@ -8,21 +8,19 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-SPACING = 16  # steps from one mark to the next: a rewind feeds fewer tokens than that again
-Numbers = Dict[str, np.ndarray]  # what stands beside the tokens of one row, by graph input: [n,count]
-
-
-Part = Tuple[np.ndarray, Numbers]  # tokens [count,*] of a call and what stands beside them
+SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
+RowAttributes = Dict[str, np.ndarray]  # attributes of the tokens of one row by graph input, [n,count] int64 each
+Part = Tuple[np.ndarray, RowAttributes]  # tokens [count,*] of one call, and their attributes
 
 
 @dataclass
-class Mark:
-    """The states of a row at a length, and what was fed behind it.
+class Snapshot:
+    """The states of a row at one length, and the tokens fed after it.
 
     Args:
-        length: tokens of the row.
-        states: values of the states that calls replace, of this row alone.
-        parts: one for each call.
+        length: number of tokens of the row.
+        states: values of this row in the states that calls replace.
+        parts: tokens fed since, one entry per call.
     """
 
     length: int
@@ -31,61 +29,61 @@ class Mark:
 
     @property
     def end(self) -> int:
-        """Length behind the last token."""
+        """Number of tokens of the row after the last part."""
         return self.length + sum(len(tokens) for tokens, _ in self.parts)
 
     def first(self, count: int) -> Part:
-        """The first `count` tokens, and what stands beside them."""
+        """Return the first `count` tokens fed after the snapshot, and their attributes."""
         if not count:
             return np.zeros(0, np.int64), {}
-        tokens, numbers = np.concatenate([tokens for tokens, _ in self.parts]), [numbers for _, numbers in self.parts]
-        return tokens[:count], {name: np.concatenate([part[name] for part in numbers], axis=1)[:, :count] for name in numbers[0]}
+        tokens, attributes = np.concatenate([tokens for tokens, _ in self.parts]), [attributes for _, attributes in self.parts]
+        return tokens[:count], {name: np.concatenate([part[name] for part in attributes], axis=1)[:, :count] for name in attributes[0]}
 
 
 class RowHistory:
-    """Marks of one row, oldest first, without a gap from the first mark to the last token.
+    """Snapshots of one row, oldest first, with every token fed since the first snapshot.
 
     Args:
-        limit: tokens that can be taken back; older marks are dropped, so that memory does not grow with the sequence.
+        limit: number of tokens that can be taken back. Older snapshots are dropped, so that memory does not grow with the sequence.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.marks: List[Mark] = []
+        self.snapshots: List[Snapshot] = []
 
-    def wants_mark(self, count: int) -> bool:
+    def needs_snapshot(self, count: int) -> bool:
         """Whether `record` of `count` tokens needs the states before them."""
-        return not self.marks or count > 1 or self.marks[-1].end - self.marks[-1].length >= SPACING
+        return not self.snapshots or count > 1 or self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
 
-    def record(self, length: int, states: Optional[Sequence[np.ndarray]], tokens: np.ndarray, numbers: Numbers) -> None:
-        """Remember tokens [count,*] that are about to be fed behind `length`; states where `wants_mark`."""
-        part = (tokens.copy(), {name: numbers[name].copy() for name in numbers})
+    def record(self, length: int, states: Optional[Sequence[np.ndarray]], tokens: np.ndarray, attributes: RowAttributes) -> None:
+        """Record tokens [count,*] that are about to be fed to a row of `length` tokens; states are required if `needs_snapshot`."""
+        part = (tokens.copy(), {name: attributes[name].copy() for name in attributes})
         if states is None:
-            self.marks[-1].parts.append(part)
+            self.snapshots[-1].parts.append(part)
             return
-        self.marks.append(Mark(length, states, [part]))
-        while len(self.marks) > 1 and length - self.marks[1].length >= self.limit:
-            self.marks.pop(0)
+        self.snapshots.append(Snapshot(length, states, [part]))
+        while len(self.snapshots) > 1 and length - self.snapshots[1].length >= self.limit:
+            self.snapshots.pop(0)
 
     def reach(self, length: int) -> int:
-        """The least length that a row of `length` tokens can be taken back to."""
-        return self.marks[0].length if self.marks else length
+        """Return the smallest length that a row of `length` tokens can be rewound to."""
+        return self.snapshots[0].length if self.snapshots else length
 
-    def back_to(self, target: int) -> Tuple[Mark, Part]:
-        """The last mark at or before `target`, and the tokens that lead from it to `target`."""
-        mark = next(mark for mark in reversed(self.marks) if mark.length <= target)
-        return mark, mark.first(target - mark.length)
+    def back_to(self, target: int) -> Tuple[Snapshot, Part]:
+        """Return the last snapshot at or before `target`, and the tokens to replay from it to `target`."""
+        snapshot = next(snapshot for snapshot in reversed(self.snapshots) if snapshot.length <= target)
+        return snapshot, snapshot.first(target - snapshot.length)
 
     def cut(self, length: int) -> None:
-        """Forget what was recorded behind `length`, of a rewind or of a call that broke off."""
-        while self.marks and self.marks[-1].length > length:
-            self.marks.pop()
-        if self.marks and self.marks[-1].end > length:
-            mark = self.marks[-1]
-            mark.parts = [mark.first(length - mark.length)] if length > mark.length else []
+        """Drop what was recorded past `length`: after a rewind, or after a call that raised."""
+        while self.snapshots and self.snapshots[-1].length > length:
+            self.snapshots.pop()
+        if self.snapshots and self.snapshots[-1].end > length:
+            snapshot = self.snapshots[-1]
+            snapshot.parts = [snapshot.first(length - snapshot.length)] if length > snapshot.length else []
 
     def copy(self) -> "RowHistory":
-        """The same past, for a fork."""
+        """Return an independent copy, for a fork."""
         other = RowHistory(self.limit)
-        other.marks = [Mark(mark.length, mark.states, list(mark.parts)) for mark in self.marks]
+        other.snapshots = [Snapshot(each.length, each.states, list(each.parts)) for each in self.snapshots]
         return other

@@ -1,4 +1,4 @@
-"""posenc.json, from which the runtime knows a model: written in one step, and read with every check that needs no graph."""
+"""The manifest posenc.json, the runtime's only description of a model: atomic writing, and reading with every check that needs no graph."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ from posenc_export.runtime.schema import SCHEMA, Axis, File, Manifest, Package, 
 __all__ = ["FILE_NAME", "SCHEMA", "Axis", "File", "Manifest", "Package", "State", "Value", "read", "read_alone", "write"]
 
 FILE_NAME = "posenc.json"
-LONGEST = 64 << 20  # bytes; a manifest of a deep decoder has some 100 kB
+LONGEST = 64 << 20  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
 REMEDY = "export again, or give the folder as `posenc export` wrote it"
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    """Write posenc.json into folder in one step, with sorted keys and a digest of its content."""
+    """Write posenc.json into a folder atomically, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = digest_of(content)
     files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
@@ -27,11 +27,11 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
     """Read posenc.json and check every file against it.
 
     Args:
-        folder: of the artefact; one that an export left aside when it was stopped is found (files.locate).
-        digest: that the manifest must have (Manifest.digest), where it came another way than the files.
+        folder: artefact folder; if it is missing, the one that an interrupted export set aside (files.locate).
+        digest: expected Manifest.digest, obtained from a source other than the folder itself; None skips the comparison.
 
     Raises:
-        ValueError: as `read_alone`; a missing or altered file.
+        ValueError: as for `read_alone`; a file is missing or altered.
     """
     folder = files.locate(folder)
     manifest = read_alone(folder, digest)
@@ -40,10 +40,10 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
 
 
 def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
-    """Read posenc.json; the files that it lists are still to be compared (files.check).
+    """Read posenc.json without comparing the files that it lists (files.check does that).
 
     Raises:
-        ValueError: no manifest, an altered manifest, another schema or digest, a field of another type or range, fields that contradict each other.
+        ValueError: the manifest is missing or altered, has another schema or digest, has a field of a wrong type or outside its range, or contradicts itself.
     """
     content = _content(folder)
     if content.get("schema") != SCHEMA:
@@ -65,7 +65,7 @@ def _content(folder: Path) -> Any:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
     try:
         content = msgspec.json.decode(path.read_bytes())
-        json.dumps(content)  # content that cannot be encoded again has no digest: lone surrogates, deep nesting
+        json.dumps(content)  # the digest needs content that can be encoded again; lone surrogates and deep nesting cannot
     except RecursionError:
         raise ValueError(f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}") from None
     except ValueError as error:
@@ -87,5 +87,5 @@ def _manifest(folder: Path, content: Any) -> Manifest:
 
 
 def _short(value: Any) -> str:
-    """One line, at most 300 characters."""
+    """Return a value as one line of at most 300 characters, for messages."""
     return " ".join(str(value).split())[:300]

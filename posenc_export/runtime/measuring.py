@@ -1,4 +1,4 @@
-"""Measuring whether an artefact gives what it must: every cell of the grid of scenarios on sessions of one loaded graph.
+"""Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded graph and compare with the expected outputs.
 
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
@@ -18,24 +18,24 @@ from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.guests import WithGuests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
-from posenc_export.runtime.proof import BATCHES, SHORT, Beside, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
+from posenc_export.runtime.proof import BATCHES, SHORT, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.session import Session
 
-GUEST_LENGTH = 8  # tokens that a guest row may need
-THREADED = 64 << 20  # bytes of weights that one core reads in 5 ms, the time for which Python lets a thread run
-MOST_WORKERS = 4  # each has caches and activations of its own
+GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
+THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
+MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 
 @dataclass(frozen=True)
 class Part:
-    """Cells that one worker measures, one after the other.
+    """Cells that one worker measures in sequence.
 
     Args:
-        title: of the part.
-        cells: what a session goes through, by name; pairs of actual and expected outputs.
-        long: whether it takes more than SHORT tokens.
+        title: name for progress messages.
+        cells: by name, a function that drives a session and yields pairs of actual and expected outputs.
+        long: whether the cells need more than SHORT tokens.
     """
 
     title: str
@@ -44,10 +44,10 @@ class Part:
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """What measures a model: a session for the full cache and, where the weights are large, smaller ones for the threads that measure beside each other.
+    """Open the sessions for `measure`: one with room for the full cache and, for large weights, smaller ones for worker threads.
 
     Args:
-        threads: of one operator, as the model was loaded.
+        threads: threads per operator that the model was loaded with.
     """
     whole = model.session(capacity=fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
@@ -57,29 +57,29 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     return [whole, *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers))]
 
 
-def measure(session: Session, expected: Expected, progress: Callable[[str], None], beside: Sequence[Session] = ()) -> Dict[str, float]:
-    """The worst error of every cell of the grid, by name, relative to the largest expected output.
+def measure(session: Session, expected: Expected, progress: Callable[[str], None], workers: Sequence[Session] = ()) -> Dict[str, float]:
+    """Return the worst error of every cell of the grid, by name, relative to the largest expected output.
 
     Args:
-        session: what fills a cache and, where there are no others, goes through all cells.
-        progress: called with a line at each stage, in this thread.
-        beside: on the same graph, of at least SHORT tokens; each has a thread of its own.
+        session: runs the cell that fills a cache and, if there are no workers, all other cells.
+        progress: called with one line of text at each stage, in the calling thread.
+        workers: further sessions on the same graph, with a capacity of at least SHORT tokens; each is used by one thread at a time.
     """
     progress(f"{session.manifest.target}: verifying")
     parts = _parts(session.manifest, expected)
     cells: Dict[str, float] = {}
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
-    for own in beside or [session]:
-        idle.put(own)
+    for worker in workers or [session]:
+        idle.put(worker)
 
     def measured(part: Part) -> Dict[str, float]:
-        own = idle.get()
+        worker = idle.get()
         try:
-            return {name: rounded_up(_worst(session if part.long else own, expected.columns, pairs)) for name, pairs in part.cells.items()}
+            return {name: rounded_up(_worst(session if part.long else worker, expected.columns, pairs)) for name, pairs in part.cells.items()}
         finally:
-            idle.put(own)
+            idle.put(worker)
 
-    pool = ThreadPoolExecutor(len(beside)) if beside else None
+    pool = ThreadPoolExecutor(len(workers)) if workers else None
     try:
         for part, found in zip(parts, pool.map(measured, parts) if pool else map(measured, parts), strict=True):
             cells |= found
@@ -91,7 +91,7 @@ def measure(session: Session, expected: Expected, progress: Callable[[str], None
 
 
 def _parts(manifest: Manifest, expected: Expected) -> List[Part]:
-    """All cells, the parts with most work first: workers then end at about the same time."""
+    """Return all cells, the largest parts first, so that the workers finish at about the same time."""
     parts = []
     if expected.filled is not None:
         tokens, last = expected.filled
@@ -103,8 +103,8 @@ def _parts(manifest: Manifest, expected: Expected) -> List[Part]:
             case, name = largest.rows(batch), f"batch {batch}, start {start}"
             scenarios = _scenarios(manifest, case)
             parts.append(Part(name, {f"{name}: {cell}": _on(scenario, case) for cell, scenario in scenarios.items()}))
-    for name, (fed, full) in expected.beside.items():
-        parts.append(Part(name, {name: functools.partial(BESIDE[name], beside=fed, full=full)}))
+    for name, (given, full) in expected.attribute_cases.items():
+        parts.append(Part(name, {name: functools.partial(ATTRIBUTE_CELLS[name], case=given, full=full)}))
     return parts
 
 
@@ -113,21 +113,21 @@ def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
 
 
 def _worst(session: Session, columns: np.ndarray, pairs: Callable[[Session], Pairs]) -> float:
-    """The worst error of what a scenario yields on an empty session."""
+    """Run a scenario on an empty session and return its worst error; infinity if the graph fails."""
     session.reset()
     try:
         return max(worst_error(_of(columns, actual), _of(columns, wanted)) for actual, wanted in pairs(session))
-    except GraphError:  # no answer is as far from the right one as any
+    except GraphError:
         return math.inf
 
 
 def _of(columns: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """The compared numbers of an output; what is expected may hold these only."""
+    """Select the compared columns of an output. Expected outputs from a file hold only these columns."""
     return output if output.shape[-1] == len(columns) else output[..., columns]
 
 
 def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
-    """What the artefact must go through, by name; where rows fill their own slots, with rows that come and go too."""
+    """Return the scenarios for an artefact, by name. Layout "rows" adds scenarios in which rows are admitted and retired."""
     length = case.tokens.shape[1]
     if not manifest.states:
         return grid_of_whole_calls(length)
@@ -141,30 +141,30 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
 
 
 def _beside_guests(scenario: Scenario) -> Scenario:
-    """The scenario on rows that share their batch with others."""
+    """Return the scenario run on a batch that guest rows join and leave."""
     return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
 
 
-def _coordinates(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
-    """Every token at a place of its own on every axis, in chunks; then back and again: what is fed behind a rewind has its coordinates too."""
-    grid = beside.numbers["grid"]
-    yield session.prefill(beside.tokens, chunk=7, grid=grid), full
-    for back in range(1, min(6, beside.tokens.shape[1])) if session.manifest.states else ():
+def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
+    """Prefill in chunks with different coordinates for every token, then rewind and prefill the last tokens again with their coordinates."""
+    grid = case.attributes["grid"]
+    yield session.prefill(case.tokens, chunk=7, grid=grid), full
+    for back in range(1, min(6, case.tokens.shape[1])) if session.manifest.states else ():
         session.rewind(back)
-        yield session.prefill(beside.tokens[:, -back:], grid=grid[:, :, -back:]), full[:, -back:]
+        yield session.prefill(case.tokens[:, -back:], grid=grid[:, :, -back:]), full[:, -back:]
 
 
-def _segments(session: Session, beside: Beside, full: np.ndarray) -> Pairs:
-    """Every token of a segment of its own, and at a place of its own where there are coordinates, behind padding."""
-    numbers = beside.numbers
-    yield session.prefill(beside.tokens, attention_mask=beside.mask, grid=numbers.get("grid"), token_types=numbers.get("token_types")), full
+def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
+    """Prefill tokens of different segments, with coordinates if the model has them, the first row with left padding."""
+    attributes = case.attributes
+    yield session.prefill(case.tokens, attention_mask=case.mask, grid=attributes.get("grid"), token_types=attributes.get("token_types")), full
 
 
-BESIDE = {"coordinates": _coordinates, "segments": _segments}
+ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
 
 
 def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
-    """A prompt in chunks up to the last position, the last token as a step; compared where something is expected."""
+    """Fill the cache to its end: all tokens but the last in chunks, the last as a step. Yields only the outputs for which `last` has expected values."""
     length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], fill_chunk(session.manifest)
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))

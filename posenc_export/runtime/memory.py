@@ -1,4 +1,4 @@
-"""The memory under the rows of a session: opened, shared by more rows, cut back, and filled where no token stands."""
+"""Cache memory of a session: opening it, adding and removing rows, truncating, and filling slots without a token."""
 
 from typing import Callable, List, Tuple
 
@@ -7,21 +7,21 @@ import numpy as np
 from posenc_export.runtime.committed import Caches, Committed, Slots
 from posenc_export.runtime.history import RowHistory
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rows import Beside
+from posenc_export.runtime.rows import TokenAttributes
 
 
 class Memory:
-    """Makes the next `Committed` of a session from its last one where no token is read.
+    """Operations that turn one `Committed` state of a session into the next without running the graph.
 
     Args:
-        open_caches: empty caches for so many rows of so many slots.
+        open_caches: function of a number of rows and a number of slots; returns empty caches.
         manifest: description of the graph.
-        batch: rows that caches have room for at first.
-        most: slots that in-place caches may grow to.
-        rewind: tokens of a row that can be taken back where states are replaced by each call.
+        batch: number of rows that new caches have room for.
+        most: largest number of slots of in-place caches.
+        rewind: number of tokens of a row that can be taken back if states are replaced by each call.
 
     Attributes:
-        written: slots of any row that a call may have written in place and that were not filled since.
+        written: number of slots of a row that may have been written in place and not filled since, the largest of all rows.
     """
 
     def __init__(self, open_caches: Callable[[int, int], Caches], manifest: Manifest, batch: int, most: int, rewind: int) -> None:
@@ -30,11 +30,11 @@ class Memory:
         self.written = 0
 
     def used(self, state: Committed) -> int:
-        """Slots in use, of the longest row or of all rows together, without those of the stepper."""
+        """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
         return state.slots.shape[1] if self.columns else int(state.held.max(initial=0))
 
     def opened(self, state: Committed, starts: np.ndarray) -> Committed:
-        """Empty rows, one for each start [B]; in the memory of the state, where it has room."""
+        """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
         count, caches = len(starts), state.caches
         if caches is None or (caches.rows != count if self.columns else caches.rows < count):
             room = count if self.columns else max(count, self.batch)
@@ -46,7 +46,7 @@ class Memory:
         return opened
 
     def joined(self, state: Committed, starts: np.ndarray) -> Committed:
-        """The state with an empty row for each start [n] behind its own."""
+        """Return the state with an empty row appended for each start [n]."""
         assert state.caches is not None
         first, end = state.rows, state.rows + len(starts)
         caches = state.caches.reserve(self.used(state), end)
@@ -56,7 +56,7 @@ class Memory:
         return state.replace(held=held, start=begin, slots=np.zeros((end, 0), bool), caches=caches, histories=state.histories + self._histories(len(starts)))
 
     def without(self, state: Committed, row: int) -> Committed:
-        """The state less one row, the last row at its index; what is written in place is still to be moved (`moved`)."""
+        """Return the state without one row; the last row takes its index. Its in-place states are copied later, by `apply_moves`."""
         assert state.caches is not None
         last = state.rows - 1
         order = np.arange(last)
@@ -68,39 +68,39 @@ class Memory:
         rows = {"held": state.held[order], "start": state.start[order], "slots": state.slots[order], "encoded": encoded}
         return state.replace(**rows, caches=caches, histories=histories, moves=moves)
 
-    def taken_back(self, state: Committed, target: np.ndarray) -> Tuple[Committed, List[np.ndarray], Beside]:
-        """The state at or before `target` tokens [B] of each row, and the tokens and numbers of each row that lead from there to the target.
+    def rewound(self, state: Committed, target: np.ndarray) -> Tuple[Committed, List[np.ndarray], TokenAttributes]:
+        """Return a state at or before `target` tokens [B] of each row, and the tokens of each row to replay from there, with their attributes.
 
         Raises:
-            ValueError: states that each call replaces are not kept for so many tokens.
+            ValueError: no snapshot of the states that each call replaces is left at or before the target.
         """
-        none = self._no_tokens()
-        again, numbers = [none] * state.rows, {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
+        replay = [self._no_tokens()] * state.rows
+        attributes = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
         if not self.replaces:
-            return self.cut(state, target), again, numbers
+            return self.cut(state, target), replay, attributes
         reach = [history.reach(int(length)) for history, length in zip(state.histories, state.held, strict=True)]
         if (np.array(reach) > target).any():
             raise ValueError(
-                f"session: expected a rewind to lengths of at least {reach}, for states that each call replaces are kept for the last {self.rewind} tokens, "
+                f"session: expected a rewind to lengths of at least {reach}, since recurrent states are kept for the last {self.rewind} tokens, "
                 f"got {target.tolist()}; open the session with rewind=N"
             )
         held, restored = state.held.copy(), {}
         for row in np.flatnonzero(target < state.held):
-            mark, (tokens, beside) = state.histories[row].back_to(int(target[row]))
-            held[row], restored[int(row)] = mark.length, mark.states
+            snapshot, (tokens, row_attributes) = state.histories[row].back_to(int(target[row]))
+            held[row], restored[int(row)] = snapshot.length, snapshot.states
             if len(tokens):
-                again[row] = tokens
-                for name, part in beside.items():
-                    numbers[name][row] = part
+                replay[row] = tokens
+                for name, part in row_attributes.items():
+                    attributes[name][row] = part
         assert state.caches is not None
-        return self.cut(state.replace(caches=state.caches.restored(restored)), held), again, numbers
+        return self.cut(state.replace(caches=state.caches.restored(restored)), held), replay, attributes
 
     def _no_tokens(self) -> np.ndarray:
         value = self.manifest.inputs[0]
         return np.zeros([0, *(int(axis) for axis in value.axes[2:])], value.dtype)
 
     def cut(self, state: Committed, target: np.ndarray) -> Committed:
-        """The state with the first `target` tokens [B] of each row; what is written in place is still to be filled (`tidy`)."""
+        """Return the state truncated to the first `target` tokens [B] of each row. In-place slots are filled later, by `tidy`."""
         assert state.caches is not None
         if not self.columns:
             return state.replace(held=target)
@@ -108,26 +108,26 @@ class Memory:
         caches = state.caches.cut(slots)
         return state.replace(held=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
 
-    def moved(self, state: Committed) -> Committed:
-        """The state with its rows moved. May be broken off and done again until it is committed: sources stay as they are."""
+    def apply_moves(self, state: Committed) -> Committed:
+        """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
         for source, target in state.moves:
             assert state.caches is not None
             state.caches.move(source, target, int(state.held[target]))
         return state.replace(moves=())
 
     def tidy(self, state: Committed) -> None:
-        """Fill slots and end histories behind the tokens that are held. May be broken off and done again."""
+        """Fill the slots past the tokens of each row and cut the histories there. An interrupted call can be repeated."""
         if state.caches is not None:
             self.wipe(state)
             for row, history in enumerate(state.histories):
                 history.cut(int(state.held[row]))
 
-    def mark(self, state: Committed) -> None:
-        """Count the slots in use as written, and those of the stepper, that of a step which broke off among them."""
+    def count_written(self, state: Committed) -> None:
+        """Raise `written` to the slots that the state and its stepper have used, including one slot of a step that may have been interrupted."""
         self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + 1 if state.stepper else 0))
 
     def wipe(self, state: Committed) -> None:
-        """Fill every written slot that holds no token of the state."""
+        """Write the fill value to every written slot that holds no token of the state."""
         assert state.caches is not None
         written, slots = self.written, state.slots
         hidden: List[Slots] = [slice(0, written)] * state.caches.rows

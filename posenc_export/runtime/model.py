@@ -1,4 +1,4 @@
-"""A loaded artefact: its graph and weights once, for any number of sessions."""
+"""A loaded artefact: one graph with its weights, shared by any number of sessions."""
 
 from typing import Any, Optional
 
@@ -7,7 +7,7 @@ from posenc_export.runtime.session import REWIND, Session
 
 
 class Model:
-    """What `load` gives. It may be shared between threads; a session belongs to one.
+    """A loaded artefact, as returned by `load`. Threads may share a model; each session must be used by one thread at a time.
 
     Args:
         graph: OrtGraph or TorchGraph.
@@ -18,27 +18,27 @@ class Model:
 
     @property
     def manifest(self) -> Manifest:
-        """Description of the artefact."""
+        """The manifest of the artefact."""
         return self.graph.manifest  # type: ignore[no-any-return]
 
     @property
     def provider(self) -> str:
-        """Where the graph runs: "cpu" or "cuda"."""
+        """The device that runs the graph: "cpu" or "cuda"."""
         return str(self.graph.device)
 
     def session(self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:
-        """Empty caches on this graph.
+        """Open a session with empty caches on this graph.
 
         Args:
-            batch: rows that the caches have room for at once; more rows, in a prefill or admitted later, move them into larger memory.
-            capacity: most tokens of a row in caches that are written in place; the whole range of positions where None.
-            rewind: tokens that can be taken back, from the furthest a row has read, where states are replaced by each call (recurrent encodings, linear
-                attention).
+            batch: number of rows to allocate caches for. If a prefill or an admit needs more rows, the caches are moved to larger memory.
+            capacity: largest number of tokens per row in caches that are written in place; None allows the whole range of positions.
+            rewind: number of tokens, counted from the longest length a row has had, that `Session.rewind` can take back if states are replaced by each call
+                (recurrent encodings, linear attention). Memory grows with it.
 
         Raises:
-            ValueError: a number below 1, or that is not whole.
+            ValueError: an argument is not a whole number of at least 1.
         """
         for name, value in (("batch", batch), ("capacity", 1 if capacity is None else capacity), ("rewind", rewind)):
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ValueError(f"session: expected {name} as a whole number of at least 1, got {value!r}")
+                raise ValueError(f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default")
         return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)

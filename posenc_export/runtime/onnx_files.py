@@ -1,4 +1,4 @@
-"""Checks before model.onnx is loaded: it reads no file that the manifest does not list. Refusals of ONNX Runtime become one line."""
+"""Check that model.onnx reads only files that the manifest lists, before it is loaded; and turn load errors of ONNX Runtime into one-line messages."""
 
 import mmap
 import re
@@ -27,7 +27,7 @@ REFUSALS = (
     states.NotImplemented,
     states.RuntimeException,
 )
-# Of each message of onnx.proto, the fields that lead to tensors, and the message each one holds.
+# For each message type of onnx.proto: the field numbers that lead to tensors, and the message type of each.
 FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -39,16 +39,16 @@ FIELDS: Dict[str, Dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {},
 }
-SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # the place in the source of ONNX Runtime that a message begins with
-DEEPEST = 64  # levels of graphs inside graphs
-LENGTHS = {1: 8, 5: 4}  # bytes of the wire types of fixed length
+SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # source location and function signature at the start of a message of ONNX Runtime
+DEEPEST = 64  # levels of nested graphs
+LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Refuse a graph that reads a file which the manifest does not list, and whose digest was therefore not compared.
+    """Check that a graph reads only files that the manifest lists, since only their digests are compared.
 
     Raises:
-        ValueError: the first such file, or a file that is no ONNX model.
+        ValueError: the graph names another file, or path is not an ONNX model.
     """
     with path.open("rb") as stream:
         if not path.stat().st_size:
@@ -64,10 +64,10 @@ def check_external(path: Path, manifest: Manifest) -> None:
 
 
 def locations(content: Buffer) -> Set[str]:
-    """The files of external data that a serialised ModelProto names, in any of its tensors.
+    """Return the external data files that the tensors of a serialised ModelProto name.
 
     Raises:
-        ValueError: content that is no protocol buffer.
+        ValueError: the content is not a protocol buffer.
     """
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
@@ -75,7 +75,7 @@ def locations(content: Buffer) -> Set[str]:
 
 def _locations(view: memoryview, at: int, end: int, message: str, depth: int) -> Iterator[str]:
     if depth > 4 * DEEPEST:
-        raise ValueError("graphs nested too deep")
+        raise ValueError("graphs that are nested too deeply")
     entry = {1: b"", 2: b""}
     while at < end:
         tag, at = _varint(view, at, end)
@@ -86,7 +86,7 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
         length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
         at = start + length
         if at > end:
-            raise ValueError("a field that ends behind the file")
+            raise ValueError("a field that extends past the end of the file")
         if message == "entry" and field in entry:
             entry[field] = bytes(view[start:at])
         elif kind == 2 and field in FIELDS[message]:
@@ -102,29 +102,29 @@ def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
-    """The number that starts at `at`, and the index behind it."""
+    """Read the variable-length integer at index `at`. Return it and the index after it."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= end:
-            raise ValueError("a number that ends behind the file")
+            raise ValueError("an integer that extends past the end of the file")
         byte = view[at]
         at += 1
         number |= (byte & 127) << shift
         if byte < 128:
             return number, at
-    raise ValueError("a number of more than ten bytes")
+    raise ValueError("an integer of more than ten bytes")
 
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn the error of ONNX Runtime for a file that it does not load into one ValueError.
+    """Turn errors of ONNX Runtime while loading a file into a ValueError of one line.
 
     Raises:
-        ValueError: the file, and the first line of the reason.
+        ValueError: ONNX Runtime did not load the file; the message gives the first line of its reason.
     """
     try:
         yield
-    except (*REFUSALS, UnicodeDecodeError) as error:  # UnicodeDecodeError: names that are no UTF-8
+    except (*REFUSALS, UnicodeDecodeError) as error:  # UnicodeDecodeError: the graph holds names that are not UTF-8
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"

@@ -1,4 +1,4 @@
-"""A graph under ONNX Runtime: buffers are bound to inputs and outputs by address, on the host or on the device."""
+"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the host or on the device."""
 
 import functools
 import platform
@@ -20,16 +20,16 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.onnx_files import check_external, refused
 from posenc_export.runtime.rules import check_graph
 
-# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and the LayerNormalization that it stands for (ONNX Runtime 1.31, widths 256 to 1536).
+# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """ "cpu" or "cuda"; "auto" is cuda where ONNX Runtime has it and the artefact runs there.
+    """Return the provider for an artefact, "cpu" or "cuda". "auto" chooses cuda if ONNX Runtime has it and the artefact can run on it.
 
     Raises:
-        ValueError: an unknown name, a provider this installation lacks, or one the artefact has no kernels for.
+        ValueError: the name is unknown, ONNX Runtime lacks the provider, or the artefact has operators without kernels for it.
     """
     present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
     host_only = manifest.operators.get("GroupQueryAttention", 0) > 0 and manifest.dtype == "float32"
@@ -45,7 +45,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
 
 
 def _saturates() -> bool:
-    """Whether products of unsigned and signed bytes may saturate: on x86 without VNNI. True on x86 where the system does not tell."""
+    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI. True on x86 if the CPU's features are not known."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:
@@ -58,10 +58,10 @@ class OrtGraph:
     """A loaded model.onnx (runtime.buffered.Graph).
 
     Args:
-        path: the file.
-        manifest: its description.
+        path: the file model.onnx.
+        manifest: description of the graph.
         provider: "cpu" or "cuda".
-        threads: of one operator; all cores where None.
+        threads: threads per operator; None uses all cores.
     """
 
     strided = False
@@ -69,10 +69,10 @@ class OrtGraph:
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        # Shares of far keys under ALiBi are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
+        # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
-            options.add_session_config_entry("session.x64quantprecision", "1")  # products of unsigned bytes, which are slower
+            options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
         if threads:
             options.intra_op_num_threads = threads
         self.manifest, self.device = manifest, provider
@@ -86,7 +86,7 @@ class OrtGraph:
             raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
-        """Empty caches for `rows` rows of `capacity` slots."""
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""What an artefact must give: numpy and its manifest, no torch.
+"""Inputs of the parity grid, and the container for its expected outputs. Needs numpy and a manifest, no torch.
 
-An artefact carries its reference: inputs follow from a seed, expected outputs stand in a file. `expected` of any origin, that file or the live module,
-is compared by the same grid of scenarios (runtime/measuring.py).
+Inputs are generated from names. Expected outputs come from the reference file of the artefact or from the live module; runtime/measuring.py compares either
+with the artefact's outputs.
 
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
@@ -24,74 +24,74 @@ from posenc_export.runtime.schema import FAILED
 from posenc_export.runtime.session import Session
 
 BATCHES = (1, 3)
-LENGTH = 36  # tokens per row: long enough for every cut, short enough for an oracle that goes entry by entry
-LONGEST = 4096  # tokens of the one cell that fills a cache to its end; beyond it the start offsets carry the proof
-SHORT = 256  # tokens of a row, padding included, in every cell but the full cache; memory of caches comes in pages of 2 MiB, so that a long range is not free
-LARGE = 1 << 26  # weights that a token reads: from here on the grid is thinner, or it would take minutes
-WORK = 1 << 37  # weights times tokens of the cell that fills a cache: 4096 tokens of 32 M weights, 1024 of 128 M
-ENCODED = 11  # tokens of the sequence that an encoder has read
-CHUNK = 512
-SEGMENT_PADDING = 3  # columns in front of the first row
-WIDEST = 1 << 22  # numbers of the outputs of one call that fills a cache, 16 MiB: fewer tokens at a time where the vocabulary is large
+LENGTH = 36  # tokens per row: enough for every way of splitting a sequence, few enough for the element-wise oracle
+LONGEST = 4096  # most tokens of the cell that fills a cache; longer ranges are tested by start positions
+SHORT = 256  # most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2 MiB, so larger capacities cost memory
+LARGE = 1 << 26  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
+WORK = 1 << 37  # limit of weights times tokens for the cell that fills a cache: 4096 tokens for 32 M weights, 1024 for 128 M
+ENCODED = 11  # tokens of the longest encoder sequence
+CHUNK = 512  # most tokens fed at a time by the cell that fills a cache
+SEGMENT_PADDING = 3  # columns of left padding in the first row
+WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Tokens with coordinates or segments of their own.
+class AttributeCase:
+    """Tokens with attributes: coordinates, segments or both.
 
     Args:
         tokens: [2,L] or [2,L,E].
-        mask: attention mask [2,L]; the first row has padding in front where there are segments.
-        numbers: "grid" [axes,2,L] and "token_types" [2,L], as the arguments of a call, one of them or both.
+        mask: attention mask [2,L]; with segments, the first row has left padding.
+        attributes: arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
     """
 
     tokens: np.ndarray
     mask: np.ndarray
-    numbers: Dict[str, np.ndarray]
+    attributes: Dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an artefact must give.
+    """Inputs and expected outputs of the parity grid.
 
     Args:
-        columns: which of the numbers of an output are compared [V].
+        columns: indices of the compared numbers of an output [V].
         cases: by start position, for the larger of BATCHES.
-        beside: by the name of a cell, what is fed there and the expected outputs [2,L,V]: where the encoding has coordinates or the model segments.
-        filled: tokens that fill a cache [1,n], or [1,n,E], and the expected outputs of the last of them [1,m,V]; none for models without a cache.
+        attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
+        filled: tokens that fill a cache [1,n] or [1,n,E], and the expected outputs of the last ones [1,m,V]; None for models without a cache.
     """
 
     columns: np.ndarray
     cases: Dict[int, Case]
-    beside: Dict[str, Tuple[Beside, np.ndarray]]
+    attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
     filled: Optional[Tuple[np.ndarray, np.ndarray]]
 
 
 def starts(manifest: Manifest) -> List[int]:
-    """Positions that sequences start from: the first, one further on unless the model is large, and the last that leaves room."""
+    """Return the start positions of the sequences: 0, one in the middle unless the model is large, and the last at which a sequence fits."""
     if manifest.signature == "mask":
-        return [0]  # positions are counted from the mask
+        return [0]  # the graph counts positions from the mask
     last = manifest.max_positions - length_of(manifest)
     return sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
 
 
 def is_large(manifest: Manifest) -> bool:
-    """Whether the grid is thinner: shorter sequences, two starts, a single row at the first of them alone, a full cache of fewer tokens."""
+    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the first of them, fewer tokens in the full cache."""
     return manifest.step_weights >= LARGE
 
 
 def fill_length(manifest: Manifest) -> int:
-    """Tokens of the cell that fills a cache, and slots of that cache."""
+    """Return the number of tokens of the cell that fills a cache, which is also the capacity of that cache."""
     return min(manifest.max_positions, LONGEST, max(WORK // max(manifest.step_weights, 1), SHORT))
 
 
 def length_of(manifest: Manifest) -> int:
-    """Tokens of a sequence L."""
+    """Return the number of tokens of a sequence L."""
     return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
-    """Tokens of a case, the same with another ending, and where it begins."""
+    """Return tokens of a case [B,L], the same tokens with another ending, and the index where the endings begin."""
     length, rows = length_of(manifest), max(BATCHES)
     fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
     other = tokens.copy()
@@ -99,27 +99,27 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
     return tokens, other, fork_at
 
 
-def beside_inputs(manifest: Manifest) -> Dict[str, Beside]:
-    """What is fed in the cells of coordinates and of segments; where a model has both, its segments stand beside coordinates."""
+def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
+    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
     length, cells = length_of(manifest), {}
     tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
     given = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
     if given:
-        cells["coordinates"] = Beside(tokens, whole, given)
+        cells["coordinates"] = AttributeCase(tokens, whole, given)
     if manifest.segments:
         padded = whole.copy()
         padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
-        cells["segments"] = Beside(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
+        cells["segments"] = AttributeCase(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
     return cells
 
 
 def fill_inputs(manifest: Manifest) -> np.ndarray:
-    """Tokens that fill a cache [1,n]."""
+    """Return the tokens that fill a cache [1,n] or [1,n,E]."""
     return inputs(manifest, (1, fill_length(manifest)), "tokens to fill a cache")
 
 
 def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
-    """What an encoder gave for each row [q,N], each shorter than the one before, in the artefact's dtype; None where the model reads none."""
+    """Return encoder outputs for each row [q,N] in the artefact's dtype, each row shorter than the one before. None if the model reads no encoder."""
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
@@ -128,12 +128,12 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
 
 
 def fill_chunk(manifest: Manifest) -> int:
-    """How many of them are fed at a time: fewer where the graph gives the outputs of all of them."""
+    """Return how many tokens of `fill_inputs` to feed at a time: fewer if the graph computes the outputs of all tokens."""
     return CHUNK if manifest.input("logits_index") else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
 
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Tokens, or hidden states of variance 1, that follow from a name alone, on every machine and in every version of numpy."""
+    """Generate tokens, or hidden states of variance 1, from a name: the same on every machine and for every version of numpy."""
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
@@ -141,17 +141,17 @@ def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 
 def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Numbers of variance 1, float64, that follow from a name."""
+    """Generate float64 numbers with a uniform distribution of mean 0 and variance 1 from a name."""
     return ((_bits(shape, name) + 0.5) / 2**31 - 1) * math.sqrt(3)
 
 
 def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
-    """Whole numbers 0 .. limit - 1, int64, that follow from a name."""
+    """Generate whole numbers 0 .. limit - 1, int64, from a name."""
     return (_bits(shape, name).astype(np.int64) * limit) >> 32
 
 
 def rounded_up(error: float) -> float:
-    """An error rounded up to two digits, by up to a tenth, since a certificate states a bound; FAILED where it is not finite."""
+    """Round an error up to two digits, by at most 10 percent, since a certificate states an upper bound. FAILED if the error is not finite."""
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")
@@ -162,8 +162,8 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
 
 
-def where(session: Session) -> str:
-    """The processor or GPU, and the library that runs the graph."""
+def machine_of(session: Session) -> str:
+    """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     library = "torch" if session.manifest.target in ("torchscript", "pt2", "eager") else "onnxruntime"
     found = f"{_gpu() if session.provider == 'cuda' else processor()}, {library}"
     for name in (library, f"{library}-gpu"):
@@ -175,10 +175,10 @@ def where(session: Session) -> str:
 
 
 def processor() -> str:
-    """Name of the CPU."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # a system without it
+    except OSError:  # not Linux
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()

@@ -1,9 +1,8 @@
-"""What a model.pt2 may hold, so that loading it runs no code but the operators of its graph.
+"""Check the content of model.pt2, so that loading it runs no code except the operators of its graph.
 
-torch.export.load unpickles (sample inputs, constants, weights with use_pickle), evaluates (sizes, through sympy), executes (guards) and looks up
-(operators, as attributes of torch). An archive passes if it has entries of tensors as plain bytes, and a program whose every string is a name, a size built
-from symbols and whole numbers, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py,
-torch/export/_unlift.py.
+torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates sizes with sympy, executes guards, and looks up operators as
+attributes of torch. An archive is accepted if its tensors are plain bytes, and if every string of its program is a name, a size built from symbols and whole
+numbers, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
 """
 
 import ast
@@ -19,15 +18,15 @@ PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
 OPERATOR = re.compile(r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*", re.ASCII)
-CHOICES = ("floor", "trunc", "none", "tanh", "Infinity", "-Infinity", "NaN")  # modes of operators; floats that JSON has no numbers for
+CHOICES = ("floor", "trunc", "none", "tanh", "Infinity", "-Infinity", "NaN")  # modes of operators, and floats that JSON cannot represent
 EMPTY = ("guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph", "treespec_namedtuple_fields")
 FUNCTIONS = ("Add", "Mul", "Max", "Min", "FloorDiv", "CleanDiv", "Mod", "PythonMod")
-LONGEST = 4096  # characters of a size
-DEEPEST = 64  # levels of JSON
+LONGEST = 4096  # characters of a size expression
+DEEPEST = 64  # levels of nested JSON
 
 
 def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
-    """The entries torch.export.save wrote, without those that loading would unpickle or execute: sample inputs and guards."""
+    """Remove sample inputs and guards, which loading would unpickle and execute, from the entries that torch.export.save wrote."""
     root = _root(entries)
     program = json.loads(entries[root + PROGRAM])
     program["guards_code"] = []
@@ -35,21 +34,21 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def check(entries: Dict[str, bytes]) -> None:
-    """Refuse an archive that is more than tensors and a graph of ATen operators.
+    """Check that an archive holds only tensors and a graph of ATen operators.
 
     Raises:
-        ValueError: the first entry or string that may not be there.
+        ValueError: an entry or a string is not allowed; the message gives the first one.
     """
     root = _root(entries)
     names = {name.removeprefix(root) for name in entries}
     for name in sorted(names):
         if not (name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)):
-            _refuse("entries are a program and tensors", repr(name)[:80])
+            _refuse("only entries for a program and its tensors", repr(name)[:80])
     for name in (SAMPLES, PROGRAM, *CONFIGS):
         if name not in names:
-            _refuse(f"the archive has an entry {name}", "none")
+            _refuse(f"an entry {name}", "none")
     if entries[root + SAMPLES]:
-        _refuse(f"{SAMPLES} is empty", f"{len(entries[root + SAMPLES])} bytes, which would be unpickled")
+        _refuse(f"{SAMPLES} to be empty", f"{len(entries[root + SAMPLES])} bytes, which torch would unpickle")
     for name in CONFIGS:
         _check_payloads(name, _parsed(name, entries[root + name]), names)
     _check_program("program", "", _parsed(PROGRAM, entries[root + PROGRAM]), 0)
@@ -60,36 +59,36 @@ def _root(entries: Dict[str, bytes]) -> str:
 
 
 def _refuse(rule: str, found: str) -> NoReturn:
-    raise ValueError(f"{rule}, got {found}")
+    raise ValueError(f"expected {rule}, got {found}")
 
 
 def _parsed(name: str, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is JSON, got {error}") from None
+        raise ValueError(f"expected {name} to be JSON, got {error}") from None
 
 
 def _check_payloads(name: str, content: Any, names: Any) -> None:
-    """Every tensor is plain bytes of an entry that is there."""
+    """Check that every tensor is stored as plain bytes in an entry of the archive."""
     payloads = content.get("config") if isinstance(content, dict) else None
     if not isinstance(payloads, dict):
-        _refuse(f"{name} has a table of tensors", "none")
+        _refuse(f"a table of tensors in {name}", "none")
     for key, payload in payloads.items():
         path = payload.get("path_name") if isinstance(payload, dict) else None
         if not isinstance(path, str) or not PAYLOAD.fullmatch(path) or f"{name.rsplit('/', 1)[0]}/{path}" not in names:
-            _refuse(f"{name} names an entry of the archive for each tensor", repr(path)[:80])
+            _refuse(f"{name} to name an entry of the archive for each tensor", repr(path)[:80])
         if payload.get("use_pickle") is not False or not isinstance(payload.get("tensor_meta"), dict):
-            _refuse(f"tensors are plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
+            _refuse(f"tensors as plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
         _check_program(name, "", payload, 0)
 
 
 def _check_program(where: str, key: str, node: Any, depth: int) -> None:
-    """Every string, by the key it stands under."""
+    """Check every string of a JSON value, by the rule for the key of the object that holds it."""
     if depth > DEEPEST:
-        _refuse(f"{where} nests at most {DEEPEST} levels", "more")
+        _refuse(f"at most {DEEPEST} nested levels in {where}", "more")
     if node and key in EMPTY:
-        _refuse(f"{key} of {where} is empty", repr(node)[:80])
+        _refuse(f"{key} of {where} to be empty", repr(node)[:80])
     if isinstance(node, dict):
         for name, value in node.items():
             _check_text(where, "name", name)
@@ -113,7 +112,7 @@ def _check_text(where: str, key: str, text: str) -> None:
     else:
         passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
     if not passes:
-        _refuse(f"{key or 'a string'} of {where} is a name, a size or an ATen operator", repr(text)[:120])
+        _refuse(f"{key or 'a string'} of {where} to be a name, a size or an ATen operator", repr(text)[:120])
 
 
 def _is_size_text(text: str) -> bool:
@@ -121,12 +120,12 @@ def _is_size_text(text: str) -> bool:
         return False
     try:
         return _is_size(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what the parser raises for text that is no expression, or too deep a one
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # raised by the parser for text that is not an expression or is nested too deeply
         return False
 
 
 def _is_size(node: ast.AST) -> bool:
-    """Symbol('s0', positive=True), Integer(3), Pow of a symbol to a small power, or a function of these."""
+    """Whether an expression is Symbol('s0', positive=True), Integer(3), a small power of a symbol, or a function of these."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
     name, arguments = node.func.id, node.args
@@ -137,7 +136,7 @@ def _is_size(node: ast.AST) -> bool:
         return False
     if name == "Integer":
         return len(arguments) == 1 and re.fullmatch(r"-?\d{1,18}", ast.unparse(arguments[0])) is not None
-    if name == "Pow":  # a power of numbers could take for ever to work out
+    if name == "Pow":  # powers of numbers are not allowed: evaluating a large one would not end
         if len(arguments) != 2 or re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is None:
             return False
         return ast.unparse(arguments[0]).startswith("Symbol(") and _is_size(arguments[0])
@@ -145,7 +144,7 @@ def _is_size(node: ast.AST) -> bool:
 
 
 def _is_spec(node: Any, depth: int) -> bool:
-    """A tree of tuples, lists and empty dicts, as torch.utils._pytree writes it: [1, {"type", "context", "children_spec"}]."""
+    """Whether a value is a tree of tuples, lists and empty dicts as torch.utils._pytree writes it: [1, {"type", "context", "children_spec"}]."""
     if depth == 0:
         return isinstance(node, list) and len(node) == 2 and node[0] == 1 and _is_spec(node[1], 1)
     if depth > DEEPEST or not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"} or not isinstance(node["children_spec"], list):

@@ -1,4 +1,4 @@
-"""What callers hand to a session, checked and brought to one form.
+"""Check the arguments of session calls and convert them to one form.
 
 Shapes: B batch, S columns, E model width.
 """
@@ -11,28 +11,28 @@ import numpy as np
 from posenc_export.runtime.manifest import Manifest, Value
 
 Rows = Union[np.ndarray, Sequence[Any]]
-Beside = Dict[str, List[np.ndarray]]  # whole numbers that stand beside the tokens: of each row [n,count]
-Numbers = Union[None, int, Sequence[int], np.ndarray]
+TokenAttributes = Dict[str, List[np.ndarray]]  # coordinates and token types by graph input: for each row [n,count] int64
+Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
 LARGEST = np.iinfo(np.int64).max
-SHOWN = 200  # characters of what a caller gave, in a refusal
+SHOWN = 200  # most characters of an argument that an error message quotes
 
 
 @dataclass(frozen=True)
 class Given:
-    """Rows that a caller handed in, checked, their valid tokens in front.
+    """Checked arguments of a prefill, without padding.
 
     Args:
-        tokens: of each row [count] or [count,E].
-        numbers: what stands beside them.
-        counts: tokens of each row [B].
-        columns: where they stood in what was handed in, of each row [count].
-        shape: B and S of what was handed in.
-        chunk: tokens of a row to be fed at a time.
-        logits_to_keep: how many of the last tokens of each row have their outputs wanted, at most those of the longest row; 0 for all.
+        tokens: valid tokens of each row, [count] or [count,E].
+        attributes: attributes of these tokens.
+        counts: number of tokens of each row [B].
+        columns: columns of these tokens in the caller's input, for each row [count].
+        shape: B and S of the caller's input.
+        chunk: number of tokens of a row to feed at a time.
+        logits_to_keep: number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens.
     """
 
     tokens: List[np.ndarray]
-    numbers: Beside
+    attributes: TokenAttributes
     counts: np.ndarray
     columns: List[np.ndarray]
     shape: Tuple[int, ...]
@@ -40,7 +40,7 @@ class Given:
     logits_to_keep: int
 
     def kept_of(self, begin: int, end: int) -> np.ndarray:
-        """How many of the tokens begin .. end - 1 of each row have their outputs wanted [B]: the last ones of them."""
+        """Return how many of the tokens begin .. end - 1 of each row have their outputs requested [B]; these are the last ones of the range."""
         here = np.clip(self.counts - begin, 0, end - begin)
         if not self.logits_to_keep:
             return here
@@ -48,7 +48,10 @@ class Given:
         return np.clip(self.logits_to_keep - behind, 0, here)
 
     def spread(self, outputs: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Outputs of each row, by chunk [count,*], as one array [B,S,*] with zeros at padding; of the last tokens alone as [B,n,*] with zeros in front."""
+        """Join the outputs of each row, one array [count,*] per chunk, to [B,S,*] with zeros at padding.
+
+        With logits_to_keep = n the result is [B,n,*], aligned to the last column, with zeros in front.
+        """
         count = self.logits_to_keep or self.shape[1]
         result = np.zeros((self.shape[0], count, outputs[0][0].shape[-1]), outputs[0][0].dtype)
         for row, columns in enumerate(self.columns):
@@ -66,129 +69,132 @@ def take(
     token_types: Optional[np.ndarray],
     logits_to_keep: Optional[int],
 ) -> Given:
-    """What a caller handed in; arguments as Session.prefill.
+    """Check the arguments of Session.prefill.
 
     Raises:
-        ValueError: no rows, shapes, dtypes, ids or numbers that do not fit.
+        ValueError: there are no rows, or a shape, dtype, id or number is not allowed.
     """
     columns, padded = align(inputs, attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
-        raise ValueError("session: expected at least one row, got none")
+        raise ValueError("session: expected at least one row, got none; give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
     size = _at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
     kept = _at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     vocabulary = manifest.vocabulary
     if vocabulary:
         check_tokens(vocabulary, tokens)
-    numbers = beside(grid, token_types, manifest, columns, padded.shape[:2])
+    attributes = attributes_of(grid, token_types, manifest, columns, padded.shape[:2])
     longest = int(counts.max())
-    # A bidirectional model sees a row at once.
+    # A bidirectional model reads whole rows.
     fed = min(size, max(longest, 1)) if manifest.states else max(longest, 1)
-    return Given(tokens, numbers, counts, columns, padded.shape[:2], fed, min(kept, longest))
+    return Given(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
 
 
 def _at_least(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"session: {name} is a whole number of at least {least}, got {shown(value)}")
+        raise ValueError(f"session: expected {name} to be a whole number of at least {least}, got {shown(value)}")
     return int(value)
 
 
 def shown(value: Any) -> str:
-    """A value that a caller gave, for a refusal: one line, at most SHOWN characters."""
+    """Format a caller's value for an error message: one line of at most SHOWN characters."""
     line = " ".join(repr(value).split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
 
 
 def array_of(name: str, given: Any) -> np.ndarray:
-    """given as an array.
+    """Convert an argument to an array.
 
     Raises:
-        ValueError: rows of different lengths, or what else is no array.
+        ValueError: the rows differ in length, or the argument cannot be converted.
     """
     try:
         return np.asarray(given)
     except ValueError:
-        raise ValueError(f"session: {name} is one array, got rows of different shapes: {shown(given)}") from None
+        raise ValueError(f"session: expected {name} to be one array, got rows of different shapes: {shown(given)}") from None
 
 
 def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
-    """Refuse ids outside 0 .. vocabulary - 1.
+    """Check that all ids are in 0 .. vocabulary - 1.
 
     Raises:
-        ValueError: the lowest and the highest id of the row.
+        ValueError: an id is outside; the message gives the smallest and the largest id of its row.
     """
     for row in rows:
         if row.size and (row.min() < 0 or row.max() >= vocabulary):
-            raise ValueError(f"session: token ids are 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}")
+            raise ValueError(f"session: expected token ids 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}; use the model's own tokenizer")
 
 
 def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> Tuple[List[np.ndarray], np.ndarray]:
-    """Columns of the valid tokens of each row, and the rows as one array [B,S] or [B,S,E] of value's dtype.
+    """Return the columns of the valid tokens of each row, and the rows as one array [B,S] or [B,S,E] of value's dtype.
 
     Raises:
-        ValueError: another dtype or shape than the graph input has, a mask of another shape or other values than 0 and 1.
+        ValueError: dtype or shape differ from the graph input, the mask has another shape, or it has values other than 0 and 1.
     """
     padded, lengths = _whole(inputs, value) if isinstance(inputs, np.ndarray) else _stacked(inputs, value)
     inside = np.arange(padded.shape[1])[None] < lengths[:, None]
     if attention_mask is not None:
         mask = array_of("attention_mask", attention_mask)
         if mask.shape != inside.shape:
-            raise ValueError(f"session: attention_mask is {list(inside.shape)} as the inputs, got {list(mask.shape)}")
+            raise ValueError(f"session: expected attention_mask of shape {list(inside.shape)} as the inputs, got {list(mask.shape)}")
         if not ((mask == 0) | (mask == 1)).all():
-            raise ValueError(f"session: attention_mask is 1 at tokens and 0 at padding, got {mask.min()} .. {mask.max()}")
+            raise ValueError(f"session: expected attention_mask to be 1 at tokens and 0 at padding, got {mask.min()} .. {mask.max()}")
         inside &= mask == 1
     return [np.flatnonzero(row) for row in inside], padded
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
-    """One whole number, or one per row, as [B] int64; None is 0.
+    """Convert one whole number, or one per row, to [B] int64. None is 0.
 
     Raises:
-        ValueError: fractions, numbers beyond 64 bits, or another count than there are rows.
+        ValueError: a number is not whole or exceeds int64, or the count differs from the number of rows.
     """
     given = array_of(name, 0 if numbers is None else numbers)
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
-        raise ValueError(f"session: {name} is a whole number below 2^63 or one for each of {rows} rows, got {shown(numbers)}")
+        raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {shown(numbers)}")
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 
-def beside(grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]) -> Beside:
-    """What is given of grid [axes,B,S] and token types [B,S], for the valid tokens of each row.
+def attributes_of(
+    grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]
+) -> TokenAttributes:
+    """Return grid [axes,B,S] and token types [B,S], as far as given, for the valid tokens of each row.
 
     Raises:
-        ValueError: an encoding without coordinates, a model without segments, another shape, a dtype of no whole numbers, numbers outside the range.
+        ValueError: grid is given for an encoding without coordinates, token types for a model without segments; a shape or dtype differs; a number is outside
+            its range.
     """
-    found: Beside = {}
+    found: TokenAttributes = {}
     if grid is not None:
         if not manifest.axes:
-            raise ValueError("session: grid is for encodings with coordinates of their own, got one that counts positions; leave it out")
+            raise ValueError("session: expected an encoding with coordinates for grid, got an encoding without; leave grid out")
         found["grid"] = _numbers("grid", grid, (manifest.axes, *shape), manifest.max_positions, valid)
     if token_types is not None:
         segments = manifest.segments
         if not segments:
-            raise ValueError(f"session: token_types are for encoders with segments, got a {manifest.kind}; leave them out")
+            raise ValueError(f"session: expected a model with segments for token_types, got kind {manifest.kind} without; leave token_types out")
         found["token_type_ids"] = _numbers("token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid)
     return found
 
 
 def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]) -> List[np.ndarray]:
-    """given [n,B,S], checked, as [n,count] of each row."""
+    """Check an argument [n,B,S] and return its valid tokens for each row [n,count] int64."""
     numbers = array_of(name, given)
     if numbers.shape != wanted or numbers.dtype.kind not in "iu":
-        raise ValueError(f"session: {name} is {list(wanted)} whole numbers, got {list(numbers.shape)} {numbers.dtype}")
+        raise ValueError(f"session: expected {name} of shape {list(wanted)} with whole numbers, got shape {list(numbers.shape)} {numbers.dtype}")
     rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
     for row in rows:
         if row.size and not (0 <= row.min() and row.max() < limit):
-            raise ValueError(f"session: {name} is 0 .. {limit - 1}, got {row.min()} .. {row.max()}; give others, or export a larger range")
+            raise ValueError(f"session: expected {name} in 0 .. {limit - 1}, got {row.min()} .. {row.max()}; export a larger range, or give smaller numbers")
     return [row.astype(np.int64) for row in rows]
 
 
 def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
     if inputs.dtype != np.dtype(value.dtype):
-        raise ValueError(f"session: inputs are {value.dtype}, got {inputs.dtype}")
+        raise ValueError(f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; convert it with astype")
     if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
-        raise ValueError(f"session: {value.name} is {list(value.axes)}, got shape {list(inputs.shape)}")
+        raise ValueError(f"session: expected {value.name} of shape {list(value.axes)}, got {list(inputs.shape)}")
     return inputs, np.full(len(inputs), inputs.shape[1])
 
 
@@ -210,7 +216,7 @@ def _row(row: Any, value: Value) -> np.ndarray:
     if not array.size and array.ndim:
         return _zeros((0,), value)
     if not np.can_cast(array.dtype, value.dtype, "same_kind"):
-        raise ValueError(f"session: inputs are {value.dtype}, got {array.dtype}")
+        raise ValueError(f"session: expected {value.name} of dtype {value.dtype}, got a row of {array.dtype}; convert it with astype")
     if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
-        raise ValueError(f"session: a row of {value.name} is {list(value.axes[1:])}, got shape {list(array.shape)}")
+        raise ValueError(f"session: expected rows of {value.name} of shape {list(value.axes[1:])}, got {list(array.shape)}")
     return array.astype(value.dtype)

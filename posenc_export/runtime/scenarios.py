@@ -1,6 +1,6 @@
-"""The parity grid: ways of cutting a sequence into calls that must all give what one full pass gives.
+"""The parity grid: ways to split a sequence into calls, all of which must give the same outputs as one full pass.
 
-A scenario drives a session and yields (actual, expected) pairs; `tokens` are the inputs [B,L,...] of a Case and `full` its full pass [B,L,...].
+A scenario drives a session and yields pairs of actual and expected outputs.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ Scenario = Callable[["Session", "Case"], Pairs]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a few rows from a start position, what a full pass gives for them, and the same for another ending.
+    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending.
 
     Args:
-        tokens: [B,L] int64 or [B,L,E].
-        full: [B,L,V] or [B,L,E] from one pass.
+        tokens: inputs [B,L] int64 or [B,L,E].
+        full: outputs of the full pass [B,L,V] or [B,L,E].
         start: position of the first token.
-        fork_at: tokens and other agree up to here.
-        other, other_full: the same start with another ending.
-        encoder: what an encoder gave for each row [q,N], where the model reads one.
+        fork_at: index of the first token in which `tokens` and `other` differ.
+        other, other_full: inputs and full pass of the same rows with the second ending.
+        encoder: encoder outputs of each row [q,N], if the model reads an encoder.
     """
 
     tokens: np.ndarray
@@ -37,7 +37,7 @@ class Case:
     encoder: Optional[Sequence[np.ndarray]] = None
 
     def rows(self, count: int) -> "Case":
-        """The first rows."""
+        """Return the case of the first `count` rows."""
         return dataclasses.replace(
             self,
             tokens=self.tokens[:count],
@@ -48,12 +48,12 @@ class Case:
         )
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
-        """Arguments, beside the tokens, of a call that begins the rows first .. end - 1; all rows unless told."""
+        """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all rows from `first` on)."""
         return {"start": self.start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
 
 
 def split(past: int, new: int) -> Scenario:
-    """`past` tokens in the cache, then `new` at once."""
+    """Prefill `past` tokens, then `new` tokens in one call."""
 
     def scenario(session: Session, case: Case) -> Pairs:
         if past:
@@ -65,7 +65,7 @@ def split(past: int, new: int) -> Scenario:
 
 
 def chunked(chunk: int) -> Scenario:
-    """One prefill fed in chunks."""
+    """Prefill all tokens in chunks."""
 
     def scenario(session: Session, case: Case) -> Pairs:
         yield session.prefill(case.tokens, chunk=chunk, **case.beginning()), case.full
@@ -74,14 +74,14 @@ def chunked(chunk: int) -> Scenario:
 
 
 def stepped(session: Session, case: Case) -> Pairs:
-    """One token at a time, from an empty cache."""
+    """Feed one token at a time, from an empty cache."""
     yield session.prefill(case.tokens[:, :1], **case.beginning()), case.full[:, :1]
     for index in range(1, case.tokens.shape[1]):
         yield session.step(case.tokens[:, index]), case.full[:, index]
 
 
 def left_padded(session: Session, case: Case) -> Pairs:
-    """Row b behind b + 1 columns of padding, then steps."""
+    """Prefill with b + 1 columns of left padding in row b, then step."""
     rows, total = case.tokens.shape[:2]
     length = max(1, total // 2)
     padded, mask = _behind_padding(case.tokens[:, :length])
@@ -93,7 +93,7 @@ def left_padded(session: Session, case: Case) -> Pairs:
 
 
 def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """tokens [B,n] or [B,n,E] with b + 1 columns of padding in front of row b, some behind it, and their mask, [B,n+B]."""
+    """Pad tokens [B,n] or [B,n,E] to n+B columns, with b + 1 columns of left padding in row b. Return them and their mask [B,n+B]."""
     rows, length = tokens.shape[:2]
     mask = np.zeros((rows, length + rows), np.int64)
     padded = np.repeat(tokens[:, -1:], length + rows, axis=1)
@@ -103,12 +103,12 @@ def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     return padded, mask
 
 
-class Along:
-    """Rows that read their sequences at a pace of their own.
+class RowCursors:
+    """Reading positions of the rows of a case, which may advance by different numbers of tokens.
 
     Args:
-        session: what reads them.
-        case: of the session's rows.
+        session: reads the rows.
+        case: sequences and expected outputs of the rows.
     """
 
     def __init__(self, session: Session, case: Case) -> None:
@@ -117,7 +117,7 @@ class Along:
         self.at = [0] * len(case.tokens)
 
     def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
-        """Up to counts[b] more tokens of row b in one call; compared are the outputs of its last tokens, or of all where 0."""
+        """Feed up to counts[b] more tokens of row b in one call. Compares the outputs of the last `logits_to_keep` tokens of each row, or of all if 0."""
         ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
         if ends == self.at:
             return
@@ -130,7 +130,7 @@ class Along:
         self.at = ends
 
     def step(self, times: int) -> Pairs:
-        """One token of every row, as often as all rows have one left."""
+        """Feed one token of every row, `times` times or until a row has no token left."""
         for _ in range(min(times, self.total - max(self.at))):
             result = self.session.step(np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)]))
             for row, at in enumerate(self.at):
@@ -138,32 +138,32 @@ class Along:
             self.at = [at + 1 for at in self.at]
 
     def rewind(self, back: Sequence[int]) -> None:
-        """Take back[b] tokens of row b back, as far as it has them."""
+        """Take back back[b] tokens of row b, or all its tokens if it has fewer."""
         fewer = [min(n, at) for n, at in zip(back, self.at, strict=True)]
         self.session.rewind(np.array(fewer))
         self.at = [at - n for at, n in zip(self.at, fewer, strict=True)]
 
 
 def ragged(session: Session, case: Case) -> Pairs:
-    """Rows of different lengths, then ragged chunks on the filled caches, then steps."""
-    rows, along = range(len(case.tokens)), Along(session, case)
-    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
-    yield from along.read([4 - row for row in rows])
-    yield from along.step(3)
+    """Prefill rows of different lengths, then different numbers of further tokens, then step."""
+    rows, cursors = range(len(case.tokens)), RowCursors(session, case)
+    yield from cursors.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
+    yield from cursors.read([4 - row for row in rows])
+    yield from cursors.step(3)
 
 
 def last_of_ragged(session: Session, case: Case) -> Pairs:
-    """Outputs of the last tokens of ragged rows alone, some within one chunk and some across two, on empty and on filled caches; then steps."""
-    rows, along = range(len(case.tokens)), Along(session, case)
-    yield from along.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], 1, chunk=5, **case.beginning())
-    yield from along.read([4 - row for row in rows], 3, chunk=2)
-    yield from along.step(1)
-    yield from along.read([1 + 2 * row for row in rows], 1)
-    yield from along.step(2)
+    """As `ragged`, with the outputs of the last tokens only; these tokens are within one chunk or span two."""
+    rows, cursors = range(len(case.tokens)), RowCursors(session, case)
+    yield from cursors.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], 1, chunk=5, **case.beginning())
+    yield from cursors.read([4 - row for row in rows], 3, chunk=2)
+    yield from cursors.step(1)
+    yield from cursors.read([1 + 2 * row for row in rows], 1)
+    yield from cursors.step(2)
 
 
 def last_of_left_padded(session: Session, case: Case) -> Pairs:
-    """Outputs of the last tokens alone, row b behind b + 1 columns of padding, on empty and on filled caches."""
+    """Prefill twice with b + 1 columns of left padding in row b, with the outputs of the last tokens only."""
     total = case.tokens.shape[1]
     middle = max(1, total // 2)
     for first, end, count, how in ((0, middle, 1, case.beginning()), (middle, total, 2, {})):
@@ -174,7 +174,7 @@ def last_of_left_padded(session: Session, case: Case) -> Pairs:
 
 
 def rewound(session: Session, case: Case) -> Pairs:
-    """Past the fork by chunk and by step, back, and along the other ending: nothing stale may be seen."""
+    """Feed tokens past the fork by prefill and step, rewind to it, and feed the other ending: stale cache content must not be read."""
     at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
     session.prefill(case.tokens[:, : at + beyond], **case.beginning())
     session.step(case.tokens[:, at + beyond])
@@ -185,21 +185,21 @@ def rewound(session: Session, case: Case) -> Pairs:
 
 
 def rewound_by_row(session: Session, case: Case) -> Pairs:
-    """Each row back by a count of its own, behind whole and behind ragged calls; rows that went behind the fork take the other ending."""
-    along, last = Along(session, case), len(case.tokens) - 1
-    yield from along.read([case.fork_at + 4] * (last + 1), **case.beginning())
-    along.rewind([*(4 + row for row in range(last)), 0])
-    along.tokens[:last], along.full[:last] = case.other[:last], case.other_full[:last]
-    yield from along.read([3 + 2 * row for row in range(last + 1)])
-    yield from along.step(2)
-    along.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
-    yield from along.step(3)
-    along.rewind([2] * (last + 1))
-    yield from along.read([5 - row for row in range(last + 1)])
+    """Rewind each row by a different count, after calls with equal and with different numbers of tokens. Rows rewound to the fork take the other ending."""
+    cursors, last = RowCursors(session, case), len(case.tokens) - 1
+    yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
+    cursors.rewind([*(4 + row for row in range(last)), 0])
+    cursors.tokens[:last], cursors.full[:last] = case.other[:last], case.other_full[:last]
+    yield from cursors.read([3 + 2 * row for row in range(last + 1)])
+    yield from cursors.step(2)
+    cursors.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
+    yield from cursors.step(3)
+    cursors.rewind([2] * (last + 1))
+    yield from cursors.read([5 - row for row in range(last + 1)])
 
 
 def forked(session: Session, case: Case) -> Pairs:
-    """Two sessions from one cache, in turn, each along its own ending."""
+    """Fork a session and step both sessions alternately, each with its own ending."""
     at = case.fork_at
     session.prefill(case.tokens[:, :at], **case.beginning())
     other = session.fork()
@@ -209,20 +209,20 @@ def forked(session: Session, case: Case) -> Pairs:
 
 
 def admitted(session: Session, case: Case) -> Pairs:
-    """Rows that come one after the other while those before them run, and go in another order; the last one left starts again."""
-    along = Along(session, case)
-    running, at = [0], [min(5, case.tokens.shape[1])]
+    """Admit rows one by one while earlier rows run, retire them in another order, and admit a row again after the last has gone."""
+    total = case.tokens.shape[1]
+    running, at = [0], [min(5, total)]
     yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]
 
     def step(rows: Sequence[int]) -> Pairs:
-        if max(at[index] for index in range(len(rows))) < along.total:
+        if max(at[index] for index in range(len(rows))) < total:
             result = session.step(np.stack([case.tokens[row, at[index]] for index, row in enumerate(rows)]))
             for index, row in enumerate(rows):
                 yield result[index], case.full[row, at[index]]
                 at[index] += 1
 
     for row in range(1, len(case.tokens)):
-        count = min(2 + row, along.total)
+        count = min(2 + row, total)
         yield session.admit(case.tokens[row : row + 1, :count], chunk=2, **case.beginning(row, row + 1)), case.full[row : row + 1, :count]
         running.append(row)
         at.append(count)
@@ -239,7 +239,7 @@ def admitted(session: Session, case: Case) -> Pairs:
 
 
 def padded_around(session: Session, case: Case) -> Pairs:
-    """Row b behind b + 1 columns of padding, all tokens at once."""
+    """Prefill all tokens with b + 1 columns of left padding in row b, and right padding."""
     rows, length = case.tokens.shape[:2]
     padded, mask = _behind_padding(case.tokens)
     result = session.prefill(padded, attention_mask=mask, **case.beginning())
@@ -248,7 +248,7 @@ def padded_around(session: Session, case: Case) -> Pairs:
 
 
 def ragged_at_once(session: Session, case: Case) -> Pairs:
-    """Rows of different lengths together give what each gives alone."""
+    """Prefill rows of different lengths together, and compare with each row alone."""
     rows = [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
     together = session.prefill(rows, start=case.start)
     for row, tokens in enumerate(rows):
@@ -256,17 +256,17 @@ def ragged_at_once(session: Session, case: Case) -> Pairs:
 
 
 def grid_of_last_outputs() -> Dict[str, Scenario]:
-    """The scenarios of graphs that give the outputs of chosen tokens."""
+    """Return the scenarios for graphs that compute the outputs of selected tokens."""
     return {"last of ragged rows": last_of_ragged, "last of left padding": last_of_left_padded}
 
 
 def grid_of_whole_calls(length: int) -> Dict[str, Scenario]:
-    """The scenarios of bidirectional models, which have no cache."""
+    """Return the scenarios for bidirectional models, which have no cache."""
     return {"at once": split(0, length), "padding": padded_around, "ragged rows": ragged_at_once}
 
 
 def grid(length: int) -> Dict[str, Scenario]:
-    """The scenarios for sequences of `length` tokens, by name."""
+    """Return the scenarios for sequences of `length` tokens, by name."""
     middle, many = length // 2, length // 3
     pasts: List[Tuple[str, int]] = [("0", 0), ("1", 1), ("middle", middle)]
     cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many) if 0 < new and past + new <= length}

@@ -1,4 +1,4 @@
-"""The fields of posenc.json: types, choices and ranges. msgspec checks them when a manifest is read, not when one is built in Python."""
+"""The fields of posenc.json with types, choices and ranges. msgspec checks them when a manifest is read, not when one is built in Python."""
 
 import hashlib
 import json
@@ -8,15 +8,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 SCHEMA = 4
-FAILED = 1e300  # the error of an output that holds NaN or infinity: JSON has no number for it
-# Patterns end in \Z: a $ would let a line break pass.
-LARGEST = 2**31 - 1  # sizes of tensors, in elements along one axis
+FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
+# Patterns end in \Z, since $ also matches before a final line break.
+LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
-MOST = 4096  # values, states and files of one graph
-LATER = ("encoder", "packages", "start_ids", "weights")  # fields of a manifest that came after others of the schema; left out where they are empty
+MOST = 4096  # largest number of values, states or files of one graph
+OMITTED_IF_EMPTY = ("encoder", "packages", "start_ids", "weights")  # fields added to the schema later: omitted if empty, so that older digests stay valid
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # a name without folders that every system allows
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(float16|float32|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
@@ -29,7 +29,13 @@ Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True):
-    """One graph input or output: name, numpy dtype name, axes as sizes or symbolic names."""
+    """A graph input or output.
+
+    Args:
+        name: name in the graph.
+        dtype: name of the numpy dtype.
+        axes: size or symbolic name of each axis.
+    """
 
     name: Name
     dtype: DType
@@ -37,13 +43,15 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that outlives a call: output `present` is the next call's input `past`.
+    """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
 
     Args:
-        update: "append" grows along axis, "in_place" has a fixed capacity along axis and shares one buffer, "replace" is new each call.
-        axes: B first; the one other that is a name, at `axis`, counts slots.
-        fill: value of slots never written.
-        reads_hidden: whether the graph reads slots beyond a row's length: hidden slots must then hold `fill`.
+        past, present: names of the graph input and output.
+        axes: size or symbolic name of each axis; the first is the batch.
+        update: "append" grows along `axis`; "in_place" has a fixed capacity along `axis` and shares one buffer; "replace" is replaced by each call.
+        axis: index of the axis that counts cache slots; 0 for "replace".
+        fill: value of slots that were never written.
+        reads_hidden: whether the graph reads slots past a row's length; these must then hold `fill`.
     """
 
     past: Name
@@ -57,20 +65,22 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class File(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a file: its digest and its size."""
+    """Digest and size of a file in bytes."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     bytes: Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of an artefact, where, and against what.
+    """Errors measured on an artefact.
 
     Args:
+        passed: whether all errors are within `tolerance`.
+        tolerance: bound of the errors, relative to the largest output.
         provider: "cpu" or "cuda".
         machine: processor or GPU, and the library that ran the graph.
         cells: worst error by name of a cell of the grid.
-        against: what the cells of the oracle were compared with.
+        against: the oracle that the module was compared with.
     """
 
     passed: bool
@@ -82,7 +92,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Proof(TypedDict):
-    """A certificate as `verify` gives it: the fields of Certificate."""
+    """A certificate as returned by `verify`; see Certificate for the fields."""
 
     passed: bool
     tolerance: float
@@ -92,12 +102,12 @@ class Proof(TypedDict):
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
-    """Expected outputs that travel with the artefact (runtime/reference.py).
+    """Expected outputs stored in the artefact (runtime/reference.py).
 
     Args:
-        columns: how many numbers of each output are stored.
-        tolerance: what errors stay within, relative to the largest output.
-        filled: whether the outputs of a filled cache are among them.
+        columns: number of stored numbers of each output.
+        tolerance: bound of the errors, relative to the largest output.
+        filled: whether outputs of the cell that fills a cache are stored.
     """
 
     columns: AtLeastOne
@@ -106,11 +116,11 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an encoding from outside this package comes from.
+    """The origin of an encoding that is not part of this package.
 
     Args:
-        name: of the distribution, or of the module where it belongs to none.
-        version: of the distribution; empty for none.
+        name: name of the distribution, or of the module if it belongs to no distribution.
+        version: version of the distribution; empty if there is none.
     """
 
     name: Text
@@ -118,15 +128,15 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far an artefact with weights of few bits is from the float32 module, on the inputs of its reference.
+    """Difference between an artefact with weights of few bits and the float32 module, on the inputs of its reference.
 
     Args:
-        error: root of the mean squared difference of outputs, relative to that of the module's outputs.
-        bound: above which an export fails.
-        agreement: share of tokens for which the largest logit is the same; 0 where there are no logits.
-        tokens: how many were compared.
-        exact: worst error of the grid for the same weights in float32: without the rounding of activations.
-        exact_tolerance: what that error stays within.
+        error: root mean square of the differences of outputs, relative to the root mean square of the module's outputs.
+        bound: largest error with which an export succeeds.
+        agreement: fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits.
+        tokens: number of compared tokens.
+        exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations.
+        exact_tolerance: bound of `exact`.
     """
 
     error: Finite
@@ -141,9 +151,9 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits.
 
     Args:
-        format: as `posenc export --weights` takes it.
-        matrices: constants in that format; all others are float32.
-        deviation: None where the artefact was not verified.
+        format: format as `posenc export --weights` takes it.
+        matrices: number of constants in that format; all others are float32.
+        deviation: difference from the float32 module; None if the artefact was not verified.
     """
 
     format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
@@ -155,29 +165,36 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features, and token_type_ids where there are segments, to last_hidden_state or, for a
-            decoder, encoder_key_values), "block" (hidden_states to output) or "module" (input_ids or hidden_states to output), one of the user's own.
-        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2"; of a live module, which has no file, "eager".
-        signature: "positions" (position_ids, -1 padding) or "mask" (attention_mask, positions counted from it inside the graph).
-        dtype: "float32" or "float16", of activations and caches.
-        layout: where a row's tokens stand in the cache: "rows" (row b fills its own first slots) or "columns" (all rows advance together).
-        max_positions: positions 0 .. max_positions - 1 are the range.
-        capacity_bucket: in-place caches are sized in multiples of it; 0 for the whole range at once (a cost that does not follow capacity).
-        continuation_rows: most rows a call of several new tokens on a filled cache may have; 0 for any.
-        contiguous: positions of a row must follow each other without gaps.
-        axes: coordinates of a token beside its place; where above 0, position_ids is [1+axes,B,S], the place first.
-        chunk: tokens of a row fed at a time unless told; bounds a bias to [H,chunk,T].
-        step_weights: weights that one new token reads; tables of encodings and all but one row of the token table are left out.
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to last_hidden_state or, if a decoder reads it, encoder_key_values; with
+            segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's own module, input_ids or hidden_states to output).
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript" or "pt2"; "eager" for a live module, which has no file.
+        signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which the graph counts positions).
+        dtype: "float32" or "float16", dtype of activations and caches.
+        layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
+        config: description of the model.
+        inputs, outputs: graph inputs and outputs without the states.
+        states: tensors that are kept between calls.
+        max_positions: the range of positions is 0 .. max_positions - 1.
+        capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0 allocates the whole range at once, for graphs whose cost does not depend
+            on the capacity.
+        continuation_rows: largest number of rows in a call with several new tokens on a filled cache; 0 for no limit.
+        contiguous: whether the positions of a row must be consecutive.
+        axes: number of coordinates of a token besides its position; if above 0, position_ids is [1+axes,B,S] with the position first.
+        chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
+        step_weights: number of weights that one new token reads, without tables of encodings and with one row of the token table.
         stop_ids: token ids that end a text.
-        start_ids: token ids that a decoder begins with which reads an encoder.
-        encoder: graph inputs of a decoder that reads an encoder, given once for a row: encoder_attention_mask, then a key and a value for each layer that reads it.
-        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a model of the user's own.
-        weights: their format where it has few bits; None for dtype.
-        packages: encodings from outside this package, by name, and the package of each: what is needed to build the model again, and not to run it.
-        files: file name to {"sha256", "bytes"}.
-        reference: expected outputs beside the graph, or None.
-        certificate: what was measured against the module, or None.
-        proofs: what was measured against the reference, the newest last, one for each machine and provider.
+        start_ids: first token ids of a decoder that reads an encoder.
+        encoder: graph inputs of a decoder that reads an encoder, given once per row: encoder_attention_mask, then a key and a value for each layer that reads it.
+        opset: version by domain.
+        operators: number of nodes by operator.
+        versions: library versions of the export.
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
+        weights: format of weights of few bits; None if all weights have `dtype`.
+        packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
+        files: digest and size of each file, by name.
+        reference: expected outputs stored in the artefact, or None.
+        certificate: errors measured against the module, or None.
+        proofs: errors measured against the reference, one per machine and provider, the newest last.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
@@ -212,41 +229,42 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
     def input(self, name: str) -> Optional[Value]:
+        """Return the graph input of this name, or None."""
         return next((value for value in self.inputs if value.name == name), None)
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; 0 where hidden states are read."""
+        """Number of token ids; 0 for a model that reads hidden states."""
         return int(self.config.get("tokens", {}).get("vocabulary", 0))
 
     @property
     def segments(self) -> int:
-        """Number of token types; 0 for none."""
+        """Number of token types; 0 for a model without segments."""
         return int(self.config.get("tokens", {}).get("segments", 0))
 
     def replace(self, **changes: Any) -> "Manifest":
-        """The same with other values of the fields that are named."""
+        """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
     def to_json(self) -> Dict[str, Any]:
-        """Dicts, lists, strings and numbers only."""
+        """Convert to dicts, lists, strings and numbers."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
-        for name in LATER:  # digests stay those of artefacts that were written without the field
+        for name in OMITTED_IF_EMPTY:
             if not plain[name]:
                 del plain[name]
         return plain
 
     @property
     def digest(self) -> str:
-        """sha256 over all fields except certificate and proofs. File hashes are included, so that a user can compare it with a digest from another source."""
+        """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
 
 
 def shown(error: float) -> str:
-    """An error in two digits; NaN for an output that was not finite."""
+    """Format an error with two digits; "NaN" if an output was not finite."""
     return f"{error:.1e}" if error < FAILED else "NaN"
 
 
 def digest_of(content: Dict[str, Any]) -> str:
-    """sha256 of content as JSON with sorted keys."""
+    """Return the sha256 of content as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

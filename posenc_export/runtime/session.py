@@ -1,6 +1,6 @@
-"""A session: tokens in at any offset, outputs out, with the cache kept between calls.
+"""Sessions: feed tokens at any position and get outputs, with caches kept between calls.
 
-Shapes: B batch, S new tokens. Whatever padding comes in, rows are fed with their valid tokens first; the graph sees -1 only behind them.
+Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph sees the valid tokens of each row first and padding (position -1) after them.
 """
 
 from typing import Callable, Iterator, Optional, Sequence
@@ -8,29 +8,29 @@ from typing import Callable, Iterator, Optional, Sequence
 import numpy as np
 
 from posenc_export.runtime import encoded, feeds, generation, rows
-from posenc_export.runtime.committed import Caches, Committed, nothing
-from posenc_export.runtime.exclusive import BUSY, Turn, exclusive, exclusive_as_it_is
+from posenc_export.runtime.committed import Caches, Committed, no_rows
+from posenc_export.runtime.exclusive import BUSY, Turn, exclusive, exclusive_unsettled
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.memory import Memory
 from posenc_export.runtime.reader import Reader
 from posenc_export.runtime.rows import Numbers, Rows
 from posenc_export.runtime.stepper import Stepper
 
-REWIND = 256  # tokens that can be taken back where states are replaced by each call
+REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
 
 
 class Session:
-    """Prefill, step, rewind, fork on one set of caches; made by Model.session.
+    """Caches of a batch of rows, with the calls that read and change them: prefill, step, rewind, fork, admit, retire. Created by Model.session.
 
-    One call at a time: a second one, from another thread or a signal handler, is refused. Arrays that calls return are the caller's own.
-    After an exception of any kind the session holds what `length` says, and the next call goes on from there.
+    A session runs one call at a time: a second call, from another thread or a signal handler, raises RuntimeError. Returned arrays belong to the caller.
+    After any exception, `length` gives the tokens that the session holds, and the next call continues from there.
 
     Args:
-        open_caches: empty caches for so many rows of so many slots.
+        open_caches: function of a number of rows and a number of slots; returns empty caches.
         manifest: description of the graph.
-        batch: rows that caches have room for at first.
-        capacity: most slots of in-place caches, at most the range of positions; the whole range where None.
-        rewind: tokens that `rewind` can take back, from the furthest a row has read, where states are replaced by each call; memory follows it.
+        batch: number of rows to allocate caches for.
+        capacity: largest number of slots of in-place caches, at most the range of positions; None allows the whole range.
+        rewind: number of tokens that `rewind` can take back if states are replaced by each call; see Model.session.
         device: "cpu" or "cuda".
     """
 
@@ -48,21 +48,21 @@ class Session:
         self._reader = Reader(manifest, self._memory, device)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
         self._turn = Turn()
-        self._now = nothing()
+        self._now = no_rows()
 
-    @exclusive_as_it_is
+    @exclusive_unsettled
     def reset(self) -> None:
-        """Forget everything, the number of rows included."""
+        """Remove all rows and their tokens."""
         self._forget(keep_memory=self._turn.settled)
 
     @property
     def batch(self) -> int:
-        """Rows B; 0 before the first prefill."""
+        """Number of rows B; 0 before the first prefill."""
         return self._now.rows
 
     @property
     def length(self) -> np.ndarray:
-        """Tokens in the cache [B] int64."""
+        """Number of tokens in the cache of each row [B] int64."""
         return self._now.length.copy()
 
     @property
@@ -84,30 +84,31 @@ class Session:
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
-        """Feed S tokens per row, behind those in the cache; output [B,S,*], zeros at padding.
+        """Feed S tokens per row after those in the cache. Return the outputs [B,S,*], zeros at padding.
 
         Args:
-            inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of any lengths; a row without tokens stays as it is.
-            start: position of each row's first token, one or [B], for an empty cache; where None, `position`: 0, or what a rewind to nothing left.
-            attention_mask: [B,S], 0 at padding, wherever it stands.
-            chunk: tokens fed at a time; the manifest's where None. A bidirectional model reads all at once.
-            grid: [axes,B,S] int64, coordinates for encodings that have them; the position on every axis where None, as for text.
-            token_types: [B,S] int64, segments for an encoder; all 0 where None.
-            encoder: what the encoder gave for each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads one, with the first tokens of its rows. Rows
-                that a rewind emptied keep theirs where None.
-            encoder_attention_mask: [B,Q], 0 at padding of encoder.
-            logits_to_keep: outputs of the last n tokens of each row alone [B,n,*], those of its last token in the last column, zeros in front of a row of fewer
-                tokens; n is at most the tokens of the longest row. None or 0 for all. A graph with input logits_index computes no others.
+            inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of different lengths. A row without tokens is not changed.
+            start: position of the first token of each row, one number or [B], allowed only for an empty cache. None means `position`: 0, or the former start
+                if a rewind has emptied the row.
+            attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
+            chunk: number of tokens of a row to feed at a time; None uses the default of the manifest. Bidirectional models read all tokens at once.
+            grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text.
+            token_types: [B,S] int64, segments for an encoder; None means 0 everywhere.
+            encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads an encoder. Given with the first tokens of a row. None
+                keeps the encoder outputs of rows that a rewind has emptied.
+            encoder_attention_mask: [B,Q], 1 at tokens and 0 at padding of `encoder`.
+            logits_to_keep: number n of last tokens of each row whose outputs are returned, as [B,n,*] aligned to the last column, with zeros in front of shorter
+                rows; n is reduced to the length of the longest row. None or 0 returns all. A graph with input logits_index does not compute other outputs.
 
         Raises:
-            ValueError: positions beyond the range, more tokens than capacity, shapes or ids that do not fit; the session is then as before.
-            GraphError: the graph stopped; chunks that were read before are kept, as `length` says.
+            ValueError: a position is outside the range, a row exceeds the capacity, or a shape, dtype or id is wrong. The session is unchanged.
+            GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
         given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
         if not given.counts.any():
-            raise ValueError(f"session: expected a token in some row, got {given.counts.tolist()} tokens")
-        # A bidirectional model reads whole rows: nothing of the last call stays, once this one is known to fit.
-        state = self._now.without_stepper(self._columns) if self.manifest.states else nothing().replace(caches=self._now.caches)
+            raise ValueError(f"session: expected at least one token in at least one row, got rows of {given.counts.tolist()} tokens")
+        # A bidirectional model reads whole rows, so each call starts from an empty state.
+        state = self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
         starts = self._starts(state, len(given.tokens), start)
         empty = not state.held.any()
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
@@ -119,18 +120,18 @@ class Session:
         return given.spread(self._reader.read(self._memory.opened(state, starts).replace(encoded=read) if empty else state, 0, given, commit))
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
-        """Feed one token per row: [B] int64 or [B,E] to [B,*].
+        """Feed one token per row and return the outputs [B,*].
 
         Args:
-            inputs: a token of every row.
-            copy: where False, the array is the session's own and is overwritten by its next call.
+            inputs: one token per row, [B] int64 or [B,E].
+            copy: if False, the returned array belongs to the session and is overwritten by its next call.
 
         Raises:
-            ValueError: nothing prefilled, the range or capacity is used up, ids or shapes that do not fit.
-            GraphError: the graph stopped; the token is not in the cache.
+            ValueError: there was no prefill, no position or cache slot is left, or a shape, dtype or id is wrong.
+            GraphError: the graph failed; the token is not in the cache.
         """
         turn = self._turn
-        try:  # what `exclusive` does, written out: a wrapper more costs every token 1 us behind a run that left Python's memory cold
+        try:  # the code of `exclusive`, inlined: a wrapper would cost 1 us per token, since each run of the graph evicts Python's memory from the CPU cache
             turn.calls.append(None)
             if len(turn.calls) > 1:
                 raise RuntimeError(BUSY)
@@ -138,10 +139,10 @@ class Session:
                 self._settle()
             turn.settled = False
             stepper = self._now.stepper
-            if stepper is None or stepper.room <= 0:  # of this binding: the range may be used up, or only the bucket
+            if stepper is None or stepper.room <= 0:  # _prepare_step enlarges the caches, or raises if no position or slot is left
                 stepper = self._prepare_step()
             if self._replaces:
-                self._reader.remember_step(self._now, stepper.checked(inputs))
+                self._reader.record_step(self._now, stepper.checked(inputs))
             output = stepper.take(stepper, inputs)
             turn.settled = True
             return output.copy() if copy else output
@@ -150,34 +151,34 @@ class Session:
 
     @exclusive
     def rewind(self, n: Numbers) -> None:
-        """Take back the last n tokens, of every row or [B].
+        """Take back the last n tokens of each row; n is one number for all rows, or one per row [B].
 
         Raises:
-            ValueError: more than a row holds, or more than is remembered where states are replaced by each call; a model that keeps nothing.
+            ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
         """
-        feeds.check_keeps(self.manifest, "a rewind")
+        feeds.check_has_cache(self.manifest, "rewind")
         length = self._now.length
-        back = rows.per_row("a rewind", n, len(length) or 1)
+        back = rows.per_row("n of rewind", n, len(length) or 1)
         if (back < 0).any() or (back > (length if len(length) else 0)).any():
-            raise ValueError(f"session: a rewind is 0 .. the tokens of the row {length.tolist()}, got {back.tolist()}")
+            raise ValueError(f"session: expected n of rewind to be at least 0 and at most the lengths {length.tolist()}, got {back.tolist()}")
         if not back.any():
             return
         stepper = self._now.stepper
         if not self._replaces and not self._columns and stepper is not None and back.min() == back.max():
-            self._memory.mark(self._now)
-            stepper.back(int(back[0]))  # the next step stands where an earlier one stood: its binding serves again
+            self._memory.count_written(self._now)
+            stepper.back(int(back[0]))  # the binding stays valid: the next step is one that it has done before
             self._memory.wipe(self._now)
             return
-        state, again, numbers = self._memory.taken_back(self._now.without_stepper(self._columns), length - back)
-        self._memory.mark(self._now)
+        state, replay, attributes = self._memory.rewound(self._now.without_stepper(self._columns), length - back)
+        self._memory.count_written(self._now)
         self._now = state
         self._settle()
-        if any(len(tokens) for tokens in again):
-            _, self._now = self._reader.feed(self._now, 0, again, numbers, np.zeros_like(back))
+        if any(len(tokens) for tokens in replay):
+            _, self._now = self._reader.feed(self._now, 0, replay, attributes, np.zeros_like(back))
 
     @exclusive
     def fork(self) -> "Session":
-        """An independent session from here, sharing the loaded graph."""
+        """Return an independent session with a copy of the current state. It shares the loaded graph."""
         self._settle()
         memory = self._memory
         other = Session(memory.open_caches, self.manifest, memory.batch, memory.most, memory.rewind, self.provider)
@@ -198,20 +199,20 @@ class Session:
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
-        """New rows behind those that run, prefilled on their own; their output [n,S,*]. The rows that run stay as they are.
+        """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are not changed.
 
         Args:
-            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: of the new rows, as `prefill`.
-            start: position of each new row's first token, one or [n]; 0 where None.
+            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: as for `prefill`, for the new rows.
+            start: position of the first token of each new row, one number or [n]; None means 0.
 
         Raises:
-            ValueError: as prefill; a target whose rows share columns, a new row without tokens. The session is then as before.
-            GraphError: the graph stopped; no row was admitted.
+            ValueError: as for `prefill`; the target's rows share cache columns; a new row has no tokens. The session is unchanged.
+            GraphError: the graph failed; no row was added.
         """
-        feeds.check_rows(self.manifest, "admit")
+        feeds.check_rows_are_independent(self.manifest, "admit")
         given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep)
         if not given.counts.all():
-            raise ValueError(f"session: expected a token in every admitted row, got {given.counts.tolist()} tokens")
+            raise ValueError(f"session: expected at least one token in every new row, got rows of {given.counts.tolist()} tokens; leave empty rows out")
         starts = rows.per_row("start", start, len(given.tokens))
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts), given.counts)
         state = self._now.without_stepper(self._columns)
@@ -224,16 +225,16 @@ class Session:
 
     @exclusive
     def retire(self, row: int) -> None:
-        """Drop a row; the last row takes its index, so that rows stay 0 .. B - 2.
+        """Remove a row. The last row takes its index, so that rows are 0 .. B - 2 afterwards.
 
         Raises:
-            ValueError: no such row, a target whose rows share columns.
+            ValueError: there is no such row, or the target's rows share cache columns.
         """
-        feeds.check_rows(self.manifest, "retire")
+        feeds.check_rows_are_independent(self.manifest, "retire")
         state = self._now.without_stepper(self._columns)
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
-            raise ValueError(f"session: expected a row 0 .. {state.rows - 1}, got {rows.shown(row)}")
-        self._memory.mark(self._now)
+            raise ValueError(f"session: expected a row index 0 .. {state.rows - 1}, got {rows.shown(row)}")
+        self._memory.count_written(self._now)
         self._now = self._memory.without(state, int(row))
         self._settle()
 
@@ -248,51 +249,51 @@ class Session:
         stop: Optional[Sequence[int]] = None,
         encoder: Optional[Rows] = None,
     ) -> Iterator[np.ndarray]:
-        """Yield the next ids [B] int64 after a prompt [B,S] or list of rows, until every row has ended. The last ids are not fed.
+        """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended; the last ids are not fed.
 
         Args:
-            prompt: ids of each row.
-            max_tokens: ids of a row at most.
-            temperature, top_k, top_p, seed: as sampling.choose.
-            stop: ids that end a row, which gives -1 from then on; those of the artefact (Manifest.stop_ids) where None.
-            encoder: as prefill.
+            prompt: ids of each row, [B,S] or a list of rows.
+            max_tokens: largest number of ids to generate per row.
+            temperature, top_k, top_p, seed: as for sampling.choose, with a random generator of this seed.
+            stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
+            encoder: as for `prefill`.
 
         Raises:
-            ValueError: as prefill and step; a model without a vocabulary, a row without tokens, max_tokens below 1. At the first id, as with any generator.
+            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, or max_tokens is below 1. Raised with the first id.
         """
         return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
 
     def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
-        """Position of each row's first token [B] int64, where a call of `count` rows may follow."""
+        """Check `start` for a prefill of `count` rows and return the position of each row's first token [B] int64."""
         starts = rows.per_row("start", start, count)
         if state.held.any():
             if count != state.rows:
-                raise ValueError(f"session: rows are the {state.rows} in the cache, got {count}; reset first")
+                raise ValueError(f"session: expected {state.rows} rows as in the cache, got {count}; reset first")
             if starts.any():
-                raise ValueError(f"session: start is given for an empty cache, got {rows.shown(start)} with {state.held.tolist()} tokens cached; reset first")
+                raise ValueError(f"session: expected an empty cache for start, got {rows.shown(start)} with {state.held.tolist()} tokens cached; reset first")
             return state.start
         if self.manifest.signature == "mask" and starts.any():
-            raise ValueError(f"session: positions count the attention_mask from 0, got start {rows.shown(start)}; export with signature positions")
+            raise ValueError(f"session: expected start 0 for signature mask, got {rows.shown(start)}; export with signature positions")
         return state.start if start is None and count == state.rows else starts
 
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:
-            raise ValueError("session: a prefill comes before the first step, got an empty session; call prefill")
-        feeds.check_keeps(self.manifest, "a step")
-        self._memory.mark(self._now)
+            raise ValueError("session: expected a prefill before the first step, got an empty session; call prefill")
+        feeds.check_has_cache(self.manifest, "step")
+        self._memory.count_written(self._now)
         self._now = self._reader.ready_to_step(self._now.without_stepper(self._columns))
         assert self._now.stepper is not None
         return self._now.stepper
 
     def _settle(self) -> None:
-        """Finish what the last call left undone. It may break off itself: each store below commits what is done."""
-        self._memory.mark(self._now)
+        """Complete pending changes of the last call. If this is interrupted, each assignment below has committed the work up to it."""
+        self._memory.count_written(self._now)
         self._now = self._now.without_stepper(self._columns)
-        self._now = self._memory.moved(self._now)
+        self._now = self._memory.apply_moves(self._now)
         self._memory.tidy(self._now)
 
     def _forget(self, keep_memory: bool) -> None:
-        """No rows; the memory of the caches serves again where nothing is wrong with it."""
-        self._memory.mark(self._now)
+        """Remove all rows. The caches are reused if `keep_memory`, which requires that the last call succeeded."""
+        self._memory.count_written(self._now)
         caches = self._now.without_stepper(self._columns).caches if keep_memory else None
-        self._now = nothing().replace(caches=caches)
+        self._now = no_rows().replace(caches=caches)

@@ -1,4 +1,4 @@
-"""One token per row, again and again, on a binding that is kept: the path whose cost every generated token pays."""
+"""Feed one token per row repeatedly with the same binding. This is the cost of every generated token."""
 
 from typing import Any, Callable, Collection, Dict, List, Tuple
 
@@ -8,21 +8,25 @@ from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.manifest import Value
 from posenc_export.runtime.rows import array_of, check_tokens
 
-FEW = 64  # counters
-CONSTANT = ("first_position", "attention_mask", "logits_index")  # inputs that are the same for every step of a binding
+FEW = 64  # arrays of at most this many counters are incremented item by item
+CONSTANT = ("first_position", "attention_mask", "logits_index")  # inputs that do not change between steps with one binding
 
 
 class Stepper:
-    """Takes tokens from the state a session is in. `reached` is how many it took and the caches behind them; `room` is how many it may take.
-    `take(stepper, inputs)` takes one of each row: [B] int64 or [B,E] to [B,*], overwritten by the next step.
+    """Feeds one token per row and step, starting from the caches of a session.
 
     Args:
-        caches: where it starts.
-        feeds: inputs of the first step; its array of tokens is written at each one, counters move on by one.
-        source: the graph input that takes tokens.
-        vocabulary: number of ids, or 0 for activations.
-        room: steps before the session has to look at lengths again.
-        constant: names of inputs that are the same for every step.
+        caches: caches before the first step.
+        feeds: graph inputs of the first step. Each step writes its tokens into the token array and increments the counters by one.
+        source: the graph input for tokens.
+        vocabulary: number of token ids, or 0 for activations.
+        room: number of steps before the session must check its limits again.
+        constant: names of further inputs that do not change between steps.
+
+    Attributes:
+        reached: number of tokens fed to each row, and the caches after them.
+        room: number of steps that are left.
+        take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns [B,*], which the next step overwrites.
     """
 
     def __init__(self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int, constant: Collection[str] = ()) -> None:
@@ -30,24 +34,24 @@ class Stepper:
         self.room = room
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
         self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, *CONSTANT, *constant)])
-        self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # a binding borrows its feeds: they must live as long
+        self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # the binding refers to the memory of feeds, which must be kept alive
         self.take = self._taker()
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """inputs as [B] int64 or [B,E].
+        """Check inputs and return them as [B] int64 or [B,E].
 
         Raises:
-            ValueError: another shape or dtype, ids outside the vocabulary.
+            ValueError: shape or dtype differ, or an id is outside the vocabulary.
         """
         x, token = array_of("a step", inputs), self._token
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
-            raise ValueError(f"session: a step takes {len(token)} tokens, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
+            raise ValueError(f"session: expected one token per row in a step, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
         if self._vocabulary:
             check_tokens(self._vocabulary, [x])
         return x.astype(token.dtype, copy=False)
 
     def back(self, n: int) -> None:
-        """Stand n tokens earlier; only where caches are written in place."""
+        """Go back by n tokens. Only for caches that are written in place."""
         for counter in self._counters:
             counter -= n
         self.room += n
@@ -55,11 +59,13 @@ class Stepper:
         self.reached = (taken - n, caches)
 
     def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
-        """`take`, with all it needs as locals: after each run of the graph, Python's own memory is cold, and every look-up counts. Not with the stepper
-        itself: in a cycle, its caches would stay in memory until Python looks for garbage."""
+        """Return `take`, with all its objects as local variables: after each run of the graph, Python's memory is not in the CPU cache, and look-ups are slow.
+
+        The stepper itself is an argument and not a local variable: a reference cycle would keep its caches until the next garbage collection.
+        """
         token, shape, dtype = self._token, self._token.shape, self._token.dtype
         run, fixed, output_of_fixed = self._step.run, self._step.fixed, self._step.output
-        # An item of a memoryview is counted up in 0.1 us, where a numpy addition costs 8 us when its code is cold; of many items it is the faster one.
+        # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its code is not in the CPU cache, but is faster for many items.
         few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
         many = [counter for counter in self._counters if counter.size > FEW]
@@ -67,11 +73,11 @@ class Stepper:
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
-            """An exception before the store to `reached` leaves the token out, one behind it not."""
+            """Feed one token per row. The token counts as fed once `reached` is assigned, whatever exception follows."""
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
-            if limit and highest(unsigned) >= limit:  # without its sign an id below 0 is large
+            if limit and highest(unsigned) >= limit:  # as an unsigned integer, a negative id exceeds the limit
                 stepper.checked(inputs)
             taken, caches = stepper.reached
             if fixed is None:
@@ -94,7 +100,7 @@ class Stepper:
 
 
 def _joined(feeds: Dict[str, np.ndarray], names: List[str]) -> List[np.ndarray]:
-    """Put the feeds of these names into one array per dtype, so that one addition moves them all."""
+    """Store the named feeds in one array per dtype, so that one addition increments all of them."""
     joined = []
     for dtype in sorted({feeds[name].dtype.str for name in names}):
         group = [name for name in names if feeds[name].dtype.str == dtype]

@@ -1,18 +1,18 @@
-"""A manifest in a few lines: its encodings, sizes and range."""
+"""Summarise a manifest in a few lines: encodings, sizes and range of positions."""
 
 import re
 from typing import Any, Dict, List
 
 from posenc_export.runtime.schema import Manifest, Weights
 
-OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # a summary goes to terminals and into programs: no line breaks, quotes or escapes
-LONGEST = 300  # characters of one specification
+OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
+LONGEST = 300  # most characters of one specification
 
 
 def summary(manifest: Manifest) -> Dict[str, str]:
-    """What an artefact is, by title, in plain text.
+    """Describe an artefact in plain text, by title.
 
-    A description that `posenc export` did not write gives fewer words, never an error.
+    Parts of the configuration that do not have the expected form are left out; they raise no error.
     """
     return {
         "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
@@ -24,7 +24,7 @@ def summary(manifest: Manifest) -> Dict[str, str]:
 
 
 def _weights(weights: Weights) -> str:
-    """Format and deviation from the float32 module."""
+    """Describe the format of the weights and the deviation from the float32 module."""
     said = f"{weights.format} in {weights.matrices} matrices"
     found = weights.deviation
     if found is None:
@@ -35,7 +35,7 @@ def _weights(weights: Weights) -> str:
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Specifications as `posenc export --encoding` takes them, and where each acts."""
+    """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "block":
         return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
     found = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
@@ -48,7 +48,7 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
 
 
 def _spec(spec: Any) -> str:
-    """{"name": "rope", "theta": 5e5} as "rope:theta=500000.0"."""
+    """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
     given = _dict(spec)
     parameters = ",".join(f"{key}={value}" for key, value in given.items() if key != "name")
     text = OTHER.sub("?", str(given.get("name", "?")) + (f":{parameters}" if parameters else ""))
@@ -56,7 +56,7 @@ def _spec(spec: Any) -> str:
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Numbers of the description, those of the first kind of layers."""
+    """Return the sizes of a model by name; heads and head size are those of its first layer."""
     config = manifest.config
     layers = _list(config.get("order"))
     attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))

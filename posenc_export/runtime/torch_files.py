@@ -1,4 +1,4 @@
-"""Load the files that torch writes: model.pt of TorchScript, model.pt2 of torch.export. torch is imported here only when used."""
+"""Load model.pt of TorchScript and model.pt2 of torch.export. torch is imported only when a function needs it."""
 
 import io
 import logging
@@ -13,28 +13,28 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.torch_graph import TorchGraph
 
-# What torch raises while it builds a program from JSON that is not one: its own checks, and the look-ups behind them.
+# Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
 DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, OverflowError)
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
-    """A model.pt of TorchScript or a model.pt2 of torch.export, after its hash was compared (files.check).
+    """Load model.pt (TorchScript) or model.pt2 (torch.export). Its digest must have been compared before (files.check).
 
-    TorchScript is a program: it runs what it says. A .pt2 is loaded only where nothing in it is unpickled or evaluated (pt2_archive.py).
+    A TorchScript file is a program and can run any code of its own. A .pt2 file is loaded only if nothing in it is unpickled or evaluated (pt2_archive.py).
 
     Raises:
-        ValueError: a damaged file, or an archive that holds more than tensors and a graph.
+        ValueError: the file is damaged, or the archive holds more than tensors and a graph.
         ModuleNotFoundError: torch is not installed.
     """
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"runtime: target {manifest.target} needs torch, got none; pip install 'posenc-export[export]'", name="torch") from error
+        raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
     if threads:
         torch.set_num_threads(threads)
     path = folder / graph_file(manifest)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
         warnings.simplefilter("ignore", FutureWarning)
         return TorchGraph(_program(path, manifest) if manifest.target == "pt2" else _script(path), manifest)
 
@@ -44,7 +44,7 @@ def _script(path: Path) -> Any:
 
     try:
         return torch.jit.load(str(path))
-    except (RuntimeError, ValueError) as error:  # libtorch; the interpreter, for text that is no UTF-8
+    except (RuntimeError, ValueError) as error:  # RuntimeError from libtorch; ValueError for text that is not UTF-8
         raise _damaged(path, error) from None
 
 
@@ -59,7 +59,7 @@ def _program(path: Path, manifest: Manifest) -> Any:
     verification = torch._export.verifier.SpecViolationError  # its only base is Exception
     with _quiet("torch.export"):
         try:
-            # Packed anew: torch reads the entries that were checked, whatever else a zip reader could find in the file.
+            # Repack the checked entries, so that torch reads these even if its zip reader would find others in the file.
             program = torch.export.load(io.BytesIO(packed(entries)))
             module = program.module(check_guards=False)
         except (*DAMAGED, verification) as error:
@@ -69,10 +69,10 @@ def _program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
-    """Compare what a program takes and gives with what the manifest says: how many tensors, and how they are nested.
+    """Compare the inputs and outputs of a program with the manifest: number of tensors, and their nesting.
 
     Raises:
-        ValueError: another nesting.
+        ValueError: number or nesting differ.
     """
     from torch.utils import _pytree
 
@@ -80,20 +80,21 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
     others = [0] * (len(manifest.states) - len(positions))
     taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
     given = (*[0] * (1 + len(positions)), others)
-    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("gives", program.call_spec.out_spec, given)):
+    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, given)):
         if found != _pytree.tree_structure(wanted):
-            rule = f"the program {what} {_pytree.tree_structure(wanted).num_leaves} tensors as the manifest says"
-            raise ValueError(f"runtime: {path.name}: {rule}, got {found.num_leaves if found is not None else 'no'} or another nesting; export again")
+            rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
+            got = "none" if found is None else f"{found.num_leaves} tensors in another nesting"
+            raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ValueError(f"runtime: {path.name} is a file that torch loads, got {reason[:200]}; export again")
+    return ValueError(f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again")
 
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """torch logs a traceback of what it raises."""
+    """Silence a logger of torch, which logs tracebacks of exceptions that are handled here."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,1 +1,1 @@
-"""A server of completions: one engine that decodes the rows of many requests together, and HTTP around it."""
+"""An HTTP server for text completions: one engine decodes the rows of many requests together."""

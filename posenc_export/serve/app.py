@@ -1,4 +1,4 @@
-"""HTTP around the engine: completions, models, health and metrics."""
+"""The HTTP application of the engine: completions, models, health and metrics."""
 
 import asyncio
 import json
@@ -21,18 +21,18 @@ from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token
 from posenc_export.text import Codec
 
-MOST_BYTES = 1 << 20  # of a request's body
-GONE = 499  # the client closed the connection; nobody reads this status but the log
-FAILURE = "engine: expected the graph to run, got an error; the log of the server has its message"
+MOST_BYTES = 1 << 20  # limit for the body of a request
+GONE = 499  # the client has closed the connection; this status appears only in the server's log
+FAILURE = "engine: expected the graph to run, got an error; the server's log has its message"
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
 
 
 class NotServed(ValueError):
-    """Another model than the one that is served."""
+    """The requested model is not the one that is served."""
 
 
 class TooLarge(ValueError):
-    """A body of too many bytes."""
+    """The body of a request exceeds MOST_BYTES."""
 
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, NotServed: 404, TooLarge: 413, Full: 429, Stopping: 503}
@@ -40,25 +40,25 @@ KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
 class Service:
-    """One model behind HTTP; made on the event loop that serves it.
+    """One model served over HTTP. Must be created on the event loop that serves it.
 
     Args:
-        name: of the model, as clients ask for it.
-        model: a decoder whose rows come and go.
-        codec: of its text.
-        limits: of requests.
+        name: name of the model in requests.
+        model: a decoder whose target supports admit and retire.
+        codec: converts between text and token ids.
+        limits: limits of requests.
     """
 
     def __init__(self, name: str, model: Model, codec: Codec, limits: Limits) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
-        self.open: Dict[Any, Completion] = {}  # by request of the engine
+        self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
         loop = asyncio.get_running_loop()
-        self.engine = Engine(model, limits, lambda tokens: loop.call_soon_threadsafe(self._spread, tokens))
+        self.engine = Engine(model, limits, lambda tokens: loop.call_soon_threadsafe(self._dispatch, tokens))
         self.metrics = Metrics(name, model.manifest, self.engine)
 
     async def complete(self, request: Request) -> Response:
-        """The answer to POST /v1/completions."""
+        """Handle POST /v1/completions."""
         try:
             asked = protocol.parse(await _body(request))
             completion = self._begin(asked)
@@ -74,10 +74,10 @@ class Service:
             self._end(completion)
 
     def _begin(self, asked: protocol.CompletionRequest) -> Completion:
-        """A completion whose rows are queued; its first tokens reach it once the event loop goes on.
+        """Queue the rows of a completion. Its first tokens arrive after this method has returned to the event loop.
 
         Raises:
-            ValueError, RuntimeError: one of STATUS.
+            ValueError, RuntimeError: one of the exceptions in STATUS.
         """
         if asked.model not in (None, self.name):
             raise NotServed(f"model: expected {self.name}, got {asked.model}; /v1/models lists what is served")
@@ -88,13 +88,13 @@ class Service:
         return completion
 
     def refuse(self, status: int, message: str) -> JSONResponse:
-        """An error in one line, counted."""
+        """Count a refused request and return the response with the error message."""
         self.metrics.refused.labels(str(status)).inc()
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
         return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, headers)
 
     def card(self) -> Dict[str, Any]:
-        """The entry of /v1/models."""
+        """Return the entry of /v1/models."""
         manifest, limits = self.manifest, self.limits
         return {
             "id": self.name,
@@ -107,32 +107,32 @@ class Service:
         }
 
     async def _whole(self, asked: protocol.CompletionRequest, completion: Completion, request: Request) -> Response:
-        """One JSON answer, unless the client leaves before."""
+        """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
         collecting = asyncio.ensure_future(_collected(completion))
-        leaving = asyncio.ensure_future(request.receive())  # behind the body comes nothing but the end of the connection
+        disconnected = asyncio.ensure_future(request.receive())  # after the body, the only further message is the disconnection
         try:
-            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({collecting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
                 return Response(status_code=GONE)
             parts = collecting.result()
         finally:
             collecting.cancel()
-            leaving.cancel()
+            disconnected.cancel()
         if any(part.ended == FAILED for part in parts):
             return self.refuse(500, FAILURE)
         choices = [protocol.choice(part.choice, part.text, part.ended, part.ids if asked.return_token_ids else None) for part in parts]
         return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.read, completion.made)})
 
     async def _events(self, asked: protocol.CompletionRequest, completion: Completion) -> AsyncIterator[str]:
-        """Server-sent events: a piece of a choice each, the counts where they are asked for, [DONE]."""
+        """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]."""
         head, counts = self._head(), asked.stream_options is not None and asked.stream_options.include_usage
-        beside = {"usage": None} if counts else {}
+        without_counts = {"usage": None} if counts else {}
         async for part in completion.parts():
             if part.ended == FAILED:
                 yield _event(protocol.failure(FAILURE, "server_error"))
             elif part.text or part.ended or asked.return_token_ids:
                 made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield _event({**head, "choices": [made], **beside})
+                yield _event({**head, "choices": [made], **without_counts})
         if counts:
             yield _event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
         yield "data: [DONE]\n\n"
@@ -141,8 +141,8 @@ class Service:
         name = f"cmpl-{secrets.token_hex(12)}"
         return {"id": name, "object": "text_completion", "created": int(time.time()), "model": self.name, "system_fingerprint": self.manifest.digest[:16]}
 
-    def _spread(self, tokens: List[Token]) -> None:
-        """Tokens of a turn to the requests that they belong to; a request that has ended is no longer there."""
+    def _dispatch(self, tokens: List[Token]) -> None:
+        """Pass the tokens of an engine turn to their completions. Tokens of completions that have ended are dropped."""
         for token in tokens:
             if token.request in self.open:
                 self.open[token.request].tokens.put_nowait(token)
@@ -154,7 +154,7 @@ class Service:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events that say when they end, however they end: also where the client left before the first one."""
+    """A stream of server-sent events that calls `ended` when it ends, also if the client disconnects before the first event."""
 
     def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -168,7 +168,7 @@ class _Stream(StreamingResponse):
 
 
 def application(name: str, model: Model, codec: Codec, limits: Limits) -> FastAPI:
-    """The application; its engine starts and ends with it. Arguments as Service."""
+    """Create the application, which starts and stops the engine. Arguments as for Service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -183,11 +183,11 @@ def application(name: str, model: Model, codec: Codec, limits: Limits) -> FastAP
         response: Response = await request.app.state.service.complete(request)
         return response
 
-    @app.get("/v1/models", summary="What is served")
+    @app.get("/v1/models", summary="List the served model")
     async def models(request: Request) -> Dict[str, Any]:
         return {"object": "list", "data": [request.app.state.service.card()]}
 
-    @app.get("/health", summary="200 where requests are taken, else 503")
+    @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
     async def health(request: Request) -> Response:
         state = request.app.state.service.engine.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
@@ -200,11 +200,11 @@ def application(name: str, model: Model, codec: Codec, limits: Limits) -> FastAP
 
 
 async def _body(request: Request) -> bytes:
-    """The body of a request.
+    """Read the body of a request.
 
     Raises:
-        TooLarge: more than MOST_BYTES.
-        ClientDisconnect: the client left before its end.
+        TooLarge: the body exceeds MOST_BYTES.
+        ClientDisconnect: the client has disconnected before the end of the body.
     """
     body = b""
     async for part in request.stream():
@@ -215,7 +215,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _collected(completion: Completion) -> List[Part]:
-    """Each choice in one piece."""
+    """Collect all pieces of each choice into one."""
     found = [Part(index, "", [], "") for index in range(len(completion.choices))]
     async for index, text, ids, ended in completion.parts():
         before = found[index]

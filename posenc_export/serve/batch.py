@@ -1,4 +1,4 @@
-"""The rows of one session, which requests enter and leave between steps."""
+"""Continuous batching: requests join and leave the rows of one session between steps."""
 
 import logging
 from collections import deque
@@ -15,11 +15,11 @@ LOG = logging.getLogger(__name__)
 
 
 class Row:
-    """A request that has a row.
+    """A request with a row of the session.
 
     Attributes:
-        unread: tokens that the session has not read: the end of the prompt, then the token chosen last.
-        made: tokens chosen so far.
+        unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
+        made: number of generated tokens.
     """
 
     def __init__(self, request: Request) -> None:
@@ -29,19 +29,19 @@ class Row:
         self.random = np.random.default_rng(request.seed)
 
     def take(self, count: int) -> List[int]:
-        """The next `count` tokens to be read."""
+        """Remove and return the next `count` tokens to feed."""
         return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
 
 
 class Batch:
-    """Drives a session, by turns of `read` and `step`; one thread at a time.
+    """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by one thread at a time.
 
-    A prompt longer than `chunk` is read over several turns, so that the rows that run wait for one chunk at most. Its row takes part in their steps, with the next
-    token of its prompt: every step is one call of the graph.
+    A prompt longer than `limits.chunk` is fed over several turns, so that running rows wait for at most one chunk. In the steps in between, its row feeds the
+    next token of the prompt, so that every step is one call of the graph.
 
     Args:
-        model: checked by requests.check_model.
-        limits: rows, context and chunk.
+        model: a model that passes requests.check_model.
+        limits: number of rows, context and chunk.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
@@ -50,27 +50,30 @@ class Batch:
         self.rows: List[Row] = []
 
     def read(self, waiting: Deque[Request]) -> List[Token]:
-        """Read a chunk of prompts, and take requests from the front of `waiting` where rows are free; the first tokens of those whose prompt is read.
+        """Feed one chunk of prompt tokens. Free rows are given to the first requests in `waiting`.
+
+        Returns:
+            The first generated token of each request whose prompt is complete.
 
         Raises:
-            GraphError: a prompt that was half read stopped; call `fail`.
+            GraphError: the graph failed on the rest of a prompt; call `fail`.
         """
         room, made = self.limits.chunk, []
         for index, row in enumerate(self.rows):
-            room -= self._go_on(index, row, room)
+            room -= self._continue_prompt(index, row, room)
         while room > 0 and waiting and len(self.rows) < self.limits.rows:
             row = Row(waiting[0])
             part = row.take(room)
             room -= len(part)
             made += self._enter(row, part)
-            waiting.popleft()  # not before: whatever is raised, a request is in the queue or has a row
+            waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
         return made
 
     def step(self) -> List[Token]:
-        """Read one token of every row; the tokens that were chosen.
+        """Feed one token of every row. Return the generated tokens.
 
         Raises:
-            GraphError: the graph stopped; call `fail`.
+            GraphError: the graph failed; call `fail`.
         """
         logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
         likeliest = logits.argmax(-1).tolist()
@@ -79,24 +82,24 @@ class Batch:
         return made
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Retire the rows of requests that have one; the last row takes the index of the one that leaves, as in the session."""
+        """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
         for index in reversed([index for index, row in enumerate(self.rows) if row.request in requests]):
             self.session.retire(index)
             self.rows[index] = self.rows[-1]
             self.rows.pop()
 
     def fail(self) -> List[Token]:
-        """Give up every row; the end of each."""
+        """Remove all rows. Return a failed token for each."""
         failed = [Token(row.request, -1, FAILED) for row in self.rows]
         self.rows.clear()
         self.session.reset()
         return failed
 
     def _enter(self, row: Row, part: List[int]) -> List[Token]:
-        """A new row that reads the first part of its prompt; its first token where that was all of it."""
+        """Admit a row with the first part of its prompt. Return its first generated token if that is the whole prompt."""
         try:
             logits = self.session.admit([part])[:, -1]
-        except GraphError as error:  # no row was admitted: the others go on
+        except GraphError as error:  # the row was not admitted; the other rows are not affected
             LOG.error("%s; a prompt of %d tokens was not read", error, len(row.request.prompt))
             return [Token(row.request, -1, FAILED)]
         self.rows.append(row)
@@ -104,16 +107,16 @@ class Batch:
         self.leave([token.request for token in made if token.ended])
         return made
 
-    def _go_on(self, index: int, row: Row, room: int) -> int:
-        """Read up to `room` more tokens of a prompt, all but the one that the next step reads; their number."""
+    def _continue_prompt(self, index: int, row: Row, room: int) -> int:
+        """Feed up to `room` more tokens of a row's prompt, except the last unread token, which the next step feeds. Return the number of tokens fed."""
         part = row.take(max(0, min(room, len(row.unread) - 1)))
         if part:
-            nothing: List[int] = []
-            self.session.prefill([part if other == index else nothing for other in range(len(self.rows))])
+            empty: List[int] = []
+            self.session.prefill([part if other == index else empty for other in range(len(self.rows))])
         return len(part)
 
     def _next(self, row: Row, likeliest: int, logits: np.ndarray) -> Token:
-        """The next token of a row from its logits [1,V]; its next step reads it."""
+        """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
         request = row.request
         token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
         row.made += 1

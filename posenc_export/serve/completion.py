@@ -1,4 +1,4 @@
-"""One HTTP request on its way: rows in the engine, text of each, and the counts."""
+"""State of one completion request: its rows in the engine, the text of each choice, and the token counts."""
 
 import asyncio
 import time
@@ -15,10 +15,10 @@ class Part(NamedTuple):
     """A piece of a choice.
 
     Args:
-        choice: its index.
-        text: that is new.
-        ids: tokens that are new.
-        ended: STOP, LENGTH or FAILED where the choice ends, else empty.
+        choice: index of the choice.
+        text: new text.
+        ids: new token ids.
+        ended: STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty.
     """
 
     choice: int
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Choice:
-    """Text of one row."""
+    """One choice of a completion: converts the tokens of a row to text."""
 
     def __init__(self, index: int, request: Request, codec: Codec, stops: List[str]) -> None:
         self.index, self.request = index, request
@@ -36,7 +36,7 @@ class Choice:
         self.made, self.ended, self.last = 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """What a token adds. A stop string ends the choice before the row ends."""
+        """Return the piece that a token adds. A stop string ends the choice, even if the row continues."""
         text = ""
         if token.ended != FAILED:
             self.made += 1
@@ -49,18 +49,18 @@ class Choice:
 
 
 class Completion:
-    """Choices of one HTTP request; used on the event loop only.
+    """The choices of one HTTP request. Must be used on the event loop only.
 
     Args:
-        engine: that decodes the rows.
-        requests: a row for each choice.
-        each: choices of one prompt, which stand side by side.
-        codec: of the model.
+        engine: decodes the rows.
+        requests: one engine request per choice; choices of the same prompt are consecutive.
+        each: number of choices per prompt.
+        codec: converts between text and token ids.
         stops: strings that end a choice.
-        metrics: of the server.
+        metrics: metrics of the server.
 
     Attributes:
-        read: tokens of the prompts, each counted once.
+        read: number of prompt tokens; each prompt is counted once.
     """
 
     def __init__(self, engine: Engine, requests: List[Request], each: int, codec: Codec, stops: List[str], metrics: Metrics) -> None:
@@ -72,11 +72,11 @@ class Completion:
 
     @property
     def made(self) -> int:
-        """Tokens chosen."""
+        """Number of generated tokens of all choices."""
         return sum(choice.made for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Pieces of the choices as they come, until all have ended. Tokens that came while the last piece was on its way are one piece of each choice."""
+        """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is being sent are joined to one piece per choice."""
         while not all(choice.ended for choice in self.choices.values()):
             arrived = [await self.tokens.get()]
             while not self.tokens.empty():
@@ -84,11 +84,11 @@ class Completion:
             for request in dict.fromkeys(token.request for token in arrived):
                 choice = self.choices[request]
                 taken = [self._taken(choice, token) for token in arrived if token.request is request and not choice.ended]
-                if taken:  # else its row runs on for some steps behind a stop string
+                if taken:  # empty if the choice has ended at a stop string, while its row runs until it is cancelled
                     yield Part(choice.index, "".join(part.text for part in taken), [id for part in taken for id in part.ids], taken[-1].ended)
 
     def end(self) -> None:
-        """Cancel the rows that still run, and count; to be called once, however the request ended."""
+        """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""
         self.engine.cancel([request for request, choice in self.choices.items() if choice.ended in ("", STOP)])
         for choice in self.choices.values():
             self.metrics.requests.labels(choice.ended or "cancelled").inc()

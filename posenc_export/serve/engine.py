@@ -1,4 +1,4 @@
-"""The thread that owns the session: takes requests from a queue and hands out their tokens."""
+"""The engine: a thread that owns the session, takes requests from a queue and delivers their tokens."""
 
 import logging
 import threading
@@ -14,18 +14,18 @@ LOG = logging.getLogger(__name__)
 
 
 class Engine:
-    """Decodes requests together; every call may come from any thread.
+    """Decodes many requests together. All methods are thread-safe.
 
     Args:
-        model: a decoder whose rows come and go.
-        limits: of requests, rows and the queue.
-        deliver: called on the thread of the engine with the tokens of a turn, in the order in which rows made them. A row that is cancelled ends without a token.
+        model: a decoder whose target supports admit and retire.
+        limits: limits of requests, rows and the queue.
+        deliver: called on the engine's thread with the tokens of each turn, in the order in which they were generated. A cancelled row ends without a token.
 
     Attributes:
-        state: "ready", "stopping" after `close`, "failed" where the thread ended before.
+        state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
 
     Raises:
-        ValueError: a model that cannot be served.
+        ValueError: the model cannot be served.
     """
 
     def __init__(self, model: Model, limits: Limits, deliver: Callable[[List[Token]], object]) -> None:
@@ -41,26 +41,26 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that have a row."""
+        """Number of requests with a row."""
         return len(self._batch.rows)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, all of them or none.
+        """Queue all of the requests, or raise and queue none.
 
         Raises:
-            Refused: a request that no row can take, more requests than the queue holds.
-            Full: the queue has no room now.
-            Stopping: the engine takes no more requests.
+            Refused: a request exceeds the limits, or there are more requests than the queue can hold.
+            Full: the queue has no room at the moment.
+            Stopping: the engine accepts no more requests.
         """
         for request in requests:
             check_request(request, self.manifest, self.limits)
         if len(requests) > self.limits.queue:
-            raise Refused(f"prompt: expected at most {self.limits.queue} continuations in a request, got {len(requests)}")
+            raise Refused(f"prompt: expected at most {self.limits.queue} continuations in a request, got {len(requests)}; send several requests")
         with self._changed:
             if self.state != "ready":
                 raise Stopping(f"engine: expected to be ready, got {self.state}; send the request to another server")
@@ -70,13 +70,13 @@ class Engine:
             self._changed.notify()
 
     def cancel(self, requests: Sequence[Request]) -> None:
-        """End requests before the next turn; those that have ended are left out."""
+        """Cancel requests before the next turn. Requests that have ended are ignored."""
         with self._changed:
             self._cancelled.update(requests)
             self._changed.notify()
 
     def close(self) -> None:
-        """Take no more requests, finish those that wait and run, and end the thread."""
+        """Accept no more requests, finish all waiting and running ones, and end the thread."""
         with self._changed:
             self.state = "stopping"
             self._changed.notify()
@@ -86,16 +86,16 @@ class Engine:
         try:
             while self._prepare():
                 self._turn()
-        finally:  # whatever ended the thread: nobody waits for a row for ever
+        finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
             with self._changed:
                 self.state = "failed" if self.state == "ready" else self.state
-                left = [*(row.request for row in self._batch.rows), *self._waiting]
+                remaining = [*(row.request for row in self._batch.rows), *self._waiting]
                 self._waiting.clear()
-            if left:
-                self.deliver([Token(request, -1, FAILED) for request in left])
+            if remaining:
+                self.deliver([Token(request, -1, FAILED) for request in remaining])
 
     def _prepare(self) -> bool:
-        """Wait for something to do and drop what was cancelled; False where the engine ends."""
+        """Wait for requests and drop cancelled ones. Return False if the engine must end."""
         with self._changed:
             while not self._waiting and not self._batch.rows and self.state == "ready":
                 self._cancelled.clear()
@@ -108,13 +108,13 @@ class Engine:
 
     def _turn(self) -> None:
         try:
-            self._hand_out(self._batch.read(self._waiting))
+            self._deliver_some(self._batch.read(self._waiting))
             if self._batch.rows:
-                self._hand_out(self._batch.step())
+                self._deliver_some(self._batch.step())
         except GraphError as error:
             LOG.error("%s; %d rows ended", error, len(self._batch.rows))
-            self._hand_out(self._batch.fail())
+            self._deliver_some(self._batch.fail())
 
-    def _hand_out(self, made: List[Token]) -> None:
+    def _deliver_some(self, made: List[Token]) -> None:
         if made:
             self.deliver(made)

@@ -1,4 +1,4 @@
-"""Requests and answers of /v1/completions, as in OpenAI's API."""
+"""Requests and responses of /v1/completions, as in OpenAI's API."""
 
 import secrets
 from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
@@ -8,35 +8,35 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from posenc_export.serve.requests import Refused, Request
 from posenc_export.text import Codec
 
-MOST_STOPS, LONGEST_STOP = 16, 256  # strings of a request, and characters of each
+MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each
 Ids = List[int]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class StreamOptions(BaseModel):
-    """What a stream says beside its text."""
+    """Additional content of a stream."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
 
 
 class CompletionRequest(BaseModel):
-    """Body of a request. Fields of OpenAI's API that this server cannot honour take their neutral value only."""
+    """Body of a request. Fields of OpenAI's API that this server does not support accept only their neutral value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    model: Optional[str] = Field(None, description="Name of the served model; any other is refused.")
-    prompt: Union[str, Ids, List[str], List[Ids]] = Field(description="Text or token ids, or a list of several.")
+    model: Optional[str] = Field(None, description="Name of the served model; other names are refused.")
+    prompt: Union[str, Ids, List[str], List[Ids]] = Field(description="Text or token ids, or a list of these.")
     max_tokens: int = 16
-    temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 takes the likeliest token.")
+    temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token.")
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, description="Choose among so many of the likeliest tokens; 0 for all.")
-    seed: Optional[int] = Field(None, ge=-(2**63), lt=2**63, description="Of the choice; choice i of a prompt draws with seed + i.")
-    n: int = Field(1, ge=1, le=128, description="Choices for each prompt.")
-    stop: Union[None, str, List[str]] = Field(None, description="Strings that end the text; they are not part of it.")
-    stop_token_ids: Ids = Field([], max_length=64, description="Ids that end the text, beside those of the model.")
+    top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0 for all.")
+    seed: Optional[int] = Field(None, ge=-(2**63), lt=2**63, description="Seed of sampling; choice i of a prompt uses seed + i.")
+    n: int = Field(1, ge=1, le=128, description="Number of choices for each prompt.")
+    stop: Union[None, str, List[str]] = Field(None, description="Strings that end the text; the text does not include them.")
+    stop_token_ids: Ids = Field([], max_length=64, description="Ids that end the text, in addition to those of the model.")
     stream: bool = False
     stream_options: Optional[StreamOptions] = None
-    return_token_ids: bool = Field(False, description="Whether choices carry token_ids, all that were made: a stop string is cut off from the text only.")
+    return_token_ids: bool = Field(False, description="Whether choices have token_ids: all generated ids, including those of a stop string.")
     user: Optional[str] = None
     echo: Literal[False] = False
     logprobs: Literal[None] = None
@@ -49,15 +49,15 @@ class CompletionRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        """null stands for the default, as at OpenAI."""
+        """Remove null values, which mean the default as in OpenAI's API."""
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 def parse(body: bytes) -> CompletionRequest:
-    """The request in a body.
+    """Parse the body of a request.
 
     Raises:
-        Refused: no JSON, unknown fields, other types or ranges.
+        Refused: the body is not JSON, has unknown fields, or a field has a wrong type or is outside its range.
     """
     try:
         asked = CompletionRequest.model_validate_json(body)
@@ -66,28 +66,28 @@ def parse(body: bytes) -> CompletionRequest:
         where, said = ".".join(str(part) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
         raise Refused(f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields") from None
     if any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked)) or len(stops(asked)) > MOST_STOPS:
-        raise Refused(f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}")
+        raise Refused(f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}; shorten the list")
     return asked
 
 
 def stops(asked: CompletionRequest) -> List[str]:
-    """Stop strings."""
+    """Return the stop strings of a request."""
     return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
 
 def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most: int) -> List[Request]:
-    """A request of the engine for each choice: the choices of the first prompt, then those of the next.
+    """Create an engine request for each choice: first all choices of the first prompt, then those of the next.
 
     Args:
-        stop_ids: of the model.
-        most: choices.
+        stop_ids: stop ids of the model.
+        most: largest number of choices of all prompts together.
 
     Raises:
-        Refused: more choices.
+        Refused: there are more choices than `most`.
     """
     given = _prompts(asked)
     if len(given) * asked.n > most:
-        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}")
+        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}; send several requests")
     prompts = [tuple(codec.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in given]
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     ends = (*stop_ids, *asked.stop_token_ids)
@@ -96,24 +96,24 @@ def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most
 
 
 def _prompts(asked: CompletionRequest) -> Sequence[Union[str, Ids]]:
-    """Each prompt; an empty list is one of no tokens."""
+    """Return the prompts as a list. An empty list is one prompt without tokens."""
     given: Any = asked.prompt
     return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
 
 def choice(index: int, text: str, reason: Optional[str], token_ids: Optional[List[int]]) -> Dict[str, Any]:
-    """One entry of choices; of a stream, with the text that is new."""
+    """Format one entry of choices; in a stream, `text` is the new text only."""
     ids = {} if token_ids is None else {"token_ids": token_ids}
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **ids}
 
 
 def usage(prompt: int, completion: int) -> Dict[str, int]:
-    """Counts of tokens."""
+    """Format the token counts."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:
-    """Body of an answer that is an error."""
+    """Format the body of an error response."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 

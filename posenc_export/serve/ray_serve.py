@@ -1,4 +1,4 @@
-"""The server's application as a deployment of Ray Serve (https://docs.ray.io/en/latest/serve), for more than one process or machine.
+"""The HTTP application as a deployment of Ray Serve (https://docs.ray.io/en/latest/serve), for several processes or machines.
 
 serve run posenc_export.serve.ray_serve:application folder=/models/m replicas=2
 """
@@ -11,17 +11,17 @@ from ray import serve
 
 from posenc_export.commands.serve import CONTEXT
 
-WAITING = 4  # requests in the queue of a replica, for each of its rows
+WAITING = 4  # length of a replica's queue per row
 
 
 class Arguments(BaseModel):
-    """What `serve run` takes as NAME=VALUE.
+    """Arguments of `serve run`, given as NAME=VALUE.
 
     Args:
-        folder: of the artefact, under the same path on every machine.
-        replicas: processes, each with the weights, an engine and rows of its own.
-        rows: requests that a replica decodes together.
-        cpus: that Ray sets aside for a replica; the threads of one operator.
+        folder: artefact folder, with the same path on every machine.
+        replicas: number of processes, each with its own copy of the weights and its own engine.
+        rows: number of requests that a replica decodes together.
+        cpus: number of CPUs that Ray reserves for a replica, and of threads per operator.
     """
 
     folder: str
@@ -31,9 +31,9 @@ class Arguments(BaseModel):
 
 
 def application(arguments: Arguments) -> Any:
-    """The application, as `serve run` and serve.run take it. A replica gets as many requests as its rows and queue hold; more wait in Ray."""
+    """Create the application for `serve run` or serve.run. A replica gets as many requests as its rows and queue can hold; others wait in Ray."""
 
-    def build() -> Any:  # by each replica: a model cannot be sent between processes
+    def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load
         from posenc_export.serve.app import application as http
         from posenc_export.serve.requests import Limits

@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers, without HTTP or text."""
+"""Requests and tokens of the engine, without HTTP and text."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Tuple
@@ -10,18 +10,18 @@ STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes at most.
+    """Limits of a server.
 
     Args:
-        rows: requests that are decoded together.
-        queue: requests that wait for a row.
-        context: tokens of a prompt and its continuation together; slots of a row's caches.
+        rows: number of requests decoded together.
+        queue: number of requests waiting for a row.
+        context: tokens of a prompt and its continuation together; also the cache slots per row.
         prompt: tokens of a prompt.
         tokens: tokens of a continuation.
-        chunk: tokens of prompts that are read between two steps of the running rows.
+        chunk: prompt tokens fed between two steps of the running rows.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: a limit is below 1.
     """
 
     rows: int = 16
@@ -39,12 +39,13 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One row: a prompt to continue. Two requests are never equal.
+    """A prompt to continue in one row. Requests are compared by identity.
 
     Args:
         prompt: token ids.
-        max_tokens: tokens to add at most.
-        temperature, top_k, top_p, seed: as runtime.sampling.choose; a seed draws as Session.generate does with it.
+        max_tokens: largest number of tokens to generate.
+        temperature, top_k, top_p: as for runtime.sampling.choose.
+        seed: seed of sampling; gives the same tokens as Session.generate with this seed.
         stop_ids: ids that end the row.
     """
 
@@ -58,12 +59,12 @@ class Request:
 
 
 class Token(NamedTuple):
-    """A token that was chosen, or the end of a row that failed.
+    """A generated token, or the end of a failed row.
 
     Args:
-        request: whose row it is.
-        id: the token; -1 where the row failed.
-        ended: STOP, LENGTH or FAILED with the last token of a row, else empty.
+        request: request of the row.
+        id: the token id; -1 if the row has failed.
+        ended: STOP, LENGTH or FAILED for the last token of a row, otherwise empty.
     """
 
     request: Request
@@ -72,22 +73,22 @@ class Token(NamedTuple):
 
 
 class Refused(ValueError):
-    """A request that does not fit the limits or the model; it will be refused again."""
+    """The request exceeds the limits or does not fit the model. Sending it again gives the same error."""
 
 
 class Full(RuntimeError):
-    """The queue has no room now."""
+    """The queue has no room at the moment."""
 
 
 class Stopping(RuntimeError):
-    """The engine takes no more requests."""
+    """The engine accepts no more requests."""
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:
-    """Refuse artefacts whose rows cannot come and go, or that continue no text.
+    """Check that an artefact can be served.
 
     Raises:
-        ValueError: another kind, target or signature, a decoder that reads an encoder, a context beyond the range of positions.
+        ValueError: the model is not a decoder, it reads an encoder, its target does not support admit and retire, or the context exceeds the range of positions.
     """
     if manifest.kind != "decoder":
         raise ValueError(f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load")
@@ -95,23 +96,24 @@ def check_model(manifest: Manifest, limits: Limits) -> None:
         raise ValueError("serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder")
     if manifest.layout != "rows":
         found = f"target {manifest.target} with signature {manifest.signature}"
-        raise ValueError(f"serve: expected rows that come and go, got {found}; export target ort or onnx-static with signature positions")
+        raise ValueError(f"serve: expected rows with cache slots of their own, got {found}; export target ort or onnx-static with signature positions")
     if limits.context > manifest.max_positions:
         raise ValueError(f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range")
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
-    """Refuse what no row can take.
+    """Check a request against the limits and the vocabulary.
 
     Raises:
-        Refused: a prompt without tokens or with ids of another vocabulary, more tokens than the limits.
+        Refused: the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit.
     """
     count = len(request.prompt)
     if not 1 <= count <= limits.prompt:
-        raise Refused(f"prompt: expected 1 .. {limits.prompt} tokens, got {count}")
+        raise Refused(f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length")
     if not 0 <= min(request.prompt) <= max(request.prompt) < manifest.vocabulary:
-        raise Refused(f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got {min(request.prompt)} .. {max(request.prompt)}")
+        raise Refused(f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got {min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer")
     if not 1 <= request.max_tokens <= limits.tokens:
-        raise Refused(f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}")
+        raise Refused(f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a number in this range")
     if count + request.max_tokens > limits.context:
-        raise Refused(f"max_tokens: expected prompt and max_tokens within {limits.context} tokens together, got {count} + {request.max_tokens}")
+        rule = f"prompt and max_tokens within {limits.context} tokens together"
+        raise Refused(f"max_tokens: expected {rule}, got {count} + {request.max_tokens}; reduce max_tokens")

@@ -1,23 +1,23 @@
-"""Stop strings: text is held back as long as it may be the beginning of one."""
+"""Stop strings: text that may be the start of a stop string is held back."""
 
 from typing import Sequence
 
 
 class Stops:
-    """Text of one row, in pieces, up to the first stop string.
+    """Cuts the text of one row, given in pieces, at the first stop string.
 
     Args:
-        strings: that end the text; they are not part of it.
+        strings: stop strings; the text does not include them.
 
     Attributes:
-        found: whether a stop string was seen.
+        found: whether a stop string was found.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.strings, self.found, self._held = tuple(strings), False, ""
 
     def push(self, piece: str) -> str:
-        """The text that is certain with this piece."""
+        """Add a piece. Return the text that cannot be part of a stop string any more."""
         if self.found:
             return ""
         text = self._held + piece
@@ -30,6 +30,6 @@ class Stops:
         return text[: len(text) - held]
 
     def rest(self) -> str:
-        """What was held back, at the end of the row."""
+        """Return the text that was held back, at the end of the row."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""Checks of an encoding for the test-suite of its author: module against oracle, the parity grid on every target, planted faults."""
+"""Checks of an encoding for its author's test suite: module against oracle, the parity grid on every target, planted faults."""
 
 import contextlib
 import tempfile
@@ -27,8 +27,8 @@ from posenc_export.testing.faults import FAULTS, applicable, planted
 __all__ = ["FAULTS", "check_encoding"]
 
 NAME = "encoding_under_test"
-HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48  # no power of two heads, groups, and a width that is no power of two
-PLACES = (0, 1, 2, 255, 1000)  # and the last position
+HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48  # grouped heads, and numbers of heads and a width that are not powers of two
+PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
 
 
 def check_encoding(
@@ -38,27 +38,27 @@ def check_encoding(
     faults: Sequence[str] = tuple(FAULTS),
     max_positions: int = 1100,
 ) -> Dict[str, Any]:
-    """Check an encoding as those of this package are checked. A decoder of two layers is exported to each target, which takes some seconds a target.
+    """Check an encoding in the same way as the encodings of this package. Exports a decoder of two layers to each target, which takes some seconds per target.
 
     Args:
-        cls: the encoding, registered or not.
-        parameters: by name; their defaults where left out.
+        cls: class of the encoding, registered or not.
+        parameters: parameters of the encoding by name; defaults if left out.
         targets: names of posenc_export.export.TARGETS.
-        faults: of FAULTS, those that the grid must see; one that the encoding has no place for is passed over. Leave out those of positions for an
-            encoding that does not read them.
-        max_positions: range of the models.
+        faults: names of FAULTS that the grid must detect. Faults that do not apply to the encoding are skipped. Leave out the faults of positions for an
+            encoding that does not read positions.
+        max_positions: range of positions of the models.
 
     Returns:
         {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: worst error}}.
 
     Raises:
         ValueError: a class or parameters that cannot be registered or built, a target that cannot represent the encoding.
-        AssertionError: a hook that differs from the oracle, a fault that the grid does not see.
+        AssertionError: a hook that differs from the oracle, a fault that the grid does not detect.
         VerificationError: an artefact that differs from the module.
     """
     for name in faults:
         if name not in FAULTS:
-            raise ValueError(f"check_encoding: expected faults among {', '.join(FAULTS)}, got {name!r}")
+            raise ValueError(f"check_encoding: expected faults to be among {', '.join(FAULTS)}, got {name!r}")
     with _registered(cls):
         config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
         found: Dict[str, Any] = {"oracle": _check_oracle(cls, {"name": NAME, **(parameters or {})}, max_positions)}
@@ -71,7 +71,7 @@ def check_encoding(
 
 @contextlib.contextmanager
 def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
-    """While open, the class has a name of its own."""
+    """Context in which the class is registered under NAME."""
     encodings.register(NAME, cls)
     try:
         yield
@@ -91,7 +91,7 @@ def _config(spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions:
 
 
 def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> Dict[str, float]:
-    """Worst errors of embed, rotate and bias, near 0 and far out; scores by content are compared in whole models."""
+    """Worst errors of embed, rotate and bias, at small and large positions. Scores from content are compared in whole models instead."""
     errors: Dict[str, float] = {}
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
     for kind in cls.works_in:
@@ -102,13 +102,13 @@ def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_posi
     bound = tolerance("float32", 1, 1)
     for hook, error in errors.items():
         if not error <= bound:
-            said = f"expected {hook} within {bound:.1e} of its oracle at positions {', '.join(map(str, places))}, got {error:.1e}"
-            raise AssertionError(f"check_encoding {cls.__name__}: {said}; one of the two is wrong")
+            problem = f"expected {hook} within {bound:.1e} of its oracle at positions {', '.join(map(str, places))}, got {error:.1e}"
+            raise AssertionError(f"check_encoding {cls.__name__}: {problem}; correct the hook or the oracle")
     return errors
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
-    """What embed and rotate give, and their oracles, where the encoding has them."""
+    """Results of embed and rotate and of their oracles, if the encoding overrides them."""
     oracle, index = encoding.oracle(), torch.tensor([places])
     coordinates = index.expand(encoding.axes, 1, -1) if encoding.axes else index
     if acts(encoding, "embed", "embed_next"):
@@ -123,7 +123,7 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
 
 
 def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Any]:
-    """The bias and its oracle, where the encoding has one and a query sees the key."""
+    """The bias and its oracle, if the encoding has a bias; entries of hidden keys are 0."""
     index, oracle = torch.tensor([places]), encoding.oracle()
     made = encoding.bias(index, index)
     if made is not None:
@@ -133,7 +133,7 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
 
 
 def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str]) -> Dict[str, float]:
-    """Worst errors of models with a fault, each beyond what rounding explains."""
+    """Worst errors of models with a planted fault; each must exceed the bound on rounding errors."""
     right = seeded(config)
     module, manifest = eager(right)
     expected, bound, errors = of_module(right, manifest), bound_of(right, manifest), {}
@@ -144,8 +144,8 @@ def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequ
         session = Model(TorchGraph(eager(wrong)[0], manifest)).session()
         errors[name] = max(measure(session, expected, lambda _: None).values())
         if errors[name] <= bound:
-            remedy = "choose parameters that tell positions apart, or leave the fault out where the encoding does not read them"
-            raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to see the planted fault {name!r}, got no difference; {remedy}")
+            remedy = "choose parameters that distinguish positions, or leave the fault out if the encoding does not read positions"
+            raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}")
     return errors
 
 

@@ -1,4 +1,4 @@
-"""Faults that an export must not have, planted in a model: the grid has to see them."""
+"""Faults of an export, planted in a model; the parity grid has to detect them."""
 
 from typing import Any, Dict, List, Optional, Tuple, Type
 
@@ -10,10 +10,10 @@ from posenc_export.encodings.together import acts
 
 
 class Faulty(PositionEncoding):
-    """Another encoding; subclasses change what it is told.
+    """Wrapper of an encoding; subclasses change the positions or states that the encoding receives.
 
     Args:
-        inner: the encoding.
+        inner: the wrapped encoding.
     """
 
     def __init__(self, inner: PositionEncoding) -> None:
@@ -21,37 +21,37 @@ class Faulty(PositionEncoding):
         self.inner = inner
         self.shared, self.works_in, self.axes, self.chunk = inner.shared, inner.works_in, inner.axes, inner.chunk
 
-    def of_call(self, positions: Tensor) -> Tensor:
-        """Positions of queries and tokens as the encoding is told them."""
+    def changed_positions(self, positions: Tensor) -> Tensor:
+        """Positions of queries and tokens that the encoding receives."""
         return positions
 
-    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
-        """Positions of keys, and of tokens where they are embedded; called: positions of the tokens of this call."""
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
+        """Positions of keys and of embedded tokens that the encoding receives; called: positions of the tokens of this call."""
         return positions
 
-    def carried(self, states: List[Tensor]) -> List[Tensor]:
-        """States as the encoding is told them."""
+    def changed_states(self, states: List[Tensor]) -> List[Tensor]:
+        """States that the encoding receives."""
         return states
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        told = self.of_call(positions)
-        return self.inner.embed_next(x, self.of_keys(told, told), self.carried(states))
+        changed = self.changed_positions(positions)
+        return self.inner.embed_next(x, self.changed_key_positions(changed, changed), self.changed_states(states))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        told = self.of_call(positions)
-        return self.inner.rotate(q, k, told)[0], self.inner.rotate(q, k, self.of_keys(told, told))[1]
+        changed = self.changed_positions(positions)
+        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, self.changed_key_positions(changed, changed))[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(self.of_call(q_positions), self.of_keys(k_positions, q_positions))
+        return self.inner.bias(self.changed_positions(q_positions), self.changed_key_positions(k_positions, q_positions))
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        return self.inner.observe(x, k, positions, write_index, self.carried(states))
+        return self.inner.observe(x, k, positions, write_index, self.changed_states(states))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        told = self.of_keys(key_positions, positions)
-        return self.inner.rescore(q, keys, values, mask, self.of_call(positions), told, scale, states)
+        changed = self.changed_key_positions(key_positions, positions)
+        return self.inner.rescore(q, keys, values, mask, self.changed_positions(positions), changed, scale, states)
 
     def prepare(self) -> None:
         self.inner.prepare()
@@ -72,25 +72,25 @@ class Faulty(PositionEncoding):
 class FromZero(Faulty):
     """Counts the tokens of every call from 0."""
 
-    def of_call(self, positions: Tensor) -> Tensor:
+    def changed_positions(self, positions: Tensor) -> Tensor:
         return torch.arange(positions.size(-1)).expand_as(positions)
 
-    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
         first = called[..., :1]
         return torch.where(positions >= first, positions - first, positions)
 
 
 class OddAsEven(Faulty):
-    """Takes keys and tokens at odd positions for those before them."""
+    """Rounds odd positions of keys and tokens down to even positions."""
 
-    def of_keys(self, positions: Tensor, called: Tensor) -> Tensor:
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
         return torch.where(positions > 0, positions - positions % 2, positions)
 
 
 class Forgetful(Faulty):
-    """Starts every call from states of zeros."""
+    """Replaces the states of every call by zeros."""
 
-    def carried(self, states: List[Tensor]) -> List[Tensor]:
+    def changed_states(self, states: List[Tensor]) -> List[Tensor]:
         return [torch.zeros_like(state) for state in states]
 
 
@@ -98,7 +98,7 @@ FAULTS: Dict[str, Type[Faulty]] = {"offset ignored": FromZero, "odd positions as
 
 
 def applicable(fault: str, model: Any) -> bool:
-    """Whether an encoding of the model has a place for a fault."""
+    """Whether a fault can be planted in an encoding of the model."""
     found = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
     if FAULTS[fault] is Forgetful:
         return any(encoding.embed_states() or encoding.layer_states() for encoding in found)
@@ -106,7 +106,7 @@ def applicable(fault: str, model: Any) -> bool:
 
 
 def planted(fault: str, model: Any) -> Any:
-    """The model with a fault in each of its encodings, which it has from now on."""
+    """Plant a fault in each encoding of the model, in place, and return the model."""
     wrapped: Dict[int, Faulty] = {}
     for module in list(model.modules()):
         for name, child in module.named_children():

@@ -1,4 +1,4 @@
-"""A contestant without a model: sleeps, and fails, dies or starts a child where the artefact folder's name says so."""
+"""A worker without a model, which sleeps. The name of the artefact folder can make it fail, exit or start a child process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Rows and reports from made-up samples."""
+"""Rows and reports with artificial samples."""
 
 from typing import Any, Sequence
 

@@ -1,4 +1,4 @@
-"""`posenc bench`: what it passes on, prints, writes and returns. Nothing is measured."""
+"""`posenc bench`: its arguments, output, files and exit status, without measurements."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.benchmark import rows
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The arguments that the benchmark was called with; samples of the last contestant stayed disturbed."""
+    """Arguments of the calls of the benchmark, which reports disturbed samples for the last contestant."""
     calls = []
 
     def run(folders, **options):
@@ -46,7 +46,7 @@ def test_json_is_printed_and_written(asked, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("given", "status"), [([], 0), (["--fail-on-disturbed"], 1)])
-def test_disturbed_samples_fail_where_asked_for(given, status, asked, capsys):
+def test_disturbed_samples_fail_only_with_the_option(given, status, asked, capsys):
     assert cli.main(["bench", "a", *given]) == status
 
 

@@ -1,4 +1,4 @@
-"""Names of models and folders, and which descriptions other runtimes take."""
+"""Labels of models and folders, and descriptions that other runtimes support."""
 
 from pathlib import Path
 
@@ -44,23 +44,23 @@ def test_parameters_are_those_of_the_module(tied):
         (["/a/ort", "/a/ort"], ["ort", "ort"]),
     ],
 )
-def test_folders_are_named_by_the_shortest_ends_that_tell_them_apart(paths, labels):
+def test_folders_are_named_by_their_shortest_distinct_path_endings(paths, labels):
     assert folder_labels([Path(path) for path in paths]) == numbered(labels)
 
 
-def test_the_presets_with_rope_are_of_llamas_shape():
+def test_the_presets_with_rope_have_llamas_architecture():
     assert [name for name, config in PRESETS.items() if is_llama(to_json(config))] == ["tiny-rope", "small-rope"]
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_decoder_is_not_of_llamas_shape_with(name):
+def test_a_decoder_does_not_have_llamas_architecture_with(name):
     assert not is_llama(to_json(OTHERS[name]))
 
 
-def test_a_plain_block_has_one_of_the_encodings_or_none():
+def test_a_plain_block_has_at_most_one_of_the_encodings():
     blocks = {name: to_json(block_config(32, 4, 64, encoding={"name": name})) for name in ("rope", "nope", "alibi", "sinusoidal")}
     assert [name for name, config in blocks.items() if is_plain_block(config)] == ["rope", "nope"]
 
 
-def test_every_runtime_names_a_peer_and_what_pip_installs():
+def test_every_runtime_names_a_peer_and_its_requirement():
     assert all(Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install for runtime in RUNTIMES.values())

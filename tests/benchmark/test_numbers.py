@@ -1,4 +1,4 @@
-"""Statistics, limits and the rule that tells a disturbed sample."""
+"""Statistics, limits and the rule for disturbed samples."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ MODELS = {
 QUIET = Reading(wall=0.1, cpu=0.2, others=0.0, waited=0.0, spin=1e-3)
 
 
-def test_a_spread_is_the_median_and_the_outer_tenths_linear_between_neighbours():
+def test_a_spread_has_median_and_outer_deciles_with_linear_interpolation():
     found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
     assert (found.median, found.low, found.high, found.samples) == (3.0, pytest.approx(1.4), pytest.approx(4.6), 5)
 
@@ -29,7 +29,7 @@ def test_one_slow_sample_does_not_move_the_median():
     assert (found.median, found.low, found.samples) == (1.0, 1.0, 11)
 
 
-def test_a_spread_of_nothing_is_refused():
+def test_a_spread_of_no_values_is_refused():
     with pytest.raises(ValueError, match="at least one value, got none"):
         spread([])
 
@@ -42,12 +42,12 @@ def test_weights_read_per_step_are_the_models_parameters(name):
     assert eager(model)[1].step_weights == parameters + (0 if name == "block" else config.width)
 
 
-def test_a_table_that_the_head_does_not_share_is_read_by_one_row():
+def test_a_step_reads_one_row_of_a_table_that_the_head_does_not_share():
     tied, free = (eager(seeded(decoder_config(50, 1, 24, BLOCK, tied=tied)))[1].step_weights for tied in (True, False))
     assert tied == free
 
 
-def test_cache_bytes_follow_context_and_dtype():
+def test_cache_bytes_are_proportional_to_context_and_item_size():
     model = seeded(MODELS["swiglu"])
     token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size
     for size, dtype in ((4, torch.float32), (2, torch.float16)):
@@ -70,7 +70,7 @@ def test_a_share_without_time_or_bandwidth_is_refused(seconds, bandwidth):
         share_of_limit(1, seconds, bandwidth)
 
 
-def test_a_quiet_sample_stands():
+def test_an_undisturbed_sample_is_kept():
     assert not disturbed(QUIET, quickest_spin=1e-3, cores=2)
 
 
@@ -79,7 +79,7 @@ def test_a_sample_is_disturbed_by(change):
     assert disturbed(Reading(**{**QUIET.to_json(), **change}), quickest_spin=1e-3, cores=2)
 
 
-def test_the_coarse_clock_of_the_system_alone_disturbs_nothing():
+def test_the_resolution_of_the_system_clock_does_not_count_as_disturbance():
     assert not disturbed(Reading(**{**QUIET.to_json(), "others": 2 * TICK}), quickest_spin=1e-3, cores=2)
 
 

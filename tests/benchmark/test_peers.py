@@ -1,4 +1,4 @@
-"""What other runtimes make of a model: the same answers as its artefact, where they are installed. A peer that computes something else is no peer."""
+"""Other runtimes of the benchmark compute the same outputs as the artefact. Runtimes that are not installed are skipped."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
 ROPE = decoder("rope")
 MODELS = {
     "block-rope": block("rope"),
@@ -27,7 +27,7 @@ MODELS = {
     "decoder-nope": decoder("nope"),
     "decoder-untied": replace(ROPE, head=replace(ROPE.head, tied=False)),
 }
-TARGET = {"openvino": "onnx"}  # of the artefact that is loaded; ort where not named
+TARGET = {"openvino": "onnx"}  # target of the loaded artefact; ort for other runtimes
 QUICK = [("hand-written", "decoder-rope", 2), ("transformers", "decoder-rope", 1)]
 OTHERS = [
     ("hand-written", "block-rope", 1),
@@ -46,7 +46,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of an artefact, made when it is first asked for; not to be changed."""
+    """Return the folder of an artefact, exported at the first request; tests must not modify it."""
     root, made = tmp_path_factory.mktemp("peers"), {}
 
     def of(model: str, target: str = "ort", signature: str = "positions") -> Path:
@@ -60,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
-    """Outputs behind a prompt, of steps, of steps after a rewind, and of a step behind a prompt in two calls, where a row is alone."""
+    """Return the outputs of a prompt, of steps, of steps after a rewind, and for a single row of a step after a prompt in two calls."""
     found = [np.asarray(session.prefill(tokens[:, :16], logits_to_keep=1))[:, -1]]
     found += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
     session.rewind(3)
@@ -71,9 +71,9 @@ def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
     return np.stack([*found, np.array(session.step(tokens[:, 20]))])
 
 
-@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.filterwarnings("ignore")  # the libraries warn
 @pytest.mark.parametrize(("runtime", "model", "batch"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)])
-def test_a_runtime_gives_what_the_artefact_gives(runtime: str, model: str, batch: int, folders: Callable[..., Path]) -> None:
+def test_a_runtime_computes_the_outputs_of_the_artefact(runtime: str, model: str, batch: int, folders: Callable[..., Path]) -> None:
     missing = RUNTIMES[runtime].missing()
     if missing:
         pytest.skip(f"{' and '.join(missing)} is not installed")
@@ -86,7 +86,7 @@ def test_a_runtime_gives_what_the_artefact_gives(runtime: str, model: str, batch
     assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
 
 
-def test_a_runtime_that_is_not_installed_is_refused_with_what_to_install(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_missing_runtime_names_its_requirement(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RUNTIMES, "genai", dataclasses.replace(RUNTIMES["genai"], needs=("a_module_that_nobody_has.at_all",)))
     with pytest.raises(ValueError, match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got none; pip install 'onnxruntime-genai'"):
         run([folders("decoder-rope")], ("genai",))
@@ -99,7 +99,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("runtime", "model", "rule"), REFUSED)
-def test_a_runtime_that_takes_none_of_the_folders_is_refused(
+def test_a_runtime_that_supports_none_of_the_folders_is_refused(
     runtime: str, model: str, rule: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RUNTIMES, runtime, dataclasses.replace(RUNTIMES[runtime], needs=()))

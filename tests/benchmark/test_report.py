@@ -1,4 +1,4 @@
-"""The three faces of a report."""
+"""A report as JSON, as a table and as an HTML page."""
 
 import base64
 import json
@@ -12,13 +12,13 @@ from posenc_export.benchmark import report as reports
 from posenc_export.benchmark.report import Report, duration
 from tests.benchmark import rows
 
-FORBIDDEN = ("left", "moved")  # names that say nothing without their source
+FORBIDDEN = ("left", "moved")  # field names that do not explain themselves
 LIMIT = {"least_bytes": 4_000_000, "read_bytes_per_second": 1e10, "share_of_limit": 0.4}
 
 
 @pytest.fixture
 def report():
-    """Two contestants at two numbers of tokens, the second one twice as slow."""
+    """A report of two contestants at two numbers of tokens; the second one takes twice as long."""
     made = [
         rows.row(name, [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.2)], phase, tokens, ratio_to_fastest=float(step), samples_redone=2, **limit)
         for phase, limit in (("decode", LIMIT), ("prefill", {}))
@@ -53,7 +53,7 @@ def test_json_holds_the_verdicts(report):
 @pytest.mark.parametrize(
     ("change", "rule"), [({"schema": 1}, "expected schema 2, got 1"), ({"rows": [{"moved": 1}]}, "expected the fields of schema 2"), ({"threads": 2}, "unknown field")]
 )
-def test_another_report_is_refused(change, rule, report):
+def test_a_report_with_another_schema_is_refused(change, rule, report):
     with pytest.raises(ValueError, match=rule):
         Report.from_json({**report.to_json(), **change})
 
@@ -65,14 +65,14 @@ def test_the_table_is_plain_text_and_counts_redone_samples(report):
     assert re.search(r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +186 us +228 us +5000 +2.00 +40% +4 +2 +0$", text, re.MULTILINE)
 
 
-def test_the_ratio_is_blank_where_samples_stayed_disturbed():
+def test_the_ratio_is_blank_for_disturbed_samples():
     text = rows.report([rows.row("ort", [1e-3] * 4, samples_disturbed=1)]).table()
     assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +- +4 +0 +1$", text, re.MULTILINE)
     assert "1 disturbed samples could not be redone" in text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.234, "1.23 s"), (0.0123, "12.3 ms"), (8.2e-05, "82.0 us"), (4e-7, "0.40 us"), (123e-6, "123 us")])
-def test_a_duration_is_in_the_unit_that_suits_it(seconds, text):
+def test_a_duration_has_the_largest_unit_in_which_it_is_at_least_1(seconds, text):
     assert duration(seconds) == text
 
 
@@ -86,7 +86,7 @@ def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
         assert not re.search(r"https?:|//|<script|<link|@import|\bsrc=|/home|/work|/tmp|\\Users", part.replace("</", "<").replace("/>", ">"))
 
 
-def test_the_page_shows_a_plot_per_question_and_escapes_names(report, tmp_path):
+def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
     report.html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("<img alt=") == 3
@@ -101,11 +101,11 @@ def test_the_same_report_gives_the_same_page(report, tmp_path):
 
 def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"install posenc-export\[report\]"):
+    with pytest.raises(ValueError, match=r"pip install 'posenc-export\[report\]'"):
         report.html(tmp_path / "page.html")
 
 
-def test_the_plot_of_shares_holds_every_contestant_from_zero_on():
+def test_the_plot_of_shares_starts_at_zero_and_contains_every_contestant():
     figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
     from posenc_export.benchmark.page import _shares
 

@@ -1,4 +1,4 @@
-"""A whole run with contestants that only sleep: turns, lifecycle of the workers, refusals."""
+"""Whole runs with contestants that only sleep: turns, life cycle of the workers, refusals."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Makes an artefact folder that holds a manifest and a graph nobody opens."""
+    """Function that writes an artefact folder with a manifest and a graph that is never opened."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
     for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
         monkeypatch.setattr(machine, name, value)
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def alive(pid):
-    """Running, not a zombie."""
+    """Return whether a process is running and not a zombie."""
     found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
     return bool(found) and not found.startswith("Z")
 
@@ -51,7 +51,7 @@ def state(worker):
 
 @pytest.fixture
 def pids(tmp_path, monkeypatch):
-    """Process ids of the workers and of their children, once they have loaded."""
+    """Function that returns the process ids of the workers and their children after loading."""
     monkeypatch.setenv("FAKE_WORKER_PIDS", str(tmp_path / "pids"))
     return lambda: [int(line) for line in (tmp_path / "pids").read_text(encoding="ascii").split()]
 
@@ -67,16 +67,16 @@ def test_every_contestant_has_a_row_per_context_and_phase(folder):
 def test_the_slower_contestant_is_found(folder):
     report = run([folder("slow"), folder("a")], contexts=(16,), rounds=3, seconds=0.3)
     medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
-    assert [name for name, _ in medians] == ["a", "slow"]  # the fastest first
+    assert [name for name, _ in medians] == ["a", "slow"]  # fastest first
     assert medians[1][1] > 2.0 * medians[0][1]
 
 
-def test_prompts_are_measured_beside_the_contexts(folder):
+def test_prompts_and_contexts_are_measured(folder):
     report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
     assert [(row.phase, row.tokens) for row in report.rows] == [("decode", 16), ("decode", 32), ("prefill", 64)]
 
 
-def test_a_model_without_a_cache_is_measured_at_prefill_alone(folder):
+def test_a_model_without_a_cache_is_measured_only_at_prefill(folder):
     report = run([folder("a", cached=False)], contexts=(16, 32), rounds=1, seconds=0.05)
     assert [(row.phase, row.tokens) for row in report.rows] == [("prefill", 16), ("prefill", 32)]
 
@@ -91,7 +91,7 @@ def test_a_report_names_model_artefact_digest_and_weights(folder):
     report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05)
     (each,) = report.contestants
     assert (each.contestant, each.artefact, each.model, each.weights) == ("a", "a", "nope block 32 0.00M", {"seed": 3})
-    assert each.artefact_digest == manifests.read(folder("again")).digest  # of a folder with the same content
+    assert each.artefact_digest == manifests.read(folder("again")).digest  # a folder with the same content
 
 
 def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
@@ -117,7 +117,7 @@ def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
 
 
 def test_workers_are_gone_after_an_error(folder, pids):
-    with pytest.raises(ValueError, match="benchmark fails: expected load to end without an error, got 'the fake fails as told'"):
+    with pytest.raises(ValueError, match="benchmark fails: expected load to succeed, got 'the fake fails as told'"):
         run([folder("a"), folder("fails")], contexts=(16,))
     time.sleep(0.05)
     assert len(pids()) == 4
@@ -135,30 +135,30 @@ def test_workers_are_gone_after_an_interrupt(folder, pids):
     assert not any(map(alive, pids()))
 
 
-def test_a_worker_that_dies_is_told_with_its_last_words(folder):
+def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
     with pytest.raises(ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"):
         run([folder("dies")], contexts=(16,))
 
 
-def test_a_worker_that_does_not_answer_is_given_up(folder, monkeypatch):
+def test_a_worker_that_does_not_answer_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.2)
     monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-c", "import time; time.sleep(60)"])
     worker = Worker("mute", 1)
     try:
-        with pytest.raises(ValueError, match="got no answer"):
+        with pytest.raises(ValueError, match="got no reply"):
             worker.ask("load")
     finally:
         worker.end()
 
 
-def test_a_disturbed_sample_is_redone():
+def test_a_disturbed_sample_is_measured_again():
     replies = iter([{"seconds": [9.0], "reading": {**READING, "others": 0.1}}, {"seconds": [1.0], "reading": READING}])
     samples = Samples(patience=3, cores=2)
     samples.take(lambda: next(replies), {})
     assert (samples.seconds, samples.redone, samples.kept_disturbed) == ([1.0], 1, 0)
 
 
-def test_a_sample_disturbed_to_the_end_is_kept_and_counted():
+def test_a_sample_that_is_disturbed_at_every_repetition_is_kept_and_counted():
     samples = Samples(patience=3, cores=2)
     for _ in range(2):
         samples.take(lambda: {"seconds": [9.0], "reading": {**READING, "waited": 0.1}}, {})
@@ -168,7 +168,7 @@ def test_a_sample_disturbed_to_the_end_is_kept_and_counted():
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"runtimes": ("jax",)}, "runtimes among eager, torch.compile, .*, got jax"),
+        ({"runtimes": ("jax",)}, "runtimes from eager, torch.compile, .*, got jax"),
         ({"contexts": (4096,)}, "at most max_positions, 128 tokens, got 4096"),
         ({"contexts": (1,)}, "at least 2 tokens, got 1"),
         ({"rounds": 0}, "rounds, threads, batch and seconds above 0"),
@@ -186,7 +186,7 @@ def test_no_folder_is_refused():
         run([])
 
 
-def test_folders_of_two_models_are_refused_unless_asked_for(folder):
+def test_folders_of_two_models_are_refused_without_the_option(folder):
     pair = [folder("a"), folder("b", width=64)]
     with pytest.raises(ValueError, match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; .*--different-models"):
         run(pair, contexts=(16,))

@@ -1,4 +1,4 @@
-"""docs/speed.md from made-up samples."""
+"""docs/speed.md with artificial samples."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ BLOCK = [rows.row("hand-written rope", [1.0, 1.0, 2.0, 1.0], tokens=128), rows.r
 TARGET = Target("block", "decode", 128, "rope-ort", "hand-written rope", 1.0)
 
 
-def test_a_ratio_is_formed_round_by_round():
+def test_a_ratio_is_computed_round_by_round():
     assert ratio(rows.report(BLOCK), TARGET).high == pytest.approx(0.9)
 
 
-def test_there_is_no_ratio_of_a_contestant_that_is_missing_or_stayed_disturbed():
+def test_there_is_no_ratio_for_a_missing_or_disturbed_contestant():
     disturbed = rows.row("rope-ort", [0.9] * 4, tokens=128, samples_disturbed=1)
     assert ratio(rows.report(BLOCK[:1]), TARGET) is None
     assert ratio(rows.report([BLOCK[0], disturbed]), TARGET) is None
@@ -26,7 +26,7 @@ def test_the_page_says_which_targets_are_met():
     page = speed_page.page({"block": rows.report(BLOCK)})
     assert "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |" in page
     assert "| block | decode 1024 | `rope-ort` | `hand-written rope` | | | 1.00 |  |" in page
-    assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of 512" in page and "## A decoder" not in page
+    assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of width 512" in page and "## A decoder" not in page
 
 
 def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
@@ -44,7 +44,7 @@ def test_the_large_model_has_134_million_parameters():
     assert round(count / 1e6) in (134, 135)
 
 
-def test_the_page_in_docs_is_that_of_the_committed_figures():
+def test_the_page_in_docs_is_generated_from_the_committed_figures():
     path = Path("bench/results/speed.json")
     if not path.is_file():
         pytest.skip("nothing is committed")

@@ -1,4 +1,4 @@
-"""Verdicts from made-up samples."""
+"""Verdicts on artificial samples."""
 
 import pytest
 
@@ -6,33 +6,33 @@ from posenc_export.benchmark.verdicts import verdicts
 from tests.benchmark.rows import row
 
 
-def test_the_faster_one_is_named_with_the_ratio_and_its_spread():
+def test_a_verdict_names_the_faster_contestant_with_ratio_and_spread():
     (verdict,) = verdicts([row("onnx", [2.0, 2.0, 2.2, 2.0]), row("ort", [1.0, 1.0, 1.0, 1.0])])
     assert (verdict.fastest, verdict.following) == ("ort", "onnx")
     assert verdict.text == "decode at 1024 cached tokens: ort is 2.00 times as fast as onnx; the spread is 2.00 to 2.14"
 
 
-def test_a_difference_within_the_spread_is_none():
+def test_a_difference_within_the_spread_is_no_difference():
     (verdict,) = verdicts([row("ort", [1.0, 1.1, 1.0, 1.1]), row("genai", [1.1, 1.0, 1.1, 1.05])])
     assert "no difference beyond the spread between ort and genai; the spread is 0.92 to 1.10" in verdict.text
 
 
-def test_drift_that_both_see_does_not_hide_a_difference():
+def test_drift_of_both_contestants_does_not_hide_a_difference():
     (verdict,) = verdicts([row("ort", [1.0, 2.0, 3.0, 4.0]), row("onnx", [1.1, 2.2, 3.3, 4.4])])
     assert "ort is 1.10 times as fast as onnx; the spread is 1.10 to 1.10" in verdict.text
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_there_is_no_verdict_where_samples_stayed_disturbed(number):
+def test_there_is_no_verdict_on_disturbed_samples(number):
     rows = [row("ort", [1.0] * 4), row("onnx", [2.0] * 4)]
     rows[number] = row(rows[number].contestant, rows[number].samples_seconds, samples_disturbed=1)
     (verdict,) = verdicts(rows)
-    assert verdict.ratio is None and f"samples of {rows[number].contestant} stayed disturbed" in verdict.text
+    assert verdict.ratio is None and f"a sample of {rows[number].contestant} were disturbed" in verdict.text
 
 
-def test_two_samples_have_no_spread():
+def test_two_samples_are_too_few_for_a_verdict():
     (verdict,) = verdicts([row("ort", [1.0, 1.0]), row("onnx", [2.0, 2.0])])
-    assert verdict.text.endswith("no verdict between ort and onnx, since 2 samples have no spread")
+    assert verdict.text.endswith("no verdict between ort and onnx, because 2 samples are too few")
 
 
 def test_a_contestant_alone_has_no_verdict():

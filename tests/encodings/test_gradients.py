@@ -1,4 +1,4 @@
-"""Gradients reach the weights of encodings: against differences of their float64 oracles."""
+"""Gradients of the weights of encodings, compared with finite differences of their float64 oracles."""
 
 import copy
 from typing import Any, Dict
@@ -12,7 +12,7 @@ from posenc_export.encodings.base import PositionEncoding
 from posenc_export.numerics import tolerance, worst_error
 
 GEOMETRY = encodings.Geometry(width=8, heads=4, head_size=8, max_positions=16, kv_heads=2)
-PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding: what it gets nobody reads
+PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding, whose result is ignored
 VALID = len(PLACES) - 1
 SPECS: Dict[str, Dict[str, Any]] = {
     **{name: {"name": name} for name in ("learned", "learned_2d", "hierarchical", "multiplicative", "recurrent", "floater", "rope_2d")},
@@ -34,7 +34,7 @@ def _on_tokens(encoding: PositionEncoding) -> bool:
 
 
 def _loss(encoding: Any, factors: torch.Tensor) -> torch.Tensor:
-    """Of tokens or queries [1,S,H,D], times factors."""
+    """Sum of encoded tokens [1,S,8], or of rotated queries summed over heads, times factors."""
     places = torch.tensor([PLACES])
     places = places.expand(encoding.axes, 1, -1) if encoding.axes else places
     x = torch.ones(1, len(PLACES), 4, 8)
@@ -43,7 +43,7 @@ def _loss(encoding: Any, factors: torch.Tensor) -> torch.Tensor:
 
 
 def _exact(encoding: Any, factors: np.ndarray) -> float:
-    """The same in float64, by the oracle."""
+    """The loss from the oracle, in float64."""
     oracle = encoding.oracle()
     if _on_tokens(encoding):
         rows = oracle.embed_rows(np.ones((VALID, 8)), PLACES[:VALID])
@@ -53,16 +53,16 @@ def _exact(encoding: Any, factors: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("case", SPECS)
-def test_gradients_are_the_differences_of_the_oracle(case: str) -> None:
+def test_gradients_match_finite_differences_of_the_oracle(case: str) -> None:
     encoding, factors = _built(SPECS[case]), torch.randn(len(PLACES), 8)
     _loss(encoding, factors).backward()
     for name, parameter in encoding.named_parameters():
         along = torch.randn(parameter.shape, dtype=torch.float64)
         ends = []
         for sign in (1, -1):
-            moved = copy.deepcopy(encoding)
-            moved.get_parameter(name).data = parameter.detach().double() + sign * STEP * along
-            ends.append(_exact(moved, factors.double().numpy()))
+            changed = copy.deepcopy(encoding)
+            changed.get_parameter(name).data = parameter.detach().double() + sign * STEP * along
+            ends.append(_exact(changed, factors.double().numpy()))
         difference = (ends[0] - ends[1]) / (2 * STEP)
         found = float((parameter.grad.double() * along).sum())
         assert difference != 0 and worst_error(np.array([found]), np.array([difference])) <= tolerance("float32", 1, 4096), name
@@ -72,7 +72,7 @@ TRAINED = {name: SPECS[name] for name in ("recurrent", "floater", "rope_trained"
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_steps_of_training_are_seen_by_the_next_call_and_in_eval_mode(case: str) -> None:
+def test_the_next_call_and_eval_mode_use_trained_weights(case: str) -> None:
     encoding, factors = _built(TRAINED[case]), torch.ones(len(PLACES), 8)
     optimiser, before = torch.optim.SGD(encoding.parameters(), lr=0.01), _exact(encoding, np.ones((len(PLACES), 8)))
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_steps_of_training_are_seen_by_the_next_call_and_in_eval_mode(case: str)
 
 
 @pytest.mark.parametrize("trains", ["frequencies", "theta"])
-def test_trained_frequencies_start_as_those_of_rope(trains: str) -> None:
+def test_trained_frequencies_are_initialised_as_in_rope(trains: str) -> None:
     x, places = torch.randn(1, len(PLACES), 4, 8), torch.tensor([PLACES])
     expected = encodings.build({"name": "rope"}, GEOMETRY).rotate(x, x, places)[0]
     for mode in (True, False):

@@ -1,4 +1,4 @@
-"""What encodings promise for all positions, not for examples: laws checked on drawn ones."""
+"""Properties of encodings that hold for all positions, checked on random positions."""
 
 import re
 from typing import Any
@@ -61,7 +61,7 @@ def test_rotation_keeps_norms_up_to_its_magnitude(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIFT_INVARIANT)
-def test_biases_do_not_see_a_shift(name: str) -> None:
+def test_biases_do_not_change_with_a_shift_of_positions(name: str) -> None:
     encoding = _build(name)
 
     @LAWS
@@ -75,7 +75,7 @@ def test_biases_do_not_see_a_shift(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["integer", "normalized", "binary", "sinusoidal", "learned", "hierarchical", "recurrent", "floater", "multiplicative"])
-def test_positions_in_range_are_told_apart(name: str) -> None:
+def test_different_positions_in_range_are_encoded_differently(name: str) -> None:
     encoding = _build(name)
 
     @LAWS
@@ -87,23 +87,23 @@ def test_positions_in_range_are_told_apart(name: str) -> None:
     law()
 
 
-def test_a_sinusoid_moved_by_k_is_a_linear_map_of_itself() -> None:
+def test_a_sinusoid_shifted_by_k_is_a_linear_map_of_the_sinusoid() -> None:
     encoding = _build("sinusoidal")
 
     @LAWS
     @given(st.integers(0, REACH // 2), st.integers(1, 2000))
     def law(position: int, k: int) -> None:
         frequencies = 10000.0 ** (-np.arange(16) / 16)
-        moved = np.zeros((32, 32))
+        shift = np.zeros((32, 32))
         for n, w in enumerate(frequencies):
-            moved[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [[np.cos(k * w), np.sin(k * w)], [-np.sin(k * w), np.cos(k * w)]]
+            shift[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [[np.cos(k * w), np.sin(k * w)], [-np.sin(k * w), np.cos(k * w)]]
         rows = encoding.embed(torch.zeros(1, 2, 32), torch.tensor([[position, position + k]]))[0].double().numpy()
-        assert np.abs(moved @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
+        assert np.abs(shift @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
 
     law()
 
 
-def test_a_floater_whose_field_turns_pairs_is_the_sinusoid() -> None:
+def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
     geometry, near = encodings.Geometry(8, 2, 4, 200), 1e-4
     floater: Any = encodings.build({"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}, geometry)
     turning = torch.block_diag(*(torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4))))
@@ -111,7 +111,7 @@ def test_a_floater_whose_field_turns_pairs_is_the_sinusoid() -> None:
         for part in floater.parameters():
             part.zero_()
         floater.first[1::2] = 1.0
-        floater.inner.weight[:, :-1], floater.outer.weight[:] = near * torch.eye(8), turning / near  # tanh of what is small is what it is
+        floater.inner.weight[:, :-1], floater.outer.weight[:] = near * torch.eye(8), turning / near  # tanh(x) is x for small x
     floater.prepare()
     x, places = torch.zeros(1, 200, 8), torch.arange(200)[None]
     expected = encodings.build({"name": "sinusoidal"}, geometry).embed(x, places)
@@ -119,7 +119,7 @@ def test_a_floater_whose_field_turns_pairs_is_the_sinusoid() -> None:
 
 
 def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
-    """What the last token makes of the others, fed in `order`: [E], everything visible."""
+    """Output [E] of the last token when the tokens are fed in `order` and all of them are visible."""
     from posenc_export.models.presets import seeded
     from tests.tiny import block, works
 
@@ -137,7 +137,7 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
 def test_the_order_of_tokens_matters_for_every_encoding_but_nope(name: str) -> None:
     same, other = torch.arange(9), torch.tensor([3, 0, 6, 1, 7, 2, 5, 4, 8])
     difference = float((_mixed(name, same) - _mixed(name, other)).abs().max())
-    if name in ("nope", "logn"):  # a temperature knows where the query stands, not where keys do
+    if name in ("nope", "logn"):  # a temperature depends on the position of the query, not of keys
         assert difference <= tolerance("float32", 1, 48)
     else:
         assert difference > 100 * tolerance("float32", 1, 48)

@@ -1,4 +1,4 @@
-"""Each module against its float64 oracle, entry by entry, near 0 and far out."""
+"""Each module compared with its float64 oracle, entry by entry, at small and large positions."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ BOTH_WAYS = [(v, causal) for v in VARIANTS for causal in (True, False) if works(
 
 
 @pytest.mark.parametrize(("variant", "causal"), BOTH_WAYS)
-def test_bias_matches_the_oracle_wherever_the_mask_lets_see(variant: str, causal: bool) -> None:
+def test_bias_matches_the_oracle_for_visible_keys(variant: str, causal: bool) -> None:
     encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=causal))
     bias = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
     expected = np.array([[[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)])
@@ -57,7 +57,7 @@ def test_bias_matches_the_oracle_wherever_the_mask_lets_see(variant: str, causal
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
 
-def test_tables_keep_their_digits_through_a_cast_to_half(encoding: encodings.PositionEncoding) -> None:
+def test_tables_keep_their_precision_through_a_cast_to_half(encoding: encodings.PositionEncoding) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     before = encoding.rotate(q, k, _places(encoding))[0]
     trained = {name: value.detach().clone() for name, value in encoding.named_parameters()}
@@ -68,7 +68,7 @@ def test_tables_keep_their_digits_through_a_cast_to_half(encoding: encodings.Pos
     assert torch.equal(encoding.rotate(q, k, _places(encoding))[0], before)
 
 
-def test_a_computed_sinusoid_is_exact_where_no_table_could_be() -> None:
+def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
     encoding = encodings.build({"name": "sinusoidal", "angles": "computed"}, dataclasses.replace(GEOMETRY, max_positions=1 << 40))
     far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
     actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
@@ -88,7 +88,7 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
 
 @pytest.mark.parametrize("frequencies", ["words", "dimensions"])
 @pytest.mark.parametrize("phases", ["own", "zero"])
-def test_complex_words_with_shared_frequencies_are_words_that_have_the_same_ones(frequencies: str, phases: str) -> None:
+def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequencies(frequencies: str, phases: str) -> None:
     whole, shared = (encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY) for f in ("own", frequencies))
     x = torch.randn(1, 3, whole.token_width(24))
     frequency = shared.get_parameter("frequency.value").float() if frequencies == "words" else x[..., 12:13].clone()
@@ -109,118 +109,118 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("ropes", "name is one of"),
-        ("rope:thata=1", "parameter is one of"),
+        ("ropes", "expected name to be one of"),
+        ("rope:thata=1", "expected parameter to be one of"),
         ("rope:theta=big", "type float"),
-        ("rope:rotary=7", "rotary size is even"),
-        ("rope:rotary=32", "rotary size is even"),
-        ("rope:layout=pairs", "layout is one of"),
-        ("alibi:max_bias=0", "max_bias is above 0"),
-        ("alibi:scale=0", "scale is above 0"),
-        ("alibi:heads=7", "heads is 0 .. 6"),
-        ("alibi:added=between", "added is one of after, before"),
-        ("sinusoidal:offset=-1", "offset is 0 or more"),
-        ("learned:offset=-1", "offset is 0 or more"),
-        ("sinusoidal:base=1", "base is above 1"),
-        ("sinusoidal:angles=guessed", "angles is one of table, computed"),
-        ("sinusoidal:odd=one", "odd is one of refuse, zero"),
-        ("sinusoidal_2d:first=time", "first is one of row, column"),
-        ("sinusoidal_2d:layout=half", "layout is one of halves, interleaved"),
-        ("sinusoidal_2d:rows=-1", "rows and columns are 0 or more"),
-        ("learned_2d:join=product", "join is one of sum, row_column, column_row"),
-        ("learned_2d:columns=-1", "rows and columns are 0 or more"),
+        ("rope:rotary=7", "expected an even rotary size within"),
+        ("rope:rotary=32", "expected an even rotary size within"),
+        ("rope:layout=pairs", "expected layout to be one of"),
+        ("alibi:max_bias=0", "expected max_bias above 0"),
+        ("alibi:scale=0", "expected scale above 0"),
+        ("alibi:heads=7", "expected heads within 0 .. 6"),
+        ("alibi:added=between", "expected added to be one of after, before"),
+        ("sinusoidal:offset=-1", "expected offset of 0 or more"),
+        ("learned:offset=-1", "expected offset of 0 or more"),
+        ("sinusoidal:base=1", "expected base above 1"),
+        ("sinusoidal:angles=guessed", "expected angles to be one of table, computed"),
+        ("sinusoidal:odd=one", "expected odd to be one of refuse, zero"),
+        ("sinusoidal_2d:first=time", "expected first to be one of row, column"),
+        ("sinusoidal_2d:layout=half", "expected layout to be one of halves, interleaved"),
+        ("sinusoidal_2d:rows=-1", "rows and columns of 0 or more"),
+        ("learned_2d:join=product", "expected join to be one of sum, row_column, column_row"),
+        ("learned_2d:columns=-1", "rows and columns of 0 or more"),
         ("rope:theta", "name=value"),
-        ("rope:numerics=double", "numerics is one of"),
-        ("rope_linear:factor=0", "factor are above 0"),
-        ("rope_linear:factor=inf", "factor is a finite number"),
-        ("rope_linear:theta=inf", "theta is a finite number"),
-        ("rope_ntk:rotary=2", "even and 4 .. head size 16"),
-        ("rope_trained:trains=nothing", "trains is one of frequencies, theta"),
-        ("rope_trained:theta=0", "theta is above 0"),
-        ("rope_yarn:attention_factor=0", "attention_factor is above 0"),
-        ("rope_yarn:attention_factor=nan", "attention_factor is a finite number"),
-        ("rope_yarn:mscale=-1", "mscale and mscale_all_dim are 0 or more"),
-        ("rope_yarn:beta_fast=1", "beta_fast is above beta_slow"),
-        ("rope_yarn:truncate=true", "truncate is one of yes, no"),
-        ("rope_yarn:ramp=turn", "ramp is one of pairs, turns"),
-        ("rope_yarn:ramp=turns,truncate=no", "truncate is yes for a ramp in turns"),
-        ("rope_yarn:temperature=on", "temperature is one of rotation, scores, off"),
-        ("rope_yarn:temperature=off,attention_factor=1.2", "temperature off takes no attention_factor"),
-        ("rope_yarn:temperature=scores", "mscale_all_dim is above 0 for temperature scores"),
-        ("rope_llama3:high_freq_factor=1", "high_freq_factor is above low_freq_factor"),
-        ("rope_proportional:share=0.01", "a pair at least turns"),
-        ("rope_dynamic:keys=cold", "keys is one of raw, rotated"),
-        ("rope_dynamic:lengths=row", "lengths is one of seen, per_call"),
-        ("rope_dynamic:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
-        ("rope_longrope:lengths=per_call,keys=rotated", "keys is raw with lengths=per_call"),
-        ("rope_longrope:long_factor=1;2", "long_factor is 8 finite numbers above 0"),
-        ("rope_longrope:short_factor=a;b", "short_factor is numbers with ; between"),
-        ("xpos:scale_base=100", "factors stay within"),
-        ("pope:theta=0", "theta is above 0"),
-        ("logn:trained=1", "trained is at least 2"),
-        ("logn:form=sqrt", "form is one of log, steps"),
-        ("logn:form=steps,period=0", "period at least 1"),
-        ("logn:first=0", "first is 1, or 0 in form steps"),
-        ("mrope:time=8", "sections are above 0"),
-        ("mrope:factor=0.5", "mrope: theta above 1, factor and original_max_positions at least 1"),
-        ("mrope:factor=2,attention_factor=0", "attention_factor is above 0"),
-        ("mrope:beta_fast=16", "mrope: factor is above 1 beside original_max_positions"),
-        ("mrope_interleaved:factor=2,beta_fast=1", "mrope_interleaved: beta_fast is above beta_slow"),
-        ("mrope:order=turns", "order is one of sections, alternating"),
-        ("mrope:order=alternating,time=3", "height and width have equal numbers of the 8 pairs"),
+        ("rope:numerics=double", "expected numerics to be one of"),
+        ("rope_linear:factor=0", "expected theta and factor above 0"),
+        ("rope_linear:factor=inf", "expected factor to be a finite number"),
+        ("rope_linear:theta=inf", "expected theta to be a finite number"),
+        ("rope_ntk:rotary=2", "even rotary size within 4 .. head size 16"),
+        ("rope_trained:trains=nothing", "expected trains to be one of frequencies, theta"),
+        ("rope_trained:theta=0", "expected theta above 0"),
+        ("rope_yarn:attention_factor=0", "expected attention_factor above 0"),
+        ("rope_yarn:attention_factor=nan", "expected attention_factor to be a finite number"),
+        ("rope_yarn:mscale=-1", "expected mscale and mscale_all_dim of 0 or more"),
+        ("rope_yarn:beta_fast=1", "expected beta_fast above beta_slow"),
+        ("rope_yarn:truncate=true", "expected truncate to be one of yes, no"),
+        ("rope_yarn:ramp=turn", "expected ramp to be one of pairs, turns"),
+        ("rope_yarn:ramp=turns,truncate=no", "expected truncate=yes with ramp=turns"),
+        ("rope_yarn:temperature=on", "expected temperature to be one of rotation, scores, off"),
+        ("rope_yarn:temperature=off,attention_factor=1.2", "expected no attention_factor, mscale or mscale_all_dim with temperature=off"),
+        ("rope_yarn:temperature=scores", "expected mscale_all_dim above 0 with temperature=scores"),
+        ("rope_llama3:high_freq_factor=1", "expected high_freq_factor above low_freq_factor"),
+        ("rope_proportional:share=0.01", "expected at least one rotated pair"),
+        ("rope_dynamic:keys=cold", "expected keys to be one of raw, rotated"),
+        ("rope_dynamic:lengths=row", "expected lengths to be one of seen, per_call"),
+        ("rope_dynamic:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
+        ("rope_longrope:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
+        ("rope_longrope:long_factor=1;2", "expected long_factor to be 8 finite numbers above 0"),
+        ("rope_longrope:short_factor=a;b", "expected short_factor to be numbers with ; between"),
+        ("xpos:scale_base=100", "expected factors of at most"),
+        ("pope:theta=0", "expected theta above 0"),
+        ("logn:trained=1", "expected trained of at least 2"),
+        ("logn:form=sqrt", "expected form to be one of log, steps"),
+        ("logn:form=steps,period=0", "period of at least 1"),
+        ("logn:first=0", "expected first of 1, or 0 with form=steps"),
+        ("mrope:time=8", "expected sections above 0"),
+        ("mrope:factor=0.5", "mrope: expected theta above 1, factor and original_max_positions of at least 1"),
+        ("mrope:factor=2,attention_factor=0", "expected attention_factor above 0"),
+        ("mrope:beta_fast=16", "mrope: expected factor above 1 with original_max_positions"),
+        ("mrope_interleaved:factor=2,beta_fast=1", "mrope_interleaved: expected beta_fast above beta_slow"),
+        ("mrope:order=turns", "expected order to be one of sections, alternating"),
+        ("mrope:order=alternating,time=3", "as many alternating pairs for height as for width, and the others of 8 pairs"),
         ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),
-        ("mrope:rotary=4", "rotary size is even and 6 .. head size 16"),
-        ("rope_axial:rotary=6", "rotary is a multiple of 4"),
-        ("rope_axial:axes=3", "head size is a multiple of 6"),
-        ("rope_axial:axes=1", "axes are 2 .. 8"),
-        ("rope_axial:spectrum=one", "spectrum is one of each, alternating"),
-        ("rope_normalized:rows=-1", "rows, columns and frames are 0 or more"),
-        ("rope_normalized:frames=2", "rotary size is a multiple of 6"),
-        ("rope_normalized:points=corners", "points is one of centres, ends"),
-        ("rope_normalized:highest=0", "theta and highest are above 0"),
-        ("mrope_interleaved:height=6", "height and width are 1 .. 2"),
+        ("mrope:rotary=4", "even rotary size within 6 .. head size 16"),
+        ("rope_axial:rotary=6", "expected rotary to be a multiple of 4"),
+        ("rope_axial:axes=3", "expected head size to be a multiple of 6"),
+        ("rope_axial:axes=1", "expected axes within 2 .. 8"),
+        ("rope_axial:spectrum=one", "expected spectrum to be one of each, alternating"),
+        ("rope_normalized:rows=-1", "rows, columns and frames of 0 or more"),
+        ("rope_normalized:frames=2", "a rotary size that is a multiple of 6"),
+        ("rope_normalized:points=corners", "expected points to be one of centres, ends"),
+        ("rope_normalized:highest=0", "expected theta and highest above 0"),
+        ("mrope_interleaved:height=6", "expected height within 1 .. 3 and width within 1 .. 2"),
         ("rope_axial:theta=0", "multiple of 4 and theta above 0"),
-        ("rope_2d:axes=4", "axes are 2 or 3"),
-        ("rope_2d:rotary=5", "rotary size is even"),
-        ("rope_2d:theta=-1", "theta is above 0"),
-        ("t5:buckets=1", "buckets are at least 2"),
-        ("t5:max_distance=3", "max_distance is above the 16 exact"),
-        ("t5:scores=half", "scores is one of unscaled, scaled"),
-        ("kerple:kernel=cubic", "kernel is one of log, power"),
-        ("fire:hidden=0", "hidden is at least 1"),
-        ("dynamic_bias:distance=squared", "distance is one of linear, log"),
-        ("dynamic_bias:norm=rms", "norm is one of none, layer"),
-        ("dynamic_bias:depth=0", "hidden and depth are at least 1"),
-        ("fox:scale=0", "scale is above 0"),
-        ("fox_pair:size=0", "size is at least 1"),
-        ("inkling:scores=free", "scores is one of scaled, by_size"),
-        ("inkling:extent=0", "basis and extent are at least 1"),
-        ("sandwich:dims=3", "dims is even"),
-        ("swin:rows=2,columns=2", "the window holds max_positions"),
-        ("swin_v2:pretrained_rows=1", "pretrained_rows is 0 or at least 2"),
-        ("swin_v2:rows=2,columns=2", "the window holds max_positions"),
-        ("shaw:left=-1", "clipping distances are 0 or more"),
-        ("infused:table=random", "table is one of sinusoidal, trained"),
-        ("infused:base=1", "base is above 1"),
-        ("shaw:table=random", "table is one of trained, sinusoidal"),
-        ("complex_order:frequencies=shared", "frequencies is one of own, words, dimensions"),
-        ("complex_order:phases=none", "phases is one of own, zero"),
-        ("shaw:values=some", "values is one of relative, plain"),
-        ("transformer_xl:segments=two", "segments is one of none, pairs"),
-        ("transformer_xl:clamp=-1", "clamp is 0 or more"),
-        ("deberta:version=v3", "version is one of v1, v2"),
-        ("deberta:terms=p2p", "terms is one of both, c2p, p2c"),
-        ("deberta:span=7", "span is at least 2, in v2 even"),
-        ("cope:positions=1", "positions is at least 2"),
-        ("hierarchical:share=0.5", "share is between 0 and 1 and not 0.5"),
-        ("hierarchical:rows=10", "rows squared hold"),
-        ("multiplicative:table=hash", "table is one of learned, sinusoidal"),
-        ("floater:step=0", "hidden, step and substeps are above 0"),
-        ("normalized:length=-1", "length is above 0"),
-        ("conditional_conv:kernel=1", "kernel is at least 2"),
-        ("conditional_conv_2d:kernel=4", "kernel is odd"),
-        ("conditional_conv_2d:rows=3,columns=3", "the grid holds max_positions"),
-        ("complex_order:base=1", "base is above 1"),
+        ("rope_2d:axes=4", "expected axes to be 2 or 3"),
+        ("rope_2d:rotary=5", "expected an even rotary size within"),
+        ("rope_2d:theta=-1", "expected theta above 0"),
+        ("t5:buckets=1", "expected buckets of at least 2"),
+        ("t5:max_distance=3", "expected max_distance above 16"),
+        ("t5:scores=half", "expected scores to be one of unscaled, scaled"),
+        ("kerple:kernel=cubic", "expected kernel to be one of log, power"),
+        ("fire:hidden=0", "expected hidden of at least 1"),
+        ("dynamic_bias:distance=squared", "expected distance to be one of linear, log"),
+        ("dynamic_bias:norm=rms", "expected norm to be one of none, layer"),
+        ("dynamic_bias:depth=0", "expected hidden and depth of at least 1"),
+        ("fox:scale=0", "expected scale above 0"),
+        ("fox_pair:size=0", "expected size of at least 1"),
+        ("inkling:scores=free", "expected scores to be one of scaled, by_size"),
+        ("inkling:extent=0", "expected basis and extent of at least 1"),
+        ("sandwich:dims=3", "expected an even dims"),
+        ("swin:rows=2,columns=2", "expected a window that holds max_positions"),
+        ("swin_v2:pretrained_rows=1", "expected pretrained_rows to be 0 or at least 2"),
+        ("swin_v2:rows=2,columns=2", "expected a window that holds max_positions"),
+        ("shaw:left=-1", "expected clipping distances of 0 or more"),
+        ("infused:table=random", "expected table to be one of sinusoidal, trained"),
+        ("infused:base=1", "expected base above 1"),
+        ("shaw:table=random", "expected table to be one of trained, sinusoidal"),
+        ("complex_order:frequencies=shared", "expected frequencies to be one of own, words, dimensions"),
+        ("complex_order:phases=none", "expected phases to be one of own, zero"),
+        ("shaw:values=some", "expected values to be one of relative, plain"),
+        ("transformer_xl:segments=two", "expected segments to be one of none, pairs"),
+        ("transformer_xl:clamp=-1", "expected clamp of 0 or more"),
+        ("deberta:version=v3", "expected version to be one of v1, v2"),
+        ("deberta:terms=p2p", "expected terms to be one of both, c2p, p2c"),
+        ("deberta:span=7", "expected span of at least 2, in v2 even"),
+        ("cope:positions=1", "expected positions of at least 2"),
+        ("hierarchical:share=0.5", "expected share between 0 and 1 and not 0.5"),
+        ("hierarchical:rows=10", "expected rows whose square is at least"),
+        ("multiplicative:table=hash", "expected table to be one of learned, sinusoidal"),
+        ("floater:step=0", "expected hidden, step and substeps above 0"),
+        ("normalized:length=-1", "expected length of 0 or more"),
+        ("conditional_conv:kernel=1", "expected kernel of at least 2"),
+        ("conditional_conv_2d:kernel=4", "expected an odd kernel"),
+        ("conditional_conv_2d:rows=3,columns=3", "expected a grid that holds max_positions"),
+        ("complex_order:base=1", "expected base above 1"),
     ],
 )
 def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: str) -> None:
@@ -234,21 +234,21 @@ NONE = {float: (float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "2", T
 
 
 @pytest.mark.parametrize(("name", "key", "kind"), NUMBERS + WHOLE)
-def test_a_parameter_that_is_no_number_is_refused_by_name(name: str, key: str, kind: type) -> None:
+def test_a_parameter_that_is_not_a_number_is_refused_by_name(name: str, key: str, kind: type) -> None:
     lists = "Sequence" in str(encodings.parameters(name)[key].annotation)
     for value in ([float("inf")] * 8, "nan;1;1;1;1;1;1;1") if lists else NONE[kind]:
-        with pytest.raises(ValueError, match=f"{name}: {key} is .*, got"):
+        with pytest.raises(ValueError, match=f"{name}: expected {key} to be .*, got"):
             encodings.build({"name": name, key: value}, GEOMETRY)
 
 
 @pytest.mark.parametrize("spec", ["learned:offset=1000000000000000", "recurrent", "floater", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"])
 def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
-    with pytest.raises(ValueError, match=r"encoding \w+: weights and tables fit the memory of this machine, got \d+\.\d PiB asked for"):
-        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15))  # more than 47 bits of addresses reach
+    with pytest.raises(ValueError, match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got an allocation of \d+\.\d PiB"):
+        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15))  # more than 47-bit addresses can reach
 
 
 @pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes])
-def test_each_coordinate_turns_its_own_pairs(variant: str) -> None:
+def test_each_coordinate_rotates_its_own_pairs(variant: str) -> None:
     torch.manual_seed(0)
     encoding = encodings.build(VARIANTS[variant], GEOMETRY)
     places = torch.randint(FAR, (encoding.axes, 1, 7))
@@ -269,7 +269,7 @@ def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
 
 
 @pytest.mark.parametrize("angles", ["table", "computed"])
-def test_a_sinusoid_of_odd_width_leaves_the_last_entry(angles: str) -> None:
+def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) -> None:
     encoding = encodings.build({"name": "sinusoidal", "odd": "zero", "angles": angles}, dataclasses.replace(GEOMETRY, width=7))
     x = torch.randn(1, len(POSITIONS), 7)
     expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
@@ -278,15 +278,15 @@ def test_a_sinusoid_of_odd_width_leaves_the_last_entry(angles: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "message"),
-    [("sinusoidal", "width is even, got 7"), ("sinusoidal_2d", "multiple of 4, got 7"), ("learned_2d:join=row_column", "width is even where")],
+    [("sinusoidal", "expected an even width, got 7"), ("sinusoidal_2d", "multiple of 4, got 7"), ("learned_2d:join=row_column", "expected an even width for")],
 )
-def test_an_odd_width_is_refused_where_halves_have_to_fit(spec: str, message: str) -> None:
+def test_an_odd_width_is_refused_by_encodings_of_two_halves(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, width=7))
 
 
 @pytest.mark.parametrize("name", ["recurrent", "floater", "rope_trained"])
-def test_loaded_weights_bring_their_table(name: str) -> None:
+def test_loading_weights_rebuilds_the_table(name: str) -> None:
     torch.manual_seed(0)
     small = encodings.Geometry(8, 2, 4, 40)
     one, other = encodings.build({"name": name}, small).eval(), encodings.build({"name": name}, small).eval()

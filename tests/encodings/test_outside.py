@@ -1,4 +1,4 @@
-"""Encodings that a program registers, and those of one plain function."""
+"""Encodings that a program registers, and encodings made from one function."""
 
 import math
 from pathlib import Path
@@ -45,7 +45,7 @@ class Unnamed(PositionEncoding):
 
 
 class Inherited(PositionEncoding):
-    """No constructor of its own."""
+    """Class without a constructor."""
 
 
 class NoGeometry(PositionEncoding):
@@ -55,7 +55,7 @@ class NoGeometry(PositionEncoding):
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """What a test registers goes with it."""
+    """Remove what a test registers."""
     before = dict(encodings.KNOWN.registered)
     yield
     encodings.KNOWN.registered.clear()
@@ -75,7 +75,7 @@ def _by_slope(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 BIASES = {"of all three": _decaying, "of a table": _by_slope, "of the key alone": _by_key, "a lambda": lambda head, query, key: -0.1 * (query - key)}
-NUMBERS: Any = {  # the same in Python's own numbers
+NUMBERS: Any = {  # the same functions of Python numbers
     "of a table": lambda head, query, key: [0.5, 0.25, 0.125, 0.3, 0.2, 0.1][head] * (key - query),
     "of all three": lambda head, query, key: -0.01 * (head + 1) * math.sqrt(abs(query - key) + 1.0),
     "of the key alone": lambda head, query, key: -0.25 if key % 5 else 0.5,
@@ -88,14 +88,14 @@ ROTATIONS = {
 }
 
 
-def test_a_registered_encoding_is_read_and_built_as_those_of_the_package() -> None:
+def test_a_registered_encoding_is_parsed_and_built_like_a_built_in_one() -> None:
     encodings.register("gentle", Gentle)
     spec = encodings.parse("gentle:max_bias=2")
     assert spec == {"name": "gentle", "max_bias": 2.0} and isinstance(encodings.build(spec, GEOMETRY), Gentle)
     assert encodings.origin("gentle") == encodings.Package("tests", "") and encodings.origin("alibi") is None
 
 
-def test_a_class_that_is_defined_again_takes_its_place() -> None:
+def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
     again = type("Gentle", (Gentle,), {"__module__": Gentle.__module__, "__qualname__": Gentle.__qualname__})
     encodings.register("gentle", Gentle)
     encodings.register("gentle", again)
@@ -105,10 +105,10 @@ def test_a_class_that_is_defined_again_takes_its_place() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gentle:max_bias=nan", "encoding gentle: max_bias is a finite number, got nan"),
-        ("gentle:max_bias=wide", "encoding gentle: max_bias is of type float, got 'wide'"),
-        ("gentle:maxbias=1", "encoding gentle: parameter is one of max_bias, note, got 'maxbias'"),
-        ("gentle:max_bias=0", "max_bias is above 0"),
+        ("gentle:max_bias=nan", "encoding gentle: expected max_bias to be a finite number, got nan"),
+        ("gentle:max_bias=wide", "encoding gentle: expected max_bias of type float, got 'wide'"),
+        ("gentle:maxbias=1", "encoding gentle: expected parameter to be one of max_bias, note, got 'maxbias'"),
+        ("gentle:max_bias=0", "expected max_bias above 0"),
     ],
 )
 def test_parameters_of_a_registered_encoding_are_checked(text: str, message: str) -> None:
@@ -120,21 +120,21 @@ def test_parameters_of_a_registered_encoding_are_checked(text: str, message: str
 @pytest.mark.parametrize(
     ("name", "cls", "message"),
     [
-        ("rope", Gentle, "expected a name that no encoding has, got that of RoPE"),
+        ("rope", Gentle, "expected an unused name, got the name of RoPE"),
         ("Gentle", Gentle, "expected a name of lower-case letters, digits and _, got 'Gentle'"),
         ("gentle:", Gentle, "expected a name of lower-case letters"),
-        ("taken", Gentle, "expected a name that no encoding has, got that of Inherited2"),
+        ("taken", Gentle, "expected an unused name, got the name of Inherited2"),
         ("mine", int, "expected a subclass of posenc_export.encodings.PositionEncoding, got int"),
         ("mine", "Gentle", "got an object of str"),
         ("mine", PositionEncoding, "got PositionEncoding"),
         ("mine", Open, r"expected parameters with names and types, got '\*\*rest: float'"),
         ("mine", Untyped, "expected parameters with names and types, got 'period=3'"),
         ("mine", Unnamed, "expected annotations that can be evaluated, got name 'Nowhere' is not defined"),
-        ("mine", Inherited, "expected a constructor that takes a Geometry first, got Inherited without"),
-        ("mine", NoGeometry, "expected a constructor that takes a Geometry first, got NoGeometry without"),
+        ("mine", Inherited, "expected a constructor that takes a Geometry first, got Inherited without it"),
+        ("mine", NoGeometry, "expected a constructor that takes a Geometry first, got NoGeometry without it"),
     ],
 )
-def test_what_cannot_be_registered_is_refused_by_rule_and_value(name: str, cls: Any, message: str) -> None:
+def test_a_wrong_name_or_class_is_refused_by_rule_and_value(name: str, cls: Any, message: str) -> None:
     encodings.register("taken", type("Inherited2", (Gentle,), {"__qualname__": "Inherited2"}))
     with pytest.raises(ValueError, match=message):
         encodings.register(name, cls)
@@ -151,7 +151,7 @@ def test_a_bias_of_a_function_matches_the_function_in_float64(name: str) -> None
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", ROTATIONS)
-def test_a_rotation_of_a_function_turns_each_pair_by_its_angle(name: str, layout: str) -> None:
+def test_a_rotation_of_a_function_rotates_each_pair_by_its_angle(name: str, layout: str) -> None:
     encoding: Any = encodings.rotation(ROTATIONS[name])(GEOMETRY, layout=layout)
     turned, _ = encoding.rotate(*[torch.ones(1, len(POSITIONS), heads, 16) for heads in (6, 2)], torch.tensor([POSITIONS]))
     expected = np.stack([encoding.oracle().rotate_heads(np.ones((6, 16)), place) for place in POSITIONS])
@@ -172,7 +172,7 @@ def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda head, query, key: 0.5, "expected a function that gives a tensor, got float"),
+        (lambda head, query, key: 0.5, "expected a function that returns a tensor, got float"),
         (lambda head, query, key: (head + query - key).flatten(), r"expected scores that broadcast to \[B,H,S,T\], got \[144\]"),
         (_branching, "expected a function that does not branch on values, got Converting a tensor to a Python boolean; use torch.where"),
     ],
@@ -182,15 +182,15 @@ def test_a_bias_that_cannot_be_exported_is_refused_when_it_is_built(function: An
         encodings.bias(function)(GEOMETRY)
 
 
-def test_a_function_that_is_not_exact_in_float64_is_no_oracle() -> None:
-    with pytest.raises(ValueError, match="expected float64 where Python's floats are float64, got float32"):
+def test_a_function_that_loses_the_precision_of_float64_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a function that keeps the precision of float64, got a result in float32"):
         encodings.bias(lambda head, query, key: (query - key).float())(GEOMETRY).oracle().bias(0, 3, 1)
-    with pytest.raises(ValueError, match="got float32"):
+    with pytest.raises(ValueError, match="got a result in float32"):
         encodings.rotation(lambda pair, position: (pair * position).float())(GEOMETRY)
 
 
 @pytest.mark.parametrize(("function", "message"), [(3, "expected a function of positions, got 3"), (None, "got None")])
-def test_what_is_no_function_is_refused(function: Any, message: str) -> None:
+def test_an_object_that_is_not_a_function_is_refused(function: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.bias(function)
 
@@ -203,18 +203,18 @@ def _export(name: str, cls: Any, target: str, folder: Path) -> Any:
 @pytest.mark.xdist_group("functions")
 @pytest.mark.parametrize("target", ["ort", "torchscript", pytest.param("onnx", marks=pytest.mark.exhaustive), pytest.param("pt2", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", ["of all three", "of a table", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a lambda", "of the key alone"))])
-def test_a_bias_of_a_function_is_certified_at_every_cut(name: str, target: str, tmp_path: Path) -> None:
+def test_a_bias_of_a_function_is_certified_for_every_division_into_calls(name: str, target: str, tmp_path: Path) -> None:
     certificate = _export(name.replace(" ", "_"), encodings.bias(BIASES[name]), target, tmp_path)
     assert certificate["passed"] and "oracle, start 0" in certificate["cells"]
 
 
 @pytest.mark.xdist_group("functions")
 @pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive), pytest.param("torchscript", marks=pytest.mark.exhaustive)])
-def test_a_rotation_of_a_function_is_certified_at_every_cut(target: str, tmp_path: Path) -> None:
+def test_a_rotation_of_a_function_is_certified_for_every_division_into_calls(target: str, tmp_path: Path) -> None:
     assert _export("of_a_root", encodings.rotation(ROTATIONS["of a root"]), target, tmp_path)["passed"]
 
 
-def test_what_a_function_gives_for_hidden_keys_changes_nothing() -> None:
+def test_biases_of_hidden_keys_change_no_output() -> None:
     outputs = []
     for name, function in (("seen", lambda head, query, key: -torch.sqrt(query - key)), ("anywhere", lambda head, query, key: -torch.sqrt((query - key).abs()))):
         encodings.register(name, encodings.bias(function))

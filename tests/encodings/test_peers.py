@@ -1,4 +1,4 @@
-"""Encodings against code that other people wrote."""
+"""Encodings compared with independent implementations."""
 
 import importlib
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
         ("mrope_interleaved", "qwen3_vl", "Qwen3VLTextRotaryEmbedding", [7, 4, 5], {"height": 4, "width": 5}),
     ],
 )
-def test_axes_of_pairs_are_those_of_the_model_that_brought_them(name: str, module: str, rotation: str, sections: Any, parameters: Any) -> None:
+def test_axes_of_pairs_are_those_of_the_published_model(name: str, module: str, rotation: str, sections: Any, parameters: Any) -> None:
     theirs = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), rotation)
     by_axis = torch.arange(3)[:, None, None, None].expand(3, 1, 1, 16).float()
     assigned = theirs.recomposition_frequencies(SimpleNamespace(mrope_section=sections), by_axis.clone())
@@ -187,7 +187,7 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
 
 
 FACTORS = {"short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]}
-# Their parameters, their max_position_embeddings, and our parameters.
+# Parameters of transformers, max_position_embeddings of transformers, and our parameters.
 GROWN = {
     "rope_dynamic": ({"rope_type": "dynamic", "factor": 3.0}, 200, {"factor": 3.0, "original_max_positions": 200}),
     "rope_longrope": ({"rope_type": "longrope", "original_max_position_embeddings": 200, **FACTORS}, 40000, {"original_max_positions": 200, **FACTORS}),
@@ -208,7 +208,7 @@ def _grown(name: str, keys: str) -> Any:
 
 
 @pytest.mark.parametrize("name", GROWN)
-def test_rotated_keys_of_transformers_numerics_are_those_of_its_decoding(name: str) -> None:
+def test_rotated_keys_with_numerics_of_transformers_match_its_decoding(name: str) -> None:
     theirs, ours, x = _rotation_of_llama(name), _grown(name, "rotated"), torch.ones(1, 1, 1, 32)
     for position in (0, 1, 150, 198, 199, 200, 201, 250, 1000, 8191, 39999):
         cos, sin = theirs(torch.zeros(1), torch.tensor([[position]]))
@@ -218,7 +218,7 @@ def test_rotated_keys_of_transformers_numerics_are_those_of_its_decoding(name: s
 
 @pytest.mark.parametrize("length", [150, 200, 201, 1000])
 @pytest.mark.parametrize("name", GROWN)
-def test_raw_keys_of_transformers_numerics_are_those_of_its_full_pass(name: str, length: int) -> None:
+def test_raw_keys_with_numerics_of_transformers_match_its_full_pass(name: str, length: int) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     theirs, ours = _rotation_of_llama(name), _grown(name, "raw")
@@ -235,7 +235,7 @@ def test_raw_keys_of_transformers_numerics_are_those_of_its_full_pass(name: str,
 
 @pytest.mark.parametrize("length", [150, 200, 201, 1000])
 @pytest.mark.parametrize("name", GROWN)
-def test_lengths_of_the_call_are_those_of_transformers(name: str, length: int) -> None:
+def test_lengths_per_call_match_transformers(name: str, length: int) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     spec = {"name": name, "lengths": "per_call", "numerics": "transformers", **GROWN[name][2]}
@@ -249,7 +249,7 @@ def test_lengths_of_the_call_are_those_of_transformers(name: str, length: int) -
 
 
 @pytest.mark.parametrize("name", GROWN)
-def test_the_length_of_a_call_is_that_of_each_row(name: str) -> None:
+def test_lengths_per_call_are_lengths_of_each_row(name: str) -> None:
     ours = encodings.build({"name": name, "lengths": "per_call", **GROWN[name][2]}, encodings.Geometry(128, 4, 32, 40000, False, 4))
     x, places = torch.randn(2, 300, 4, 32), torch.stack((torch.arange(300), torch.arange(300).where(torch.arange(300) < 100, -1)))
     together = ours.rotate(x, x, places)[0]
@@ -258,7 +258,7 @@ def test_the_length_of_a_call_is_that_of_each_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROWN)
-def test_lengths_of_the_call_are_refused_where_calls_follow_each_other(name: str) -> None:
+def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.short import block_config
 

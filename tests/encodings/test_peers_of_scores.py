@@ -1,4 +1,4 @@
-"""Encodings of scores against code that other people wrote."""
+"""Encodings of scores compared with independent implementations."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_shaw_of_sinusoids_is_nezha() -> None:
 
 
 @pytest.mark.parametrize("table", ["sinusoidal", "trained"])
-def test_infused_queries_and_keys_are_those_of_an_attention_that_is_given_them(table: str) -> None:
+def test_infused_attention_matches_attention_over_tokens_with_added_positions(table: str) -> None:
     from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
     ours: Any = encodings.build({"name": "infused", "table": table}, encodings.Geometry(16, 1, 16, 64, False, 1))

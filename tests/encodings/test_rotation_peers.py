@@ -1,4 +1,4 @@
-"""Rotations of images and videos against code that other people wrote."""
+"""Rotations of images and videos compared with independent implementations."""
 
 import importlib
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def _build(name: str, head_size: int, **parameters: Any) -> encodings.PositionEn
 
 
 def _differ(ours: encodings.PositionEncoding, x: Tensor, places: Tensor, theirs: Tensor) -> float:
-    """Of queries x [B,S,H,D] at coordinates [axes,B,S] and theirs [B,S,H,D]: the error as a share of the tolerance."""
+    """Error of queries x [B,S,H,D] rotated at coordinates [axes,B,S] against theirs [B,S,H,D], divided by the tolerance."""
     return worst_error(ours.rotate(x, x, places)[0].numpy(), theirs.numpy()) / tolerance("float32", 1, 1)
 
 
@@ -33,7 +33,7 @@ def _vectors(tokens: int, head_size: int) -> Tensor:
 
 
 def _grid(*sizes: int) -> Tensor:
-    """Coordinates of a whole grid [axes,1,S], the last axis first."""
+    """Coordinates of a whole grid [axes,1,S], the last axis varying fastest."""
     return torch.cartesian_prod(*(torch.arange(size) for size in sizes)).t()[:, None]
 
 
@@ -46,14 +46,14 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("family", TEXTS)
-def test_text_among_images_turns_as_in_the_model_that_brought_it(family: str) -> None:
+def test_multimodal_rotations_match_their_published_models(family: str) -> None:
     rotation, sections, share, name, parameters = TEXTS[family]
     given = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, "partial_rotary_factor": share}
     config = SimpleNamespace(rope_parameters=given, max_position_embeddings=4096, hidden_size=128, num_attention_heads=4, head_dim=32)
     modeling, x = _modeling(family), _vectors(40, 32)
     places = torch.randint(4096, (3, 1, 40), generator=torch.Generator().manual_seed(2))
     cos, sin = getattr(modeling, rotation)(config)(x, places)
-    if cos.dim() == 4:  # Qwen2-VL leaves the choice of axes to what applies it
+    if cos.dim() == 4:  # Qwen2-VL selects the axes in apply_rotary_pos_emb
         cos, sin = (part[0] for part in (cos, sin))
     theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0].transpose(1, 2)
     assert _differ(_build(name, 32, theta=10000.0, **parameters), x, places, theirs) <= 1
@@ -66,7 +66,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("family", SCALED)
-def test_text_among_images_beyond_its_trained_length_turns_as_scaled_in_transformers(family: str) -> None:
+def test_multimodal_rotations_scaled_by_yarn_match_transformers(family: str) -> None:
     rotation, sections, changes, name, parameters = SCALED[family]
     modeling, x = _modeling(family), _vectors(40, 32)
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512, "mrope_section": sections, **changes}
@@ -77,7 +77,7 @@ def test_text_among_images_beyond_its_trained_length_turns_as_scaled_in_transfor
     assert _differ(_build(name, 32, theta=10000.0, factor=4.0, original_max_positions=512, **changes, **parameters), x, places, theirs) <= 1
 
 
-def test_patches_turn_as_in_pixtral() -> None:
+def test_patches_are_rotated_as_in_pixtral() -> None:
     modeling = _modeling("pixtral")
     config = SimpleNamespace(rope_parameters={"rope_type": "axial", "rope_theta": 10000.0}, head_dim=32)
     places, x = _grid(ROWS, COLUMNS), _vectors(ROWS * COLUMNS, 32)
@@ -86,7 +86,7 @@ def test_patches_turn_as_in_pixtral() -> None:
     assert _differ(_build("rope_axial", 32, theta=10000.0, spectrum="alternating"), x, places, theirs) <= 1
 
 
-def test_patches_and_class_token_turn_as_in_llama_4() -> None:
+def test_patches_and_class_token_are_rotated_as_in_llama_4() -> None:
     modeling = _modeling("llama4")
     config = SimpleNamespace(image_size=40, patch_size=8, hidden_size=128, num_attention_heads=4, rope_parameters={"rope_theta": 10000.0})
     x = _vectors(26, 32)
@@ -95,7 +95,7 @@ def test_patches_and_class_token_turn_as_in_llama_4() -> None:
     assert _differ(_build("rope_axial", 32, theta=10000.0, layout="interleaved"), x, columns_and_rows, theirs) <= 1
 
 
-def test_patches_and_tokens_without_a_place_turn_as_in_dinov3() -> None:
+def test_patches_and_tokens_outside_the_grid_are_rotated_as_in_dinov3() -> None:
     modeling = _modeling("dinov3_vit")
     config = SimpleNamespace(rope_theta=100.0, hidden_size=128, num_attention_heads=4, image_size=32, patch_size=8)
     x = _vectors(5 + ROWS * COLUMNS, 32)
@@ -115,7 +115,7 @@ AXIAL = {
 
 
 @pytest.mark.parametrize("case", AXIAL)
-def test_axes_of_images_and_videos_turn_as_in_rotary_embedding_torch(case: str) -> None:
+def test_axes_of_images_and_videos_are_rotated_as_in_rotary_embedding_torch(case: str) -> None:
     peer = pytest.importorskip("rotary_embedding_torch", reason="rotary-embedding-torch is not installed")
     kind, each, sizes, name, parameters = AXIAL[case]
     x = _vectors(_grid(*sizes).size(2), 32)
@@ -124,7 +124,7 @@ def test_axes_of_images_and_videos_turn_as_in_rotary_embedding_torch(case: str) 
     assert _differ(_build(name, 32, layout="interleaved", **parameters), x, _grid(*sizes), theirs) <= 1
 
 
-def test_a_coordinate_past_the_grid_does_not_turn() -> None:
+def test_tokens_outside_the_grid_are_not_rotated() -> None:
     ours: Any = _build("rope_normalized", 16, rows=ROWS, columns=COLUMNS)
     x = _vectors(3, 16)
     outside: Tuple[Any, ...] = (torch.tensor([[ROWS, ROWS + 1, 4095]]), torch.tensor([[COLUMNS, COLUMNS + 9, 4095]]))
@@ -141,7 +141,7 @@ def test_a_ramp_in_turns_is_that_of_llama_3() -> None:
 
 
 @pytest.mark.parametrize(("mscale", "still"), [(0.0, 24), (0.8, 24), (0.0, 0)])
-def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: float, still: int) -> None:
+def test_scores_with_temperature_scores_are_those_of_deepseek(mscale: float, still: int) -> None:
     modeling = _modeling("deepseek_v3")
     given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 512, "mscale_all_dim": 1.2}
     given |= {"mscale": mscale} if mscale else {}
@@ -162,7 +162,7 @@ def test_scores_with_a_temperature_of_their_own_are_those_of_deepseek(mscale: fl
     assert worst_error((ours.score_scale(size) * (of_q * of_k).sum(-1)).numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, size)
 
 
-def test_a_temperature_from_position_0_beside_a_rotation_is_that_of_ministral_3() -> None:
+def test_a_temperature_with_first_0_and_a_rotation_match_ministral_3() -> None:
     modeling = _modeling("ministral3")
     given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
     config = transformers.Ministral3Config(hidden_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=32, rope_parameters=given)
@@ -176,7 +176,7 @@ def test_a_temperature_from_position_0_beside_a_rotation_is_that_of_ministral_3(
     assert torch.equal(ours.rotate(x, x, places)[1], encodings.build(rotation, encodings.Geometry(128, 4, 32, 4096)).rotate(x, x, places)[1])
 
 
-def test_trained_frequencies_turn_and_learn_as_in_rotary_embedding_torch() -> None:
+def test_trained_frequencies_have_outputs_and_gradients_of_rotary_embedding_torch() -> None:
     peer = pytest.importorskip("rotary_embedding_torch", reason="rotary-embedding-torch is not installed")
     theirs, x, places = peer.RotaryEmbedding(dim=16, learned_freq=True), _vectors(40, 32), torch.arange(40)[None]
     theirs.freqs.data += 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(3))

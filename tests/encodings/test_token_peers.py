@@ -1,4 +1,4 @@
-"""Encodings of tokens against code that other people wrote."""
+"""Encodings of tokens compared with independent implementations."""
 
 import importlib
 from typing import Any, Dict, Tuple
@@ -18,19 +18,19 @@ def _modeling(family: str) -> Any:
 
 
 def _added(width: int, places: torch.Tensor, **spec: Any) -> torch.Tensor:
-    """What tokens of zeros get at places [1,S] or [2,1,S]: [S,E]."""
+    """Encodings [S,E] of zero tokens at places [1,S] or [2,1,S]."""
     torch.manual_seed(0)
     encoding = encodings.build(spec, encodings.Geometry(width, 1, width, 512, causal=False))
     return encoding.embed(torch.zeros(1, places.size(-1), width), places)[0].detach()
 
 
 def _grid() -> torch.Tensor:
-    """Rows and columns of a whole grid [2,1,S], columns running fastest."""
+    """Rows and columns of a whole grid [2,1,S], columns varying fastest."""
     return torch.cartesian_prod(torch.arange(ROWS), torch.arange(COLUMNS)).t()[:, None]
 
 
 @pytest.mark.parametrize("width", [32, 33])
-def test_sinusoids_of_m2m100_start_behind_padding_and_leave_an_odd_entry(width: int) -> None:
+def test_sinusoids_with_offset_2_and_odd_width_are_those_of_m2m100(width: int) -> None:
     tokens = torch.full((1, 50), 7)
     theirs = _modeling("m2m_100").M2M100SinusoidalPositionalEmbedding(64, width, padding_idx=1)(tokens)[0]
     ours = _added(width, torch.arange(50)[None], name="sinusoidal", layout="halves", divisor="fairseq", offset=2, odd="zero")
@@ -59,13 +59,13 @@ def test_sinusoids_of_rows_and_columns_are_those_of(family: str) -> None:
         embeddings.initialize_weights()
         theirs = embeddings.position_embeddings[0]
         patches = torch.cartesian_prod(torch.arange(7), torch.arange(7)).t()[:, None]
-        places = torch.cat((torch.full((2, 1, 1), 7), patches), dim=2)  # the class token has no place
+        places = torch.cat((torch.full((2, 1, 1), 7), patches), dim=2)  # the class token is outside the grid
     sizes = {"rows": 7, "columns": 7} if tokens_before else {}
     ours = _added(32, places, name="sinusoidal_2d", first=first, **sizes)
     assert worst_error(ours.numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, 1)
 
 
-def test_tables_side_by_side_are_those_of_detr() -> None:
+def test_concatenated_tables_are_those_of_detr() -> None:
     theirs = _modeling("detr").DetrLearnedPositionEmbedding(16)
     ours: Any = encodings.build({"name": "learned_2d", "rows": 50, "columns": 50, "join": "column_row"}, encodings.Geometry(32, 1, 32, 64, False))
     ours.of_row.load_state_dict(theirs.row_embeddings.state_dict())
@@ -74,18 +74,18 @@ def test_tables_side_by_side_are_those_of_detr() -> None:
     assert torch.equal(ours.embed(torch.zeros(1, ROWS * COLUMNS, 32), _grid())[0], expected)
 
 
-def test_tables_that_are_added_are_those_of_pix2struct() -> None:
+def test_added_tables_are_those_of_pix2struct() -> None:
     config = transformers.Pix2StructVisionConfig(hidden_size=32, seq_len=64, patch_embed_hidden_size=12, dropout_rate=0.0)
     theirs = _modeling("pix2struct").Pix2StructVisionEmbeddings(config).eval()
     ours: Any = encodings.build({"name": "learned_2d", "rows": 64, "columns": 64}, encodings.Geometry(32, 1, 32, 64, False))
     ours.of_row.load_state_dict(theirs.row_embedder.state_dict())
     ours.of_column.load_state_dict(theirs.column_embedder.state_dict())
-    places, pixels = _grid() + 1, torch.randn(1, ROWS * COLUMNS, 12)  # their row and column 0 stand for padding
+    places, pixels = _grid() + 1, torch.randn(1, ROWS * COLUMNS, 12)  # their row 0 and column 0 are padding
     expected = theirs(torch.cat((places.permute(1, 2, 0).float(), pixels), dim=-1))
     assert torch.allclose(ours.embed(theirs.patch_projection(pixels), places), expected, rtol=0, atol=tolerance("float32", 1, 1))
 
 
-def test_learned_rows_start_behind_padding_as_in_opt() -> None:
+def test_learned_rows_with_offset_2_are_those_of_opt() -> None:
     theirs = _modeling("opt").OPTLearnedPositionalEmbedding(64, 32)
     ours: Any = encodings.build({"name": "learned", "offset": 2}, encodings.Geometry(32, 1, 32, 64))
     ours.table.load_state_dict(theirs.state_dict())

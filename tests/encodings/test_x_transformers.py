@@ -1,4 +1,4 @@
-"""Encodings against those of x-transformers, where it is installed."""
+"""Encodings compared with those of x-transformers, if it is installed."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
 
 
 def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causal: bool) -> Any:
-    """What ours makes of random queries, keys and values, and what plain attention with that bias does."""
+    """Outputs of our `rescore` and of plain attention with a bias, for random queries, keys and values."""
     q, k, v = torch.randn(3, 1, 30, 6, 16)
     mask = torch.full((30, 30), -torch.inf).triu(1)[None, None] if causal else torch.zeros(1, 1, 30, 30)
     carried = ours.observe(x, k, PLACES, torch.zeros(1).long(), states)
@@ -29,28 +29,28 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
 
 
 @pytest.mark.parametrize("heads", [2, 3, 6])
-def test_alibi_of_the_first_heads_is_theirs(heads: int) -> None:
+def test_alibi_of_the_first_heads_matches(heads: int) -> None:
     expected = peers.AlibiPositionalBias(heads, 6)(30, 30)
     assert worst_error(_build("alibi", causal=False, heads=heads).bias(PLACES, PLACES)[0].numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("distance", "depth"), [("linear", 3), ("log", 1)])
-def test_dynamic_bias_is_theirs(distance: str, depth: int, causal: bool) -> None:
+def test_dynamic_bias_matches(distance: str, depth: int, causal: bool) -> None:
     torch.manual_seed(1)
     theirs = peers.DynamicPositionBias(8, heads=6, depth=depth, log_distance=distance == "log")
     ours = _build("dynamic_bias", causal, distance=distance, hidden=8, depth=depth)
     first, *between = (block[0] for block in theirs.mlp[:-1])
     ours.first.load_state_dict(first.state_dict())
-    for mine, other in zip(ours.between, between, strict=True):
-        mine.load_state_dict(other.state_dict())
+    for layer, other in zip(ours.between, between, strict=True):
+        layer.load_state_dict(other.state_dict())
     ours.second.load_state_dict(theirs.mlp[-1].state_dict())
     ours.prepare()
     seen = np.tril(np.ones((30, 30))) if causal else 1
     assert worst_error(ours.bias(PLACES, PLACES)[0].numpy() * seen, theirs(30, 30).detach().numpy() * seen) <= tolerance("float32", 1, 64)
 
 
-def test_curves_of_inkling_are_their_projected_distances() -> None:
+def test_inkling_matches_their_projected_distances() -> None:
     torch.manual_seed(1)
     theirs, ours, x = peers.RelativeProjPositionalBias(64, 6, 5, 12), _build("inkling", basis=5, extent=12), torch.randn(1, 30, 64)
     ours.query.load_state_dict(theirs.to_distance_weights[0].state_dict())
@@ -61,7 +61,7 @@ def test_curves_of_inkling_are_their_projected_distances() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_fox_is_their_data_dependent_alibi(causal: bool) -> None:
+def test_fox_matches_their_data_dependent_alibi(causal: bool) -> None:
     torch.manual_seed(1)
     theirs, ours, x = peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5), _build("fox", causal, scale=0.5), torch.randn(1, 30, 64)
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
@@ -70,7 +70,7 @@ def test_fox_is_their_data_dependent_alibi(causal: bool) -> None:
     assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
-def test_fox_of_pairs_is_their_per_row_data_dependent_alibi() -> None:
+def test_fox_pair_matches_their_per_row_data_dependent_alibi() -> None:
     torch.manual_seed(1)
     theirs, ours, x = peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5), _build("fox_pair", size=5, scale=0.5), torch.randn(1, 30, 64)
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())

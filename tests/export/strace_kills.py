@@ -1,6 +1,6 @@
-"""SIGKILL at every system call that changes files, while an artefact is replaced: `python -m tests.export.strace_kills`. Needs strace; run by hand.
+"""Kill the replacement of an artefact at every system call that changes files: `python -m tests.export.strace_kills`. Needs strace; run by hand.
 
-The kills of test_publish.py stand between the operations that Python tells of; these stand in front of the calls that the kernel sees.
+test_publish.py kills between the operations that Python's audit events report; this program kills before system calls.
 """
 
 import importlib.util
@@ -16,11 +16,11 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest, Value
 
 CALLS = ("write", "fsync", "mkdir", "rename", "renameat2", "unlink", "unlinkat", "rmdir")
-MOST = 400  # of one call; far above what an export makes
+MOST = 400  # most occurrences of one system call; an export makes far fewer
 
 
 def _artefact(folder: Path, content: bytes) -> Path:
-    """A folder that manifests.read takes; its graph is never loaded."""
+    """Write a folder that manifests.read accepts; its graph is never loaded."""
     folder.mkdir()
     values = [Value(name, "float32", ("batch_size", "sequence_length", 8)) for name in ("hidden_states", "output")]
     config = {"kind": "block", "width": 8, "max_positions": 16}
@@ -31,23 +31,23 @@ def _artefact(folder: Path, content: bytes) -> Path:
 
 
 def publish(source: Path, place: Path) -> None:
-    """An export whose graph is there already, without importing torch."""
+    """Publish a folder like an export, without importing torch."""
     path = Path(manifests.__file__).parents[1] / "export" / "publish.py"
     specification = importlib.util.spec_from_file_location("publish", path)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    workshop = module.Workshop([place])
-    with workshop as folder:
+    staging = module.StagingFolder([place])
+    with staging as folder:
         made = folder / "made"
         made.mkdir()
         files.write(made / "model.onnx", (source / "model.onnx").read_bytes())
         manifests.write(manifests.read(source), made)
-        workshop.publish([made])
+        staging.publish([made])
 
 
 def main() -> int:
-    """Number of kills, or the first that left a broken artefact."""
+    """Return the number of kills, or report the first that left a broken artefact."""
     if shutil.which("strace") is None:
         print("skipped: strace is not installed")
         return 0

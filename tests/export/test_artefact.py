@@ -1,4 +1,4 @@
-"""What an artefact folder holds, and what it must not hold."""
+"""Content of artefact folders, and content that they must not have."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(seed: str
 
 
 @pytest.mark.parametrize("targets", [("onnx", "ort"), pytest.param(tuple(TARGETS), marks=pytest.mark.exhaustive)], ids=["of one dtype", "all"])
-def test_targets_of_one_trace_are_those_of_a_trace_each(targets: Tuple[str, ...], tmp_path: Path) -> None:
+def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(targets: Tuple[str, ...], tmp_path: Path) -> None:
     model = seeded(block("fox"))
     together = Sources(model)
     for target in targets:
@@ -96,13 +96,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_near_miss_of_a_target_is_named(tmp_path: Path) -> None:
+def test_an_error_about_a_mistyped_target_names_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean onnx-static"):
         export(sources(block("rope")), "onnx-statick", tmp_path / "artefact")
 
 
 class Counting(PositionEncoding):
-    """Keeps the number of calls in a buffer: state that an ONNX graph would drop without a word."""
+    """Counts its calls in a buffer, a state that an ONNX graph would drop silently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Counting(PositionEncoding):
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
     model = seeded(block("nope"))
     model.token_encoding = Counting()
-    with pytest.raises(ValueError, match="state to cross the graph as inputs and outputs, got mutation of .*calls"):
+    with pytest.raises(ValueError, match="state as inputs and outputs of the graph, got mutation of .*calls"):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Weights beside the graph: where they stand in model.onnx.data, and that a file which is not the one that was written is refused."""
+"""External data: the layout of model.onnx.data, and that modified files are refused."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.traces import sources
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 DATA = external_data.WEIGHTS
-pytestmark = pytest.mark.xdist_group("weights beside the graph")  # one process makes the artefacts
+pytestmark = pytest.mark.xdist_group("weights beside the graph")  # one process exports the artefacts
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    """An artefact for each target, not to be changed."""
+    """An artefact for each target; tests must not modify it."""
     folder = tmp_path_factory.mktemp("made")
     for target in ONNX_TARGETS:
         export(sources(decoder("rope")), target, folder / target, verify=False)
@@ -35,7 +35,7 @@ def _initialisers(folder: Path) -> List[Any]:
 
 
 def _places(folder: Path) -> Dict[str, Dict[str, str]]:
-    """Of each initialiser outside the graph: location, offset and length."""
+    """Location, offset and length of each initialiser outside the graph."""
     outside = [tensor for tensor in _initialisers(folder) if tensor.data_location == onnx.TensorProto.EXTERNAL]
     return {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in outside}
 
@@ -48,7 +48,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_every_large_tensor_stands_outside_the_graph_at_the_beginning_of_a_page(target: str, made: Dict[str, Path]) -> None:
+def test_every_large_tensor_is_external_and_page_aligned(target: str, made: Dict[str, Path]) -> None:
     places, end = _places(made[target]), 0
     sizes = {tensor.name: len(tensor.raw_data) for tensor in _initialisers(made[target])}
     assert places and all(size < external_data.SMALL for size in sizes.values())
@@ -61,7 +61,7 @@ def test_every_large_tensor_stands_outside_the_graph_at_the_beginning_of_a_page(
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_the_manifest_lists_graph_and_weights_as_they_stand_on_the_disk(target: str, made: Dict[str, Path]) -> None:
+def test_the_manifest_lists_size_and_hash_of_graph_and_weights(target: str, made: Dict[str, Path]) -> None:
     listed = manifests.read(made[target]).files
     assert {name: files.entry(made[target] / name) for name in ("model.onnx", DATA)} == {name: listed[name] for name in ("model.onnx", DATA)}
 
@@ -72,7 +72,7 @@ def test_the_weights_in_the_file_are_those_of_the_module(tmp_path: Path) -> None
     stored = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "artefact" / "model.onnx").graph.initializer]
     matrices = [parameter.detach().numpy() for parameter in model.parameters() if parameter.ndim == 2]
     assert matrices
-    for matrix in matrices:  # a projection stands as MatMul reads it
+    for matrix in matrices:  # a projection is stored transposed, as MatMul reads it
         assert any(np.array_equal(array, matrix.T) for array in stored)
 
 
@@ -84,7 +84,7 @@ def test_a_second_export_gives_the_same_weights_file(target: str, made: Dict[str
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
-def test_the_checker_takes_the_graph_with_its_weights_beside_it(target: str, made: Dict[str, Path]) -> None:
+def test_the_onnx_checker_accepts_graph_and_weights(target: str, made: Dict[str, Path]) -> None:
     onnx.checker.check_model(str(made[target] / "model.onnx"), full_check=True)
 
 
@@ -98,7 +98,7 @@ def test_plain_onnx_runtime_loads_the_two_files_from_one_folder(target: str, mad
     assert session.get_inputs()[0].name == "input_ids"
 
 
-def test_a_graph_without_large_tensors_stands_alone(tmp_path: Path) -> None:
+def test_a_graph_without_large_tensors_has_no_external_data(tmp_path: Path) -> None:
     config = block("nope", width=8, heads=1, kv_heads=1, head_size=8)
     assert DATA not in export(seeded(config), "onnx", tmp_path / "artefact", verify=False).files
     assert not (tmp_path / "artefact" / DATA).exists()
@@ -123,7 +123,7 @@ def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
         load(folder, provider="cpu")
 
 
-def test_changed_weights_are_refused_whatever_onnx_runtime_says_of_them(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / DATA).write_bytes(_flipped((folder / DATA).read_bytes()))
 
@@ -150,7 +150,7 @@ def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> N
         load(path.parent)
 
 
-def test_a_weights_file_that_is_too_short_for_the_graph_is_refused_though_the_manifest_lists_it(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
@@ -166,7 +166,7 @@ def test_weights_that_the_manifest_does_not_list_are_refused(made: Dict[str, Pat
 
 
 @pytest.mark.parametrize("location", ["../model.onnx.data", "weights.bin"])
-def test_a_graph_that_names_weights_elsewhere_is_refused(location: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(location: str, made: Dict[str, Path], tmp_path: Path) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
@@ -180,7 +180,7 @@ def test_a_graph_that_names_weights_elsewhere_is_refused(location: str, made: Di
 
 
 def _resealed(folder: Path, source: Path, without: str = "") -> None:
-    """The manifest of the source with the digests that the files have now."""
+    """Write the manifest of the source with the current digests of the files."""
     manifest = manifests.read(source)
     listed = {name: files.entry(folder / name) for name in manifest.files if name != without}
     manifests.write(manifest.replace(files=listed), folder)
@@ -197,7 +197,7 @@ def test_blocks_are_the_bytes_of_an_array_in_row_major_little_endian_order(shape
     assert len(found) == 1 or array.T.ndim > 1
 
 
-def test_a_file_written_in_parts_is_hashed_on_the_way(tmp_path: Path) -> None:
+def test_a_file_that_is_written_in_parts_is_hashed_while_it_is_written(tmp_path: Path) -> None:
     with files.writing(tmp_path / "some") as stream:
         stream.write(b"abc")
         stream.align(16)

@@ -1,4 +1,4 @@
-"""Weights of few bits: what is rounded, how it is stored, and how the artefact is proved."""
+"""Quantized weights: which weights are rounded, how they are stored, and how the artefact is verified."""
 
 import itertools
 from pathlib import Path
@@ -28,8 +28,8 @@ from tests.models.checkpoints import saved
 from tests.tiny import block, encoder
 from tests.traces import sources
 
-VOCABULARY = 257  # times the width, more numbers than the trace folds: a tied table stays one constant
-ROPE = decoder_config(VOCABULARY, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"}))  # no size is a multiple of a block
+VOCABULARY = 257  # large enough that the trace does not fold the tied table into two constants
+ROPE = decoder_config(VOCABULARY, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"}))  # sizes are not multiples of a block
 FEW_BIT_TARGETS = ("ort", "onnx", "onnx-static")
 
 
@@ -41,7 +41,7 @@ GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 128)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_codes_of_a_rounded_weight_give_it_bit_by_bit(grid: Grid) -> None:
+def test_a_rounded_weight_is_restored_bit_by_bit_from_its_codes(grid: Grid) -> None:
     weight = grid.rounded(_weight())
     found = grid.codes(weight)
     assert found is not None and np.abs(found.codes.astype(int)).max() <= 1 << (grid.bits - 1)
@@ -51,7 +51,7 @@ def test_codes_of_a_rounded_weight_give_it_bit_by_bit(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_rounding_errs_no_more_than_its_noise(grid: Grid) -> None:
+def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
     weight = _weight(64, 256)
     error = np.sqrt(np.square(grid.rounded(weight) - weight).mean() / np.square(weight).mean())
     assert error <= rounding_noise(grid.bits, grid.block or weight.shape[1])
@@ -74,7 +74,7 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     made = rounded(model, "int4")
     changed = {name for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
     linear = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and ".encoding." not in name}
-    assert changed == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # tied: named once
+    assert changed == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # the tied weight has one name
     assert made.head.linear.weight is made.tokens.embedding.weight  # type: ignore[union-attr]
 
 
@@ -86,7 +86,7 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
         *(pytest.param(target, weights, marks=pytest.mark.exhaustive) for target, weights in [("ort", "int4-128"), *itertools.product(("onnx", "onnx-static"), FORMATS)]),
     ],
 )
-def test_both_proofs_of_a_decoder_pass(target: str, weights: str, tmp_path: Path) -> None:
+def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: str, tmp_path: Path) -> None:
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
@@ -97,7 +97,7 @@ def test_both_proofs_of_a_decoder_pass(target: str, weights: str, tmp_path: Path
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", FEW_BIT_TARGETS)
-def test_signature_mask_is_proved_too(target: str, tmp_path: Path) -> None:
+def test_signature_mask_is_verified(target: str, tmp_path: Path) -> None:
     manifest = export(sources(ROPE), target, tmp_path / "made", "mask", weights="int4")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
@@ -106,7 +106,7 @@ def test_signature_mask_is_proved_too(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [block("alibi"), block("t5"), block("fox"), encoder("deberta")], ids=["alibi", "t5", "fox", "encoder"])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("target", FEW_BIT_TARGETS)
-def test_blocks_and_encoders_are_proved_too(target: str, weights: str, config: Any, tmp_path: Path) -> None:
+def test_blocks_and_encoders_are_verified(target: str, weights: str, config: Any, tmp_path: Path) -> None:
     manifest = export(sources(config), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
@@ -114,12 +114,12 @@ def test_blocks_and_encoders_are_proved_too(target: str, weights: str, config: A
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["llama with biases", "gemma2", "phi3", "gpt2", "gpt_neox"])
 @pytest.mark.parametrize("target", ["ort", "onnx"])
-def test_checkpoints_are_proved_and_every_linear_layer_has_few_bits(target: str, name: str, tmp_path: Path) -> None:
+def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(target: str, name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / "checkpoint")
     model = from_pretrained(folder)
     manifest = export(model, target, tmp_path / "made", weights="int4")
     assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None
-    assert manifest.weights.matrices == 1 + sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # 61 x 64 tied numbers are folded into two constants
+    assert manifest.weights.matrices == 1 + sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # the tied table of 61 x 64 is folded into two constants
 
 
 def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 def test_the_standard_form_has_only_standard_operators(weights: str, tmp_path: Path) -> None:
     manifest = export(sources(ROPE), "onnx", tmp_path / "made", verify=False, weights=weights)
-    assert set(manifest.opset) == {""} and manifest.operators["DequantizeLinear"] == 7  # a tied head has codes of its own
+    assert set(manifest.opset) == {""} and manifest.operators["DequantizeLinear"] == 7  # a tied head has its own codes
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -153,7 +153,7 @@ def test_products_are_within_the_rounding_of_activations(form: Any, inputs: int,
 
 
 @pytest.mark.parametrize("weights", FORMATS)
-def test_what_a_token_gives_does_not_depend_on_those_beside_it(weights: str) -> None:
+def test_the_output_of_a_token_does_not_depend_on_other_tokens(weights: str) -> None:
     model, x, _ = _product(Fused, weights, 96)
     alone = np.concatenate([_run(model, x[:, index : index + 1]) for index in range(x.shape[1])], axis=1)
     assert worst_error(alone, _run(model, x)) <= tolerance("float32", 1, 96)
@@ -166,7 +166,7 @@ def test_a_token_of_zeros_gives_zeros() -> None:
 
 
 def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
-    """A graph of one product in a format, x [1,9,K] of tokens of different sizes, and the product in float64."""
+    """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes, and the product in float64."""
     kind = FORMATS[weights]
     weight = kind.projections.rounded(_weight(24, inputs))
     x = ir.Value(name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT))
@@ -188,13 +188,13 @@ def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.exhaustive
-def test_an_artefact_is_proved_again_with_and_without_its_module(tmp_path: Path) -> None:
+def test_an_artefact_is_verified_again_with_and_without_its_module(tmp_path: Path) -> None:
     made = export(sources(ROPE), "ort", tmp_path / "made", weights="int4").certificate
     assert made is not None and verify(tmp_path / "made")["cells"] == made["cells"]
     assert verify_here(tmp_path / "made", "cpu")["passed"]
 
 
-def test_a_fault_that_hides_under_the_rounding_of_activations_fails_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores_of = standard.scores_of
     monkeypatch.setattr(standard, "scores_of", lambda node: {name: 1.01 * value if name == "scale" else value for name, value in scores_of(node).items()})
     with pytest.raises(VerificationError) as failure:
@@ -212,7 +212,7 @@ def test_an_export_too_far_from_its_module_fails(tmp_path: Path, monkeypatch: py
 
 REFUSALS: dict = {
     "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, got 'int3'"),
-    "TorchScript": (("torchscript", "int4"), {}, "targets onnx, onnx-static, ort in float32 for weights int4, got torchscript"),
+    "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
     "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),
@@ -220,12 +220,12 @@ REFUSALS: dict = {
 
 
 @pytest.mark.parametrize(("given", "more", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_refused_by_name(given: Tuple[str, str], more: dict, message: str, tmp_path: Path) -> None:
+def test_an_unsupported_combination_is_refused(given: Tuple[str, str], more: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         export(sources(ROPE), given[0], tmp_path / "made", weights=given[1], **more)
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_are_refused(tmp_path: Path) -> None:
     experts = {"name": "experts", "experts": 3, "chosen": 2, "hidden": 24}
     config = replace(ROPE, layers={name: replace(kind, mlp=experts) for name, kind in ROPE.layers.items()})
     with pytest.raises(ValueError, match="expected a model without experts for weights int4"):

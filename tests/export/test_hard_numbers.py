@@ -1,4 +1,4 @@
-"""Numbers that are large, or are none: an artefact stays exact, and no row of a batch disturbs another."""
+"""Large numbers, NaN and infinities: an artefact stays exact, and rows of a batch do not affect each other."""
 
 from pathlib import Path
 from typing import Any, Iterable, List
@@ -19,11 +19,11 @@ from tests.tiny import block, decoder
 from tests.traces import sources
 
 TARGETS = ("onnx", "onnx-static", "ort", "torchscript")
-# complex_order acts on token ids: a bare block cannot hold it, and ids are always numbers.
+# complex_order acts on token ids: a block cannot contain it, and ids are never NaN.
 NUMBERS = [name for name in REGISTRY if name != "complex_order"]
 
 
-# One of each way that scores are made: `make test` takes these, `make test-all` every encoding.
+# One encoding per way of computing scores: `make test` runs these, `make test-all` every encoding.
 QUICK = ("rope", "cope", "fox")
 
 
@@ -49,7 +49,7 @@ def _numbers(*shape: int, scale: float = 1.0, dtype: str = "float32") -> np.ndar
 
 
 def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
-    """x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model reads it at once."""
+    """Read x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model reads it in one call."""
     session.reset()
     if not session.manifest.states:
         return [session.prefill(x)]
@@ -57,7 +57,7 @@ def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(NUMBERS))
-def test_what_is_no_number_in_one_row_stays_in_that_row(variant: str, target: str, tmp_path: Path) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows(variant: str, target: str, tmp_path: Path) -> None:
     session = _session(sources(block(variant)), target, tmp_path)
     x = _numbers(3, 10, 48)
     right = _calls(session, x)
@@ -71,7 +71,7 @@ def test_what_is_no_number_in_one_row_stays_in_that_row(variant: str, target: st
 
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "learned"]))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)])
-def test_a_row_that_sees_nothing_leaves_the_others_and_itself_finite_and_right(variant: str, target: str, dtype: str, tmp_path: Path) -> None:
+def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(variant: str, target: str, dtype: str, tmp_path: Path) -> None:
     model = sources(decoder(variant))
     session = _session(model, target, tmp_path, signature="mask", dtype=dtype)
     alone = _eager(model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant)))
@@ -92,7 +92,7 @@ SINGLE = [name for name in REGISTRY if "numerics" in encodings.parameters(name)]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ("rope", "rope_yarn") else [pytest.mark.exhaustive]) for name in SINGLE])
-def test_angles_formed_in_float32_are_the_same_far_out_on_the_fused_target(name: str, tmp_path: Path) -> None:
+def test_float32_angles_agree_at_large_positions_on_the_fused_target(name: str, tmp_path: Path) -> None:
     model = seeded(block("rope", 100500, encoding={"name": name, "numerics": "transformers"}))
     session, expected = _session(Sources(model), "ort", tmp_path), _eager(model)
     x = _numbers(2, 24, 48)
@@ -119,7 +119,7 @@ def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, ta
     assert worst_error(stepped, expected[:, 39]) <= tolerance("float32", 1, 48)
 
 
-# Encodings whose scores at such sizes are decided by more than the rounding of queries and keys to float16.
+# Encodings whose scores at such magnitudes depend on more than the rounding of queries and keys to float16.
 CLEAR = ["rope", "alibi", "sinusoidal", "transformer_xl", "deberta", "shaw", "shaw-plain", "cope", "fox", "rope_longrope", "xpos", "t5"]
 
 

@@ -1,4 +1,4 @@
-"""Files by which other programs load an artefact folder as it is. Their own packages are run where they are installed."""
+"""Configuration files with which other programs load an artefact folder. The programs are run if they are installed."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,14 @@ from posenc_export.runtime import manifest as manifests
 from tests.tiny import decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
 NAMES = ("config.json", "generation_config.json", "genai_config.json")
 PROMPT = list(range(3, 20))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    """Decoders with signature mask by target, not to be changed."""
+    """Decoders of signature mask by target; tests must not modify them."""
     folder = tmp_path_factory.mktemp("made")
     for target in ("onnx", "onnx-static", "ort"):
         export(sources(decoder("rope")), target, folder / target, signature="mask", verify=False)
@@ -52,24 +52,24 @@ def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[s
 
 
 @pytest.mark.parametrize(("target", "shared"), [("onnx", False), ("ort", True), ("onnx-static", True)])
-def test_onnxruntime_genai_shares_buffers_where_caches_are_in_place(target: str, shared: bool, made: Dict[str, Path]) -> None:
+def test_onnxruntime_genai_shares_buffers_for_in_place_caches(target: str, shared: bool, made: Dict[str, Path]) -> None:
     assert _json(made[target], "genai_config.json")["search"]["past_present_share_buffer"] is shared
 
 
 @pytest.mark.parametrize(("variant", "signature"), [("rope", "positions"), pytest.param("fox", "mask", marks=pytest.mark.exhaustive)])
-def test_a_graph_that_these_formats_cannot_describe_has_no_configuration(variant: str, signature: str, tmp_path: Path) -> None:
+def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(variant: str, signature: str, tmp_path: Path) -> None:
     export(sources(decoder(variant)), "ort", tmp_path / "artefact", signature=signature, verify=False)
     assert _present(tmp_path / "artefact") == []
 
 
-def test_an_encoder_has_the_configuration_of_hidden_states(tmp_path: Path) -> None:
+def test_an_encoder_has_the_configuration_of_a_bert_model(tmp_path: Path) -> None:
     export(sources(encoder("learned")), "onnx", tmp_path / "artefact", signature="mask", verify=False)
     config = _json(tmp_path / "artefact", "config.json")
     assert _present(tmp_path / "artefact") == ["config.json"]
     assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (48, 2, 3)
 
 
-def test_stop_ids_and_the_files_of_a_checkpoint_go_into_the_folder_as_they_are(tmp_path: Path) -> None:
+def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_path: Path) -> None:
     stack, kept = seeded(decoder("rope")), {"generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}', "chat_template.jinja": b"{{ messages }}"}
     stack.text = Text(b"{}", (7, 9), files=kept)  # type: ignore[union-attr,assignment]
     export(stack, "onnx", tmp_path / "artefact", signature="mask", verify=False)

@@ -1,4 +1,4 @@
-"""Memory of an export: the module, the loaded graph, and little beside them."""
+"""Memory of an export: the module, the loaded graph, and little more."""
 
 import os
 import subprocess
@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from posenc_export.export.paging import page_out
 
-MOST = 2.5  # peak over the weights: module 1, packed by ONNX Runtime 1, what a call needs
-CALLS = 32 << 20  # bytes of activations, caches and expected outputs, which do not follow the weights
-# An export of a tiny model has imported everything: what stands in memory behind it is the libraries'.
+MOST = 2.5  # peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the rest for calls
+CALLS = 32 << 20  # bytes of activations, caches and expected outputs, which do not depend on the weights
+# The export of a tiny model imports all libraries, so that their memory is not counted.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(target: s
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is read from /proc")
-def test_weights_that_are_mapped_from_a_file_leave_memory_and_come_back_as_they_were(tmp_path: Path) -> None:
+def test_weights_mapped_from_a_file_are_paged_out_and_read_again_unchanged(tmp_path: Path) -> None:
     written = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
     save_file({"weight": written}, tmp_path / "weights.safetensors")
     with safe_open(tmp_path / "weights.safetensors", framework="pt") as file:
@@ -59,10 +59,10 @@ def test_weights_that_are_mapped_from_a_file_leave_memory_and_come_back_as_they_
     assert torch.equal(mapped, written)
 
 
-def test_tensors_that_no_file_stands_behind_are_left_alone() -> None:
+def test_tensors_that_are_not_mapped_from_a_file_are_not_paged_out() -> None:
     assert page_out([torch.ones(1 << 20)]) == 0
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""What other programs make of model.onnx: checkers, optimisers and viewers."""
+"""model.onnx in other programs: checkers, optimisers and viewers."""
 
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -15,7 +15,7 @@ from posenc_export.runtime import load
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 KINDS = {"rope": decoder("rope"), "alibi": decoder("alibi"), "recurrent": block("recurrent"), "cope": block("cope"), "encoder": encoder("learned")}
 SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("alibi", "recurrent", "cope", "encoder")]
@@ -24,7 +24,7 @@ Made = Dict[Tuple[str, str, str], Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of an artefact, made when it is first asked for; not to be changed."""
+    """Return the folder of an artefact, exported at the first request; tests must not modify it."""
     folder, known = tmp_path_factory.mktemp("made"), set()
 
     def of(kind: str, target: str, signature: str = "positions") -> Path:
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _run(folder: Path, graph: Path) -> np.ndarray:
-    """Outputs of a prompt in two chunks and a step, by the session of an artefact on a graph that may be another one."""
+    """Return the outputs of a prompt in two chunks and a step, by the session of an artefact with the given graph."""
     model = load(folder, provider="cpu", threads=1)
     model.graph.session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     session, manifest = model.session(), model.manifest
@@ -53,7 +53,7 @@ def _run(folder: Path, graph: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_strict_shape_inference_takes_every_graph(target: str, kind: str, made: Any) -> None:
+def test_every_graph_passes_strict_shape_inference(target: str, kind: str, made: Any) -> None:
     model = onnx.load(made(kind, target) / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -65,7 +65,7 @@ def test_strict_shape_inference_takes_every_graph(target: str, kind: str, made: 
 def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(target: str, kind: str, made: Any, tmp_path: Path) -> None:
     folder, options = made(kind, target), onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")  # which goes on reading the weights of the first one
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")  # refers to the external data of the original graph
     (tmp_path / "model.onnx.data").write_bytes((folder / "model.onnx.data").read_bytes())
     options.log_severity_level = 3
     onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
@@ -85,10 +85,10 @@ def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(target: str, ki
 def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer(made: Any) -> None:
     graph = onnx.load(made("alibi", "ort") / "model.onnx", load_external_data=False).graph
     biases = {node.input[10] for node in graph.node if node.op_type == "GroupQueryAttention"}
-    assert [node.op_type for node in graph.node if set(node.output) & biases] == ["Mul"]  # of slopes and distances: no mask, no copy
+    assert [node.op_type for node in graph.node if set(node.output) & biases] == ["Mul"]  # slopes times distances, without mask or copy
 
 
-def test_the_tokens_of_a_decoder_are_chosen_before_the_last_norm(made: Any) -> None:
+def test_the_tokens_with_logits_are_selected_before_the_last_norm(made: Any) -> None:
     graph = onnx.load(made("rope", "onnx") / "model.onnx", load_external_data=False).graph
     (chosen,) = [node for node in graph.node if node.op_type == "GatherND"]
     assert [node.op_type for node in graph.node if chosen.output[0] in node.input] == ["RMSNormalization"]
@@ -98,14 +98,14 @@ OPSETS = [("rope", "onnx", 23), ("rope", "ort", 23), ("rope", "onnx-static", 24)
 
 
 @pytest.mark.parametrize(("kind", "target", "opset"), OPSETS)
-def test_the_opset_is_24_only_where_a_tensorscatter_stands(kind: str, target: str, opset: int, made: Any) -> None:
+def test_the_opset_is_24_only_with_tensorscatter(kind: str, target: str, opset: int, made: Any) -> None:
     graph = onnx.load(made(kind, target) / "model.onnx", load_external_data=False)
     assert [one.version for one in graph.opset_import if not one.domain] == [opset]
     assert (opset == 24) == any(node.op_type == "TensorScatter" for node in graph.graph.node)
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_every_input_and_output_says_what_it_means(target: str, made: Any) -> None:
+def test_every_input_and_output_has_a_doc_string(target: str, made: Any) -> None:
     graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
     assert [value.name for value in (*graph.input, *graph.output) if not value.doc_string] == []
 

@@ -28,12 +28,12 @@ PLAIN = decoder_config(61, 2, 40, block("rope", qkv_bias=True, output_bias=True)
 
 
 def _parallel() -> StackConfig:
-    """GATED, but attention and MLP read the same norm."""
+    """Return GATED with attention and MLP that read the same norm."""
     return replace(GATED, layers={name: replace(kind, residual={"name": "parallel"}, norms=kind.norms[:1]) for name, kind in GATED.layers.items()})
 
 
-LAST = {"Unsqueeze": 1, "GatherND": 1}  # the tokens whose logits are wanted
-# Of each model: nodes of a layer, and those before and behind its two layers.
+LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
+# For each model: nodes of a layer, and nodes before and after its two layers.
 LAYERS: Dict[str, Any] = {
     "gated": (
         GATED,
@@ -73,7 +73,7 @@ def test_sums_and_norms_stay_apart_when_a_graph_is_loaded_on_a_cpu(tmp_path: Pat
 
 
 def _loaded(folder: Path, disabled: List[str]) -> List[str]:
-    """Operators of what ONNX Runtime makes of a graph on the CPU without the optimisers that are named."""
+    """Return the operators of a graph that ONNX Runtime optimised for the CPU with some optimisers disabled."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(folder / "optimised.onnx"), 3
     onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
@@ -108,7 +108,7 @@ def _written(nodes: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_that_holds_is_replaced_and_gives_what_the_reference_evaluator_gives(pattern: str) -> None:
+def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(pattern: str) -> None:
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)

@@ -22,9 +22,9 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 
-# complex_order has a token table of another width; behind `integer` LayerNorm takes the mean away, and with it the digits that x + p keeps.
+# complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean, which cancels the leading digits of x + p.
 ENCODERS = [v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")]
-APART = ("ort-cuda", "pt2")  # with a trace of their own
+APART = ("ort-cuda", "pt2")  # targets with a separate trace
 MASKED = [name for name, target in TARGETS.items() if "mask" in target.layout]
 ALL = [pytest.param(target, marks=[pytest.mark.xdist_group("one of a kind"), *([pytest.mark.exhaustive] if target in APART else [])]) for target in TARGETS]
 
@@ -41,8 +41,7 @@ def _passes(config: Any, target: str, folder: Path, **how: str) -> None:
 
 
 def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Callable[[str, str], bool] = lambda variant, target: True) -> List[Any]:
-    """Every variant on every target; those of a variant follow each other in one process, which traces the model once. Those that are not quick are
-    run by `make test-all` only."""
+    """Every variant on every target. The cases of a variant run in one process, which traces the model once. Cases that are not in `quick` are exhaustive."""
     return [
         pytest.param(variant, target, marks=[pytest.mark.xdist_group(variant), *([] if quick(variant, target) else [pytest.mark.exhaustive])])
         for variant in variants
@@ -50,22 +49,22 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Call
     ]
 
 
-# One encoding of each set of operators that a target lowers.
+# One encoding for each set of lowered operators.
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
-# ort-cuda, in float16, and pt2 need a trace of their own: one with and one without GroupQueryAttention, states and content.
+# ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
 HOOKS = {"ort-cuda": ("rope",), "pt2": ("fox",)}
 EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: target in ("ort", "torchscript") or variant in HOOKS.get(target, REPRESENTATIVES))
-EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused by name, below
+EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused; see the last test
 
 
-# Options change the module, not what a target makes of its operations: they run on the fused target and as a script.
+# Options change the module, but not its lowering: they are tested on the fused target and as TorchScript.
 @pytest.mark.parametrize(
     ("variant", "target"),
     EVERYWHERE
     + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), lambda variant, target: False)
     + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False),
 )
-def test_decoder_matches_eager_at_every_cut(variant: str, target: str, tmp_path: Path) -> None:
+def test_decoder_matches_eager_for_every_division_into_calls(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path)
 
 
@@ -78,7 +77,7 @@ def test_decoder_matches_eager_at_every_cut(variant: str, target: str, tmp_path:
         lambda variant, target: target not in APART and variant == "learned",
     ),
 )
-def test_encoder_with_segments_matches_eager_whole_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
+def test_encoder_with_segments_matches_eager_full_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
     _passes(encoder(variant), target, tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
     proved = {"segments", "segments: oracle", *(("coordinates", "coordinates: oracle") if manifest.axes else ())}
@@ -161,7 +160,7 @@ QUICK_LINEAR = (("input_rnn", "torchscript"), ("pope", "torchscript"))
 def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
     names = [state.past for state in manifests.read(tmp_path / "artefact").states]
-    assert not any(name.endswith(("key", "value", "positions")) for name in names)  # nothing that grows: a step costs the same everywhere
+    assert not any(name.endswith(("key", "value", "positions")) for name in names)  # no growing state, so that the cost of a step is constant
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned"], quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript")))
@@ -177,37 +176,37 @@ def test_encoder_with_linear_attention_matches_eager(target: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(["alibi", "rope"], ("ort", "torchscript"), lambda variant, target: (variant, target) == ("alibi", "ort")))
-def test_scores_without_a_factor_match_eager(variant: str, target: str, tmp_path: Path) -> None:
+def test_unscaled_scores_match_eager(variant: str, target: str, tmp_path: Path) -> None:
     config = block(variant)
     _passes(replace(config, attention=replace(config.attention, scale=1.0)), target, tmp_path)
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "nope"], quick=lambda variant, target: variant == "rope" and target not in APART))
-def test_bidirectional_decoder_matches_eager_whole_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
+def test_bidirectional_decoder_matches_eager_full_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant, causal=False), target, tmp_path)
     assert not manifests.read(tmp_path / "artefact").states
 
 
 @pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "torchscript" else pytest.mark.exhaustive) for t in TARGETS])
-def test_layers_with_encodings_of_their_own_match_eager(target: str, tmp_path: Path) -> None:
+def test_layers_with_different_encodings_match_eager(target: str, tmp_path: Path) -> None:
     in_turn = [VARIANTS[name] for name in ("rope", "shaw", "logn-steps", "fox")]
     _passes(decoder_config(61, 5, 40, block("learned"), layer_encodings=in_turn), target, tmp_path)
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_layer_norm_gelu_biases_and_free_head_match_eager(target: str, tmp_path: Path) -> None:
+def test_layer_norm_gelu_biases_and_untied_head_match_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", qkv_bias=True, output_bias=True)
     _passes(decoder_config(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False), target, tmp_path)
 
 
 @pytest.mark.parametrize("head_size", [8, 12, 24])
-def test_head_sizes_the_kernel_does_not_take_are_rotated_outside_and_padded(head_size: int, tmp_path: Path) -> None:
+def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_padded(head_size: int, tmp_path: Path) -> None:
     _passes(block("rope", head_size=head_size), "ort", tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
     assert manifest.operators["GroupQueryAttention"] == 1 and {state.axes[3] for state in manifest.states} == {-(-head_size // 8) * 8}
 
 
-def test_a_loop_over_tokens_is_refused_by_name_where_there_is_none(tmp_path: Path) -> None:
+def test_a_loop_over_tokens_is_refused_for_pt2(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="loops over the tokens of a call; choose target torchscript or onnx"):
         export(seeded(decoder("input_rnn")), "pt2", tmp_path / "artefact")
     assert not list(tmp_path.iterdir())

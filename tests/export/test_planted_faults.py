@@ -1,4 +1,4 @@
-"""The grid must see every fault planted here, and pass what is right: a check that cannot fail proves nothing."""
+"""The grid must detect every fault that is planted here, and pass correct modules."""
 
 import math
 from pathlib import Path
@@ -34,7 +34,7 @@ Plant = Callable[[Model], None]
 
 
 class Shifted(PositionEncoding):
-    """Another encoding that sees keys or tokens one position late."""
+    """Wraps an encoding; keys or tokens are one position late."""
 
     def __init__(self, inner: PositionEncoding) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Shifted(PositionEncoding):
 
 
 class FromZero(Shifted):
-    """Another encoding that counts the tokens of every call from 0."""
+    """Wraps an encoding; positions of every call start at 0."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.inner.embed(x, torch.arange(x.size(1)).expand(x.size(0), -1))
@@ -78,7 +78,7 @@ def _wrap(cls: type) -> Plant:
 
 
 def _each(change: Callable[[Any], None]) -> Plant:
-    """Change every encoding that acts somewhere, once."""
+    """Change every encoding of a model once, except nope."""
 
     def plant(model: Any) -> None:
         found = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
@@ -186,7 +186,7 @@ def _forgets_tokens(e: Any) -> None:
 
 def _gates_through_a_sigmoid(e: Any) -> None:
     def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
-        logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that has become 0
+        logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that underflowed to 0
         return [ops.append(states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index)]
 
     e.observe = observe
@@ -253,7 +253,7 @@ _of_right: Dict[str, Expected] = {}
 
 
 def _expected(config: Any, manifest: Manifest) -> Expected:
-    """What the right module gives, once for all its faults."""
+    """Return the outputs of the correct module, computed once for all its faults."""
     key = repr((config, manifest))
     if key not in _of_right:
         _of_right[key] = of_module(sources(config).model, manifest)
@@ -261,7 +261,7 @@ def _expected(config: Any, manifest: Manifest) -> Expected:
 
 
 class KeepsWhatIsRewound(Session):
-    """Rewinds its count of tokens, but hides nothing."""
+    """Rewinds its number of tokens, but clears no slots."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -270,7 +270,7 @@ class KeepsWhatIsRewound(Session):
 
 
 class LeavesHiddenSlots(Session):
-    """Cuts its rows, but fills no slot behind them."""
+    """Truncates its rows, but clears no slots after them."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -278,20 +278,20 @@ class LeavesHiddenSlots(Session):
 
 
 class MovesNoRow(Session):
-    """Gives the last row another index, but leaves its tokens where they were."""
+    """Changes the index of the last row, but does not move its tokens."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._memory.moved = lambda state: state.replace(moves=())  # type: ignore[method-assign]
+        self._memory.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
 
 
 class ForgetsCoordinates(Session):
-    """Feeds tokens behind a rewind again as if they were text."""
+    """Replays tokens after a rewind with the positions of text."""
 
     def rewind(self, n: Any) -> None:
         for history in self._now.histories:
-            for mark in history.marks:
-                mark.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in mark.parts]
+            for snapshot in history.snapshots:
+                snapshot.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in snapshot.parts]
         super().rewind(n)
 
 
@@ -313,7 +313,7 @@ class ForgetsStates(Session):
 
 
 class ForksShareCaches(Session):
-    """A fork on the same caches."""
+    """Forks without copying the caches."""
 
     def fork(self) -> Session:
         other = super().fork()
@@ -322,7 +322,7 @@ class ForksShareCaches(Session):
 
 
 def _on_target(config: Any, target: str, session: type, folder: Path) -> Dict[str, Any]:
-    """The certificate of an artefact that is driven by a session of another kind."""
+    """Return the certificate of an artefact with another class of session."""
     made = sources(config)
     export(made, target, folder, verify=False)
     loaded = load(folder, provider="cpu", threads=1)
@@ -332,7 +332,7 @@ def _on_target(config: Any, target: str, session: type, folder: Path) -> Dict[st
 @pytest.mark.parametrize(
     ("variant", "target", "session"),
     [
-        pytest.param(*case, marks=pytest.mark.xdist_group(case[0]))  # one worker traces a variant
+        pytest.param(*case, marks=pytest.mark.xdist_group(case[0]))  # one worker per variant, which traces it once
         for case in (
             ("rope", "onnx", KeepsWhatIsRewound),
             ("fox", "onnx-static", KeepsWhatIsRewound),
@@ -344,30 +344,30 @@ def _on_target(config: Any, target: str, session: type, folder: Path) -> Dict[st
         )
     ],
 )
-def test_a_session_with_a_stale_cache_is_seen(variant: str, target: str, session: type, tmp_path: Path) -> None:
+def test_a_session_with_a_stale_cache_is_detected(variant: str, target: str, session: type, tmp_path: Path) -> None:
     assert not _on_target(decoder(variant), target, session, tmp_path / "wrong")["passed"]
 
 
 @pytest.mark.xdist_group("mrope")
 @pytest.mark.parametrize("target", ["ort", "onnx"])
-def test_a_session_that_forgets_coordinates_at_a_rewind_is_seen(target: str, tmp_path: Path) -> None:
+def test_a_session_that_loses_coordinates_at_a_rewind_is_detected(target: str, tmp_path: Path) -> None:
     config = block("mrope", mechanism="linear", kv_heads=6)
     assert not _on_target(config, target, ForgetsCoordinates, tmp_path / "wrong")["passed"]
 
 
-@pytest.mark.parametrize("variant", ["rope", "fox"])  # of the others, the parity tests say so
-def test_a_right_module_passes(variant: str) -> None:
+@pytest.mark.parametrize("variant", ["rope", "fox"])  # the parity tests check the others
+def test_a_correct_module_passes(variant: str) -> None:
     assert _certificate(variant)["passed"]
 
 
 @pytest.mark.parametrize("variant", ["fox", "fox_pair", "inkling-near"])
-def test_what_scores_read_of_tokens_passes_behind_a_window(variant: str) -> None:
+def test_a_correct_module_with_content_scores_and_a_window_passes(variant: str) -> None:
     config = block(variant)
     assert _measured(replace(config, attention=replace(config.attention, sees={"name": "window", "size": 5})))["passed"]
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.xdist_group(PLANTS[fault][0])) for fault in PLANTS])
-def test_a_planted_fault_is_seen(fault: str) -> None:
+def test_a_planted_fault_is_detected(fault: str) -> None:
     variant, plant = PLANTS[fault]
     assert not _certificate(variant, plant)["passed"]
 
@@ -383,20 +383,20 @@ def _pre_norm(model: Any) -> None:
 
 
 @pytest.mark.parametrize("plant", [_without_segments, _pre_norm])
-def test_a_planted_fault_of_the_encoder_is_seen(plant: Plant) -> None:
+def test_a_planted_fault_of_the_encoder_is_detected(plant: Plant) -> None:
     assert _measured(encoder("learned"))["passed"] and not _measured(encoder("learned"), plant)["passed"]
 
 
-def test_segments_that_are_lost_beside_coordinates_are_seen() -> None:
+def test_segments_that_are_lost_in_a_model_with_coordinates_are_detected() -> None:
     assert _measured(encoder("learned_2d"))["passed"] and not _measured(encoder("learned_2d"), _without_segments)["passed"]
 
 
-def test_segments_of_scores_that_are_exchanged_are_seen() -> None:
+def test_exchanged_segments_in_scores_are_detected() -> None:
     config = encoder("transformer_xl-segments")
     assert _measured(config)["passed"] and not _measured(config, _each(lambda e: e.segment.copy_(e.segment.flip(0))))["passed"]
 
 
-def test_layer_encodings_in_another_order_are_seen() -> None:
+def test_layer_encodings_in_another_order_are_detected() -> None:
     def exchange(model: Any) -> None:
         model.layers[0].attention.encoding, model.layers[1].attention.encoding = model.layers[1].attention.encoding, model.layers[0].attention.encoding
 
@@ -405,12 +405,12 @@ def test_layer_encodings_in_another_order_are_seen() -> None:
 
 
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])
-def test_a_session_that_does_not_carry_states_is_seen(variant: str) -> None:
+def test_a_session_that_does_not_carry_states_is_detected(variant: str) -> None:
     assert not _certificate(variant, session=ForgetsStates)["passed"]
 
 
 @pytest.mark.xdist_group("rope")
-def test_logits_of_the_last_column_in_place_of_the_last_token_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_the_last_column_instead_of_the_last_token_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     config = decoder("rope")
     module, manifest = eager(sources(config).model)
     session, case, bound = Session(TorchGraph(module, manifest).open, manifest), _expected(config, manifest).cases[0], bound_of(sources(config).model, manifest)
@@ -437,7 +437,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("fault", MASKS)
-def test_a_planted_fault_of_the_mask_is_seen_by_the_oracle_or_the_grid(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_of_the_mask_is_detected_by_the_oracle_or_the_grid(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "attention_mask", _mask_seeing(MASKS[fault]))
     assert not _certificate("rope")["passed"]
 

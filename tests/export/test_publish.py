@@ -1,4 +1,4 @@
-"""Folders that get their names in one step: kills between any two file operations, full disks, places that cannot be replaced."""
+"""Publishing of folders in one step: kills between any two file operations, full disks, destinations that cannot be replaced."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Tuple
 import pytest
 
 from posenc_export.export import export, export_all, publish
-from posenc_export.export.publish import Workshop
+from posenc_export.export.publish import StagingFolder
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
@@ -26,7 +26,7 @@ EXCHANGES = [pytest.param(True, id="exchange"), pytest.param(False, id="renames"
 
 @pytest.fixture(scope="module")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
-    """Two whole artefacts that differ."""
+    """Two complete, different artefacts."""
     folder = tmp_path_factory.mktemp("artefacts")
     for name, encoding in (("old", "nope"), ("new", "rope")):
         export(seeded(block(encoding)), "torchscript", folder / name, verify=False)
@@ -34,16 +34,16 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
 
 
 def _publish(source: Path, place: Path) -> None:
-    """An export whose graph is there already."""
-    workshop = Workshop([place])
-    with workshop as path:
+    """Publish a copy of an existing artefact, like an export."""
+    staging = StagingFolder([place])
+    with staging as path:
         made = path / "made" / "one"
         made.mkdir(parents=True)
         for file in sorted(source.iterdir()):
             if file.name != manifests.FILE_NAME:
                 files.write(made / file.name, file.read_bytes())
         manifests.write(manifests.read(source), made)
-        workshop.publish([made])
+        staging.publish([made])
 
 
 def _same(folder: Path, artefact: Path) -> bool:
@@ -55,7 +55,7 @@ def _left(parent: Path) -> List[str]:
 
 
 class Countdown:
-    """Calls `end` in place of the file operation number `count`, from 0, of this process."""
+    """Calls `end` instead of this process's file operation number `count`, counted from 0."""
 
     def __init__(self, count: int, end: Callable[[], None]) -> None:
         self.left, self.end = count, end
@@ -70,7 +70,7 @@ class Countdown:
             self.tick()
 
     def seam(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that no audit event tells of."""
+        """Wrap a call that raises no audit event."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             self.tick()
@@ -80,7 +80,7 @@ class Countdown:
 
 
 def _killed_at(count: int, work: Callable[[], None]) -> bool:
-    """Whether a child was killed before its file operation number `count`; False where its work came to an end."""
+    """Return whether a child process was killed before its file operation number `count`; False if it finished."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -99,7 +99,7 @@ def _killed_at(count: int, work: Callable[[], None]) -> bool:
 
 @pytest.mark.parametrize("exchanges", EXCHANGES)
 @pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
-def test_a_kill_between_any_two_file_operations_leaves_a_whole_artefact_or_none(
+def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_none(
     replaces: bool, exchanges: bool, artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchanges:
@@ -133,13 +133,13 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(art
         assert manifests.read(place) in ([before, after] if killed else [after])
         count += 1
     assert count > 4
-    _publish(artefacts[1], place)  # what the kills left in the folder does not count as another's
+    _publish(artefacts[1], place)  # temporary files of killed processes do not count as foreign files
     assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
 
 
 @pytest.mark.parametrize("exchanges", EXCHANGES)
 @pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
-def test_a_disk_that_is_full_at_any_file_operation_leaves_what_was_there(
+def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
     replaces: bool, exchanges: bool, artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (old, new), place = artefacts, tmp_path / "some" / "artefact"
@@ -168,13 +168,13 @@ def test_a_disk_that_is_full_at_any_file_operation_leaves_what_was_there(
 
 
 def _refuse_once(countdown: Countdown) -> None:
-    """A full disk for one operation: what cleans up afterwards finds room."""
+    """Simulate a full disk for one operation; the clean-up afterwards succeeds."""
     if countdown.left == -1:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _mounted(size: str, at: Path) -> None:
-    """A file system of that size, or a skip."""
+    """Mount a file system of the given size, or skip the test."""
     at.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(at)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
@@ -219,58 +219,58 @@ def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(target: st
 
 def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artefacts[0])
-    with pytest.raises(ValueError, match="got the link .*link"):
+    with pytest.raises(ValueError, match="got the symbolic link .*link"):
         export(seeded(block("rope")), "ort", tmp_path / "link")
 
 
 @pytest.mark.parametrize("folder", [".", "..", "../../here/inner/..", "../inner"])
-def test_the_working_folder_and_those_above_it_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_and_its_parents_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "inner")
-    with pytest.raises(ValueError, match="outside the path to the working folder"):
+    with pytest.raises(ValueError, match="neither the working folder nor one of its parents"):
         export(seeded(block("rope")), "ort", folder)
 
 
 def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     (tmp_path / "artefact" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="with notes.txt in it; move that"):
+    with pytest.raises(ValueError, match="which contains notes.txt; move that file"):
         _publish(artefacts[1], tmp_path / "artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_that_comes_while_an_export_works_is_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_file_that_is_created_during_an_export_is_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
-    workshop = Workshop([tmp_path / "artefact"])
-    with pytest.raises(ValueError, match="notes.txt"), workshop as path:
+    staging = StagingFolder([tmp_path / "artefact"])
+    with pytest.raises(ValueError, match="notes.txt"), staging as path:
         shutil.copytree(artefacts[1], path / "made")
         (tmp_path / "artefact" / "notes.txt").write_text("mine")
-        workshop.publish([path / "made"])
+        staging.publish([path / "made"])
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_an_export_leaves_the_workshop_of_another_that_runs(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
-    with Workshop([tmp_path / "slow"]) as path:
+def test_an_export_leaves_the_staging_folder_of_another_running_export(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+    with StagingFolder([tmp_path / "slow"]) as path:
         _publish(artefacts[0], tmp_path / "quick")
         assert path.is_dir()
     assert sorted(os.listdir(tmp_path)) == ["quick"]
 
 
-def test_several_places_are_published_all_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_either_all_of_several_folders_are_published_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("one", "two", "three")]
     _publish(artefacts[0], places[0])
-    workshop = Workshop(places)
-    with pytest.raises(ValueError, match="three with notes.txt in it"), workshop as path:
+    staging = StagingFolder(places)
+    with pytest.raises(ValueError, match="three, which contains notes.txt"), staging as path:
         for place in places:
             shutil.copytree(artefacts[1], path / place.name)
         places[2].mkdir()
         (places[2] / "notes.txt").write_text("mine")
-        workshop.publish([path / place.name for place in places])
+        staging.publish([path / place.name for place in places])
     assert sorted(os.listdir(tmp_path)) == ["one", "three"] and _same(places[0], artefacts[0])
 
 
-def test_a_new_folder_of_several_targets_gets_its_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_folder_of_several_targets_is_published_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: List[Path] = []
     rename = os.rename
     monkeypatch.setattr(os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1])
@@ -279,7 +279,7 @@ def test_a_new_folder_of_several_targets_gets_its_name_once(tmp_path: Path, monk
     assert [manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")] == ["ort", "torchscript"]
 
 
-def test_an_artefact_set_aside_is_found_under_its_name(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(artefacts[0], tmp_path / f"{files.ASIDE}artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
     _publish(artefacts[1], tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Random calls on sessions, then mutations of artefacts: `python -m tests.fuzz --minutes 30 --seed N --jobs 2 --json FILE`. Exits 1 on a finding."""
+"""Make random calls on sessions, then load mutated artefacts: `python -m tests.fuzz --minutes 30 --seed N --jobs 2 --json FILE`. Exits with status 1 on a finding."""
 
 import argparse
 import importlib.util
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 MUTATED = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
-SHARE = 0.8  # of the time for sessions, where artefacts are mutated too
-MUTATIONS = 200  # of one run
+SHARE = 0.8  # fraction of the time for sessions, if artefacts are mutated as well
+MUTATIONS = 200  # number of mutations in one run of tests.fuzz.mutations
 
 
 def sessions(number: int, jobs: int, end: float) -> Dict[str, Any]:
-    """Sessions until `end`; a line per unit, and totals."""
+    """Fuzz sessions until `end` (time.time). Print a line per unit and return the totals."""
     from tests.fuzz import long
 
     stopped: List[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))  # what is done so far is reported
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))  # finished units are still reported
     groups: Iterator[Any] = long.groups(random.Random(number))
     units: List[Any] = []
     running: Set["Future[Any]"] = set()
     turn = 0
-    # A worker serves a few modules: what tracing leaves in memory goes with it.
+    # Workers are replaced after a few modules, to free the memory that tracing leaves behind.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=8) as pool:
         while (time.time() < end and not stopped) or running:
             while time.time() < end and not stopped and len(running) < jobs:
@@ -43,7 +43,7 @@ def sessions(number: int, jobs: int, end: float) -> Dict[str, Any]:
 
 
 def mutations(number: int, end: float) -> Dict[str, Any]:
-    """Mutations of each target in turn until `end`, by the program that makes them."""
+    """Run tests.fuzz.mutations for each target in turn until `end` (time.time). Return the totals."""
     runs, failed, turn = 0, [], 0
     while time.time() < end:
         for target in MUTATED:
@@ -62,12 +62,12 @@ def mutations(number: int, end: float) -> Dict[str, Any]:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """0, or 1 where there is a finding."""
+    """Run the fuzzers. Returns the exit status: 0, or 1 if there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, help="drawn where none is given")
+    parser.add_argument("--seed", type=int, help="random if not given")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the totals there")
+    parser.add_argument("--json", type=Path, help="write the totals to FILE")
     parser.add_argument("--only", choices=["sessions", "mutations"])
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed

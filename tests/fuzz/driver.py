@@ -1,7 +1,7 @@
-"""Calls on sessions as plain data, made and compared with what each row alone would give.
+"""Make calls on sessions, described as plain data, and compare the outputs with those of each row alone.
 
-A call is a dictionary: "do" is what, "on" which session, and what else it takes; see Driver. Whether a call must be refused is told from what rows have read,
-not asked of the session.
+A call is a dictionary: "do" is the kind of call, "on" the index of the session, and the methods of Driver document the other keys. Whether a call must be refused
+is decided from the tokens that were fed, not by asking the session.
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from tests.fuzz.subjects import TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls
 
 Call = Dict[str, Any]
-SESSIONS = 3  # alive at a time
-WATCHED = 6  # outputs that must not be written again
+SESSIONS = 3  # most sessions at a time
+WATCHED = 6  # number of the latest outputs that are checked for later writes
 
 
 @dataclass
 class Twin:
-    """A session, and what its rows have read."""
+    """A session, and the tokens that its rows have read."""
 
     session: Session
     rows: List[Reading]
 
 
 class Driver:
-    """Sessions of one artefact.
+    """Drives sessions of one artefact and checks their outputs.
 
     Args:
         subject: the artefact.
-        options: batch, capacity, rewind of the first session.
+        options: batch, capacity and rewind of the first session.
     """
 
     def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
@@ -45,10 +45,10 @@ class Driver:
         self.worst = 0.0
 
     def apply(self, call: Call) -> None:
-        """Make a call, and hold all that it gives and leaves against what it must.
+        """Make a call and check its output, the lengths of all sessions, and earlier outputs.
 
         Raises:
-            AssertionError: another answer, another length, a refusal where none is due or none where it is.
+            AssertionError: an output or a length is wrong, or a call is wrongly refused or wrongly accepted.
         """
         twin = self.twins[call["on"] % len(self.twins)]
         self.calls += 1
@@ -58,12 +58,12 @@ class Driver:
         assert all(np.array_equal(array, copy) for array, copy in self.owned), "an array that a call returned was written again"
 
     def close(self) -> None:
-        """Every session goes on rightly from where it is."""
+        """Check that every session can continue."""
         for twin in self.twins:
             self._look_ahead(twin)
 
     def _prefill(self, twin: Twin, call: Call) -> None:
-        """rows: [text, beside, tokens] of each; start; padding: seed, or None for a list; chunk; keep: logits_to_keep."""
+        """Keys: rows, a list of [text, attributes, number of tokens]; start; padding, a seed or None for a list of rows; chunk; keep, as logits_to_keep."""
         rows = self._before(twin, len(call["rows"]), call["start"])
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if np.shape(call["start"]) in ((), (len(more),)) else None
@@ -82,7 +82,7 @@ class Driver:
         twin.rows = rows
 
     def _before(self, twin: Twin, count: int, start: Any) -> Optional[List[Reading]]:
-        """Rows as a prefill of `count` rows finds them, or None where it cannot follow."""
+        """Return the rows before a prefill of `count` rows, or None if this prefill is not allowed."""
         rows = [row.copy() for row in twin.rows] if self.subject.cached else []
         if any(row.length for row in rows):
             return rows if len(rows) == count else None
@@ -96,25 +96,25 @@ class Driver:
         return [Reading(first, self.limit, source=source) for first, source in zip(starts, sources, strict=True)]
 
     def _sources(self, count: int) -> List[int]:
-        """Which encoder sequence each of `count` rows that begin reads; others at each call."""
+        """Choose the encoder sequence of each of `count` new rows; different ones for each call."""
         return [(self.calls + index) % max(len(self.subject.encoded), 1) for index in range(count)]
 
     def _encoder(self, twin: Twin, rows: Optional[List[Reading]], start: Any) -> Dict[str, Any]:
-        """What an encoder gives to rows that begin; nothing for those that keep theirs."""
+        """Return the argument `encoder` for new rows; nothing for rows that keep their encoder outputs."""
         kept = any(row.length for row in twin.rows) or (start is None and rows is not None and len(twin.rows) == len(rows))
         if not self.subject.encoded or rows is None or kept:
             return {}
         return {"encoder": [self.subject.encoded[row.source] for row in rows]}
 
     def _beyond(self, rows: Sequence[Reading], more: Sequence[List[Token]]) -> bool:
-        """Whether positions or slots end before the last token."""
+        """Whether the tokens exceed the range of positions or the capacity."""
         size = self.subject.spec.size
         room = all(0 <= row.start < size and row.start + row.length + len(tokens) <= size for row, tokens in zip(rows, more, strict=True))
         held = max(row.length + len(tokens) for row, tokens in zip(rows, more, strict=True))
         return not room or (self.subject.in_place and held > self.capacity)
 
     def _given(self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]) -> Tuple[Dict[str, Any], List[np.ndarray]]:
-        """Arguments of a prefill or admit, and the columns that hold tokens of each row."""
+        """Return the arguments of a prefill or admit, and for each row the columns of its tokens."""
         tokens, numbers = self._contents(more, rows or [Reading(0, self.limit) for _ in more])
         count, kinds, mask = [len(part) for part in tokens], [np.int64, bool, np.float32, np.uint8], None
         columns = [np.arange(n) for n in count]
@@ -136,7 +136,7 @@ class Driver:
         return arguments, columns
 
     def _contents(self, more: List[List[Token]], rows: List[Reading]) -> Tuple[List[np.ndarray], List[np.ndarray]]:
-        """What each row reads next, and what stands beside it; past the range, where a call is refused, whatever has the right shape."""
+        """Return the next tokens of each row and their attributes. If they exceed the range, so that the call is refused, only the shapes are right."""
         size, subject = self.subject.spec.size, self.subject
         whole = [[*row.tokens, *tokens] for row, tokens in zip(rows, more, strict=True)]
         if all(len(tokens) <= size for tokens in whole):
@@ -146,7 +146,7 @@ class Driver:
         return [np.resize(subject.texts[0], (n, *subject.texts.shape[2:])) for n in counts], [np.zeros((subject.beside.shape[1], n), np.int64) for n in counts]
 
     def _take(self, rows: List[Reading], more: List[List[Token]], call: Call, output: np.ndarray, columns: List[np.ndarray]) -> None:
-        """Rows read what a prefill or admit took; its output is theirs, and zeros at padding."""
+        """Record the tokens of a prefill or admit, and check its output: expected values at tokens, zeros at padding."""
         size, keep = call["chunk"] or self.manifest.chunk, call.get("keep") or 0
         rest = output.copy()
         for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
@@ -160,7 +160,7 @@ class Driver:
         self._own(output)
 
     def _step(self, twin: Twin, call: Call) -> None:
-        """times; texts: of each row; copy."""
+        """Keys: times; texts, one per row; copy."""
         for _ in range(call["times"]):
             more = [[Token(call["texts"][index % len(call["texts"])] % TEXTS)] for index in range(len(twin.rows))]
             if not self.subject.cached or not twin.rows or self._beyond(twin.rows, more):
@@ -176,7 +176,7 @@ class Driver:
                 self._own(output)
 
     def _rewind(self, twin: Twin, call: Call) -> None:
-        """n: one number, or one of each row."""
+        """Keys: n, one number or one per row."""
         n, rows = call["n"], twin.rows
         fits = isinstance(n, int) or len(n) == max(len(rows), 1)
         back = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
@@ -197,7 +197,7 @@ class Driver:
         self.twins = [*self.twins[: SESSIONS - 1], other]
 
     def _admit(self, twin: Twin, call: Call) -> None:
-        """rows, start, padding, chunk, keep: as prefill."""
+        """Keys: rows, start, padding, chunk, keep, as for `_prefill`."""
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         shaped = np.shape(call["start"]) in ((), (len(more),))
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if shaped else []
@@ -213,7 +213,7 @@ class Driver:
         twin.rows += rows
 
     def _retire(self, twin: Twin, call: Call) -> None:
-        """row."""
+        """Keys: row."""
         if not self.subject.cached or self.subject.columns or call["row"] >= len(twin.rows):
             self._must_refuse(twin, lambda: twin.session.retire(call["row"]))
             return
@@ -226,14 +226,14 @@ class Driver:
         twin.rows = []
 
     def _wrong(self, twin: Twin, call: Call) -> None:
-        """name: of tests.fuzz.wrong."""
+        """Keys: name, a name of tests.fuzz.wrong."""
         self._must_refuse(twin, lambda: wrong_calls(self.subject)[call["name"]](self.subject, twin.session))
 
     def _beside(self, which: int) -> int:
         return which if self.manifest.axes or self.subject.segments else -1
 
     def _must_refuse(self, twin: Twin, make: Callable[[], Any]) -> None:
-        """One line, and the session is as it was."""
+        """Check that a call is refused with a message of one line, and that the session is unchanged."""
         self.refused += 1
         try:
             make()
@@ -246,7 +246,7 @@ class Driver:
         self._look_ahead(twin)
 
     def _look_ahead(self, twin: Twin) -> None:
-        """A fork takes a step, where there is room."""
+        """Fork the session and check a step of the fork, if there is room for one."""
         rows = [row.copy() for row in twin.rows]
         if not self.subject.cached or not rows or self._beyond(rows, [[Token(0)]] * len(rows)):
             return
@@ -259,7 +259,7 @@ class Driver:
         assert session.position.tolist() == [row.start + row.length for row in rows], f"got positions {session.position.tolist()}"
 
     def _compare(self, output: np.ndarray, row: Reading, first: int, call: Call) -> None:
-        """Outputs of a row from place `first` on."""
+        """Check the outputs of a row from its token `first` on."""
         error = worst_error(output, self.subject.full(row.start, row.tokens, row.source)[first : row.length]) / self.subject.bound
         self.worst = max(self.worst, error)
         assert error <= 1, f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}: error {error:.3g} of what rounding explains"
@@ -269,7 +269,7 @@ class Driver:
 
 
 def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:
-    """Make calls in order, and look ahead at the end."""
+    """Make calls in order, then check that every session can continue."""
     driver = Driver(subject, options)
     for call in calls:
         driver.apply(call)

@@ -1,4 +1,4 @@
-"""What a mutation does to an artefact folder. Every choice comes from the random source it is given."""
+"""Random edits of an artefact folder. All random choices come from the generator that an edit is given."""
 
 import json
 import zipfile
@@ -24,12 +24,12 @@ def _graph(folder: Path) -> Path:
 
 
 def _weights(folder: Path) -> Path:
-    """The weights beside a graph; the file with both, where one holds them."""
+    """Return the file with the weights, which may be the graph's own file."""
     return next(path for path in sorted(folder.iterdir(), reverse=True) if path.name.startswith("model."))
 
 
 def flip_bytes(path: Path, chance: Random) -> None:
-    """Up to 8 bytes become others; half of the time near each other."""
+    """Change up to 8 bytes, half of the time near each other."""
     content = bytearray(path.read_bytes())
     if not content:
         return
@@ -46,7 +46,7 @@ def truncate(path: Path, chance: Random) -> None:
 
 
 def splice(path: Path, chance: Random) -> None:
-    """A part of the file moves, is doubled, cleared, or becomes noise."""
+    """Move, double, clear or randomise a part of the file, or remove it."""
     content = path.read_bytes()
     a, b = sorted((chance.randrange(len(content) + 1), chance.randrange(len(content) + 1)))
     b = min(b, a + chance.choice((1, 8, 64, 4096)))
@@ -63,7 +63,7 @@ def _places(node: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
 
 
 def edit_json(content: Any, chance: Random) -> None:
-    """One value becomes another, goes, or is doubled; or one comes."""
+    """Change, remove or duplicate one value, or add one."""
     path = chance.choice(_places(content))
     parent = content
     for key in path[:-1]:
@@ -127,7 +127,7 @@ def _remove(folder: Path, chance: Random) -> None:
 
 
 def _entries(folder: Path, chance: Random) -> None:
-    """Entries of an archive go, come, are renamed, exchanged, doubled or edited."""
+    """Remove, add, rename, exchange, truncate or edit entries of an archive."""
     path = _graph(folder)
     if not zipfile.is_zipfile(path):
         return splice(path, chance)
@@ -152,7 +152,7 @@ def _entries(folder: Path, chance: Random) -> None:
 
 
 def _edit_program(entries: Dict[str, bytes], chance: Random) -> None:
-    """A value of the JSON, or a word of the code, of an archive."""
+    """Edit a JSON value, or exchange two words of the code, in an archive."""
     texts = [name for name in sorted(entries) if name.endswith((".json", ".py"))]
     name = chance.choice(texts)
     if name.endswith(".json"):

@@ -1,4 +1,4 @@
-"""Whether verification tells the truth of an artefact that loads: it must find every one whose numbers changed."""
+"""Check verification on mutated artefacts that load: it must fail for every artefact whose outputs changed."""
 
 from pathlib import Path
 from typing import List, Optional
@@ -8,27 +8,27 @@ import numpy as np
 from posenc_export.numerics import worst_error
 from posenc_export.runtime import GraphError, load, verify
 
-PROVED, DISPROVED = "loaded and proved", "loaded and disproved"
-# Verification bounds the error on the inputs of the reference, whose numbers end at sqrt(3). The inputs here are normal and reach twice as far, so a weight
-# that is off by a few roundings may stay within the tolerance there and exceed it by as much here. Numbers count as others beyond that.
+PROVED, DISPROVED = "loaded, verification passed", "loaded, verification failed"
+# Verification bounds the error on the inputs of the reference, which are at most sqrt(3). The inputs here are normally distributed and up to twice as large, so a
+# weight with a small error may be within the tolerance there and exceed it here by a factor of up to 2. Larger differences count as changed outputs.
 REACH = 2.0
 
 
 class Judge:
-    """Compares what a mutated artefact gives, and what its verification says, with the artefact it was made of.
+    """Compares the outputs of a mutated artefact with those of the original, and with the result of its verification.
 
     Args:
-        source: the whole artefact.
+        source: the original artefact.
     """
 
     def __init__(self, source: Path) -> None:
         self.expected = numbers(source)
 
     def __call__(self, folder: Path) -> str:
-        """PROVED, DISPROVED, or what is wrong."""
+        """Return PROVED, DISPROVED, or a description of the finding."""
         try:
             found = verify(folder, provider="cpu", record=False)
-        except (ValueError, GraphError) as refusal:  # a reference that is not there, a call that is out of range
+        except (ValueError, GraphError) as refusal:  # the reference is missing, or a call is out of range
             return DISPROVED if "\n" not in str(refusal) else f"raised {str(refusal)[:200]!r}"
         if not found["passed"]:
             return DISPROVED
@@ -39,7 +39,7 @@ class Judge:
 
 
 def numbers(folder: Path) -> Optional[List[np.ndarray]]:
-    """Outputs of a few calls on inputs that are not those of the reference; None where one of them is refused."""
+    """Return the outputs of a few calls on other inputs than those of the reference; None if a call is refused."""
     try:
         session = load(folder, provider="cpu", threads=1).session()
         width = int(session.manifest.inputs[0].axes[-1])

@@ -1,4 +1,4 @@
-"""The long profile: the whole registry on every target and signature in turn, with random seeds, for a given time."""
+"""The long fuzzing run: the whole registry on all targets and signatures, with random seeds, for a given time."""
 
 import contextlib
 import dataclasses
@@ -19,23 +19,26 @@ from tests.fuzz.machine import machine_of
 from tests.fuzz.subjects import Spec, subject
 from tests.tiny import VARIANTS, works
 
-# What bidirectional models cannot be built of: a token table of another width, digits that LayerNorm takes away (tests/export/test_parity.py).
+# Encodings without bidirectional models: one needs a token table of another width, LayerNorm removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 READING = ("rope", "t5", "learned", "input_rnn")
-LONG = 600  # positions: caches grow past a bucket
-SHORT = 40
-SEQUENCES, CALLS = 12, 30  # of one unit
+LONG = 600  # number of positions with which caches grow past a bucket
+SHORT = 40  # number of positions otherwise
+SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
 
 
 @dataclasses.dataclass
 class Unit:
-    """What one spec gave.
+    """The result of fuzzing one spec.
 
     Args:
-        outcome: "passed", "finding", or why the target cannot represent the module.
-        total: sequences, calls, steps, refused, worst (Machine.total).
-        finding: the error, the smallest calls that give it, and hypothesis's own blob.
+        spec: the artefact.
+        seed: seed of hypothesis.
+        outcome: "passed", "finding", or the reason why the target cannot represent the module.
+        seconds: duration.
+        total: Machine.total.
+        finding: the error, the smallest sequence of calls that gives it, and hypothesis's blob for reproduction.
     """
 
     spec: Spec
@@ -47,7 +50,7 @@ class Unit:
 
 
 def groups(chosen: random.Random) -> Iterator[List[Spec]]:
-    """Specs of one module, which is traced once, endlessly: rounds over the registry in an order of their own."""
+    """Yield groups of specs endlessly. A group shares one module, which is traced once; each round over the registry has a random order."""
     targets = [name for name in TARGETS if name != "ort-cuda"]
     while True:
         modules = [(variant, kind) for variant in VARIANTS for kind in ("decoder", "block") if works(variant, "causal")]
@@ -61,12 +64,12 @@ def groups(chosen: random.Random) -> Iterator[List[Spec]]:
 
 
 def run_unit(spec: Spec, number: int) -> Unit:
-    """Export, drive, shrink what is found."""
+    """Export an artefact, fuzz its sessions, and shrink a finding."""
     begun = time.monotonic()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the libraries that export
+            warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
             machine = machine_of(subject(spec))
     except (ValueError, RuntimeError) as refusal:
         return Unit(spec, number, " ".join(str(refusal).split())[:160], time.monotonic() - begun)
@@ -79,7 +82,7 @@ def run_unit(spec: Spec, number: int) -> Unit:
         warnings.simplefilter("error")
         try:
             run_state_machine_as_test(machine, settings=how)  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001  whatever it is, it is what this program looks for
+        except Exception as error:  # noqa: BLE001  any exception is a finding
             noted = " ".join([said.getvalue(), *getattr(error, "__notes__", [])])
             blob = noted[noted.find("@reproduce_failure") :].split(" as a decorator")[0] if "@reproduce_failure" in noted else ""
             found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", **machine.record, "blob": blob}
@@ -90,7 +93,7 @@ def run_unit(spec: Spec, number: int) -> Unit:
 
 
 def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
-    """The units of one module that begin before `end` (time.time)."""
+    """Run the specs of one module, as far as they start before `end` (time.time)."""
     done: List[Unit] = []
     for spec in specs:
         if time.time() >= end:
@@ -100,7 +103,7 @@ def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
 
 
 def line(unit: Unit) -> str:
-    """A unit in a line; a finding with all that replays it."""
+    """Format a unit as one line, followed by the data to replay a finding."""
     total = unit.total
     counts = f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {total['worst']:.2f}" if total else ""
     shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
@@ -111,7 +114,7 @@ def line(unit: Unit) -> str:
 
 
 def summary(units: List[Unit]) -> Dict[str, Any]:
-    """Totals, as figures to be quoted."""
+    """Return the totals of all units."""
     driven = [unit for unit in units if unit.total]
     total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", "calls", "steps", "refused")}
     return {

@@ -1,4 +1,4 @@
-"""Random calls on sessions of one artefact, drawn and shrunk by hypothesis."""
+"""A hypothesis state machine that makes random calls on sessions of one artefact."""
 
 from typing import Any, Callable, Dict, List, Optional, Type
 
@@ -13,12 +13,12 @@ COUNTED = ("calls", "steps", "refused")
 
 
 class Machine(RuleBasedStateMachine):
-    """Draws calls that fit what rows have read, and now and then some that do not.
+    """Draws calls that are allowed in the current state, and sometimes calls that must be refused.
 
     Attributes:
         subject: the artefact; set by `machine_of`.
-        record: options and calls of the last sequence, which is the smallest one that fails once hypothesis has shrunk it.
-        total: sequences, calls, steps and refusals so far, and the worst error over what rounding explains.
+        record: options and calls of the last sequence; after shrinking, this is the smallest failing sequence.
+        total: numbers of sequences, calls, steps and refusals so far, and the worst error relative to the tolerance.
     """
 
     subject: Subject
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         return on, self.driver.twins[on]
 
     def room(self, twin: Twin) -> int:
-        """Tokens that every row has room for."""
+        """Return the number of tokens that every row has room for."""
         ends = [min(self.subject.spec.size - row.start, self.driver.capacity) - row.length for row in twin.rows]
         return max(min(ends, default=min(self.subject.spec.size, self.driver.capacity)), 0)
 
@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
 
     def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:
-        """From nowhere in particular, up to the end of the range."""
+        """Draw start positions: None, one number or one per row, up to the end of the range."""
         one = st.one_of(st.integers(0, 9), st.integers(0, self.subject.spec.size - 1), st.just(self.subject.spec.size - 1))
         return draw(st.one_of(st.none(), one, st.lists(one, min_size=count, max_size=count)))
 
@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})
 
     def instead(self, data: Any, possible: bool) -> bool:
-        """Whether to make a prefill in the place of a call that is always refused; now and then that one is made."""
+        """Make a prefill instead of a call that is always refused, except in one case of eight. Return whether a prefill was made."""
         if possible or not data.draw(st.integers(0, 7)):
             return False
         self._drawn_prefill(data.draw)
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
             return
         on, twin = self.choose(data.draw)
         room = self.room(twin)
-        if twin.rows and not room and data.draw(st.integers(0, 7)):  # the range is used up: go on from the start
+        if twin.rows and not room and data.draw(st.integers(0, 7)):  # no position is left: rewind all rows
             self.make({"do": "rewind", "on": on, "n": [row.length for row in twin.rows]})
             return
         times = data.draw(st.one_of(st.integers(1, max(min(5, room), 1)), st.integers(1, max(min(40, room), 1)), st.integers(1, 40)))
@@ -157,6 +157,6 @@ class Machine(RuleBasedStateMachine):
 
 
 def machine_of(subject: Subject) -> Type[Machine]:
-    """A machine of its own for a subject, its totals at zero."""
+    """Return a new subclass of Machine for a subject, with all totals at zero."""
     total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": 0.0}
     return type("Sessions", (Machine,), {"subject": subject, "record": {}, "total": total})

@@ -1,7 +1,7 @@
-"""Seeded mutations of an artefact, each loaded in a child process: `python -m tests.fuzz.mutations --target ort --count 1000 --seed 1 [--resealed]`.
+"""Load random mutations of an artefact in child processes: `python -m tests.fuzz.mutations --target ort --count 1000 --seed 1 [--resealed]`.
 
-Hashes left alone, no mutation may load. Resealed, with every hash recomputed, a mutation loads or is refused by one line; it never raises anything else,
-crashes, hangs, runs code or opens a file outside its folder. Of one that loads, verification must say whether its numbers changed (judge.py).
+With the hashes unchanged, no mutation may load. With all hashes recomputed (--resealed), a mutation loads or is refused with a message of one line. It must not
+raise other exceptions, crash, hang, run code or open a file outside its folder. If it loads, verification must detect whether its outputs changed (judge.py).
 """
 
 import argparse
@@ -27,34 +27,34 @@ from tests.fuzz.edits import EDITS, RESEALED_EDITS
 from tests.fuzz.judge import DISPROVED, PROVED, Judge
 from tests.tiny import block
 
-LIMIT = 60.0  # seconds a mutation may take; a load takes less than one
-BATCH = 50  # mutations of one child
+LIMIT = 60.0  # most seconds for one mutation; a load takes less than one second
+BATCH = 50  # number of mutations per child process
 REFUSED = "refused"
 GOOD = (REFUSED, PROVED, DISPROVED)
-# Events of sys.addaudithook that loading an artefact has no reason for, once the libraries are imported.
+# Audit events that must not occur while an artefact is loaded, once the libraries are imported.
 FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pickle.find_class", "os.remove", "os.rename", "shutil.rmtree")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One mutation: its number tells everything about it."""
+    """One mutation, determined by its seed and number."""
 
     seed: int
     number: int
     resealed: bool
 
     def write(self, source: Path, folder: Path) -> str:
-        """Copy source to folder, mutated; the name of the edit."""
+        """Copy source to folder and apply a random edit. Return the name of the edit."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(source, folder)
         before = _content(folder)
         edits = RESEALED_EDITS if self.resealed else EDITS
-        for attempt in range(100):  # an edit may leave things as they are
+        for attempt in range(100):  # an edit may have no effect
             source_of_chance = random.Random(f"{self.seed} {self.number} {attempt}")
             name = source_of_chance.choice(sorted(edits))
             try:
                 edits[name](folder, source_of_chance)
-            except RecursionError:  # deeper than json can write
+            except RecursionError:  # nested more deeply than json can write
                 continue
             if self.resealed:
                 reseal(folder)
@@ -64,13 +64,13 @@ class Case:
 
 
 def _content(folder: Path) -> Dict[str, Any]:
-    """Of each file; of a manifest what it says, not how it is laid out."""
+    """Return the content of all files; that of the manifest as parsed JSON."""
     found: Dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     return {**found, manifests.FILE_NAME: _parsed(folder) or found.get(manifests.FILE_NAME)}
 
 
 def _parsed(folder: Path) -> Optional[Dict[str, Any]]:
-    """The manifest, where it is one."""
+    """Return the manifest, or None if it is not a JSON object."""
     try:
         content = json.loads((folder / manifests.FILE_NAME).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
@@ -79,7 +79,7 @@ def _parsed(folder: Path) -> Optional[Dict[str, Any]]:
 
 
 def reseal(folder: Path) -> None:
-    """Give a manifest, where it still is one, the hashes of the files and the seal of its own content."""
+    """Update the hashes and the seal of the manifest, if it is still a JSON object."""
     content = _parsed(folder)
     if content is None:
         return
@@ -92,20 +92,20 @@ def reseal(folder: Path) -> None:
     try:
         content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         sealed = json.dumps(content)
-    except RecursionError:  # too deep to be written: it stays as the edit left it
+    except RecursionError:  # nested more deeply than json can write: keep the edited file
         return
     (folder / manifests.FILE_NAME).write_text(sealed)
 
 
 def outcome(folder: Path, resealed: bool, judge: Callable[[Path], str]) -> str:
-    """REFUSED, PROVED or DISPROVED; anything else is a finding."""
+    """Load an artefact. Return REFUSED, PROVED or DISPROVED; any other text describes a finding."""
     try:
         load(folder, provider="cpu", threads=1)
     except (ValueError, RuntimeError) as refusal:
         line = str(refusal)
         ours = type(refusal) in (ValueError, RuntimeError) and line.startswith(("artefact ", "runtime: ", "session: "))
         return REFUSED if ours and "\n" not in line and len(line) < 2000 else f"raised {type(refusal).__name__}: {line[:200]!r}"
-    except Exception as error:  # noqa: BLE001  whatever it is, it is what this program looks for
+    except Exception as error:  # noqa: BLE001  any other exception is a finding
         return f"raised {type(error).__name__}: {str(error)[:200]!r}"
     if not resealed:
         return "loaded although a hash differs"
@@ -113,7 +113,7 @@ def outcome(folder: Path, resealed: bool, judge: Callable[[Path], str]) -> str:
 
 
 class Watch:
-    """Hears what a load does: code that is run, files opened outside its folder."""
+    """An audit hook that records code execution, and files opened outside a folder."""
 
     def __init__(self, around: Path) -> None:
         self.around, self.heard = str(around), ""
@@ -129,9 +129,9 @@ class Watch:
 
 
 def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> None:
-    """Sends (number, edit, outcome) of each case; before it, the number alone."""
+    """Run cases in a child process. For each, send (number, edit, outcome), preceded by messages without an outcome."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    judge = Judge(source)  # imports what there is to import, too
+    judge = Judge(source)  # also imports all libraries before the audit hook is added
     watch, folder = Watch(around), around / "mutated"
     sys.addaudithook(watch.hear)
     for case in cases:
@@ -147,8 +147,8 @@ def run(source: Path, cases: List[Case], keep: Optional[Path] = None, limit: flo
     """Load every mutation of an artefact.
 
     Args:
-        keep: where the folders of findings go.
-        limit: seconds for one mutation.
+        keep: folder for copies of the artefacts of findings.
+        limit: most seconds for one mutation.
     """
     report, waiting = Report(), list(cases)
     while waiting:
@@ -162,7 +162,7 @@ def run(source: Path, cases: List[Case], keep: Optional[Path] = None, limit: flo
 
 
 def _batch(source: Path, around: Path, cases: List[Case], limit: float, report: "Report") -> int:
-    """Number of cases that came to an end of any kind."""
+    """Run cases in one child process until it ends. Return the number of finished cases."""
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_child, args=(source, around, cases, there))
     child.start()
@@ -190,7 +190,7 @@ def _batch(source: Path, around: Path, cases: List[Case], limit: float, report: 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mutation that was neither refused nor loaded as it should be."""
+    """A mutation with a wrong outcome."""
 
     case: Case
     edit: str
@@ -198,7 +198,7 @@ class Finding:
 
 
 class Report:
-    """Counts per outcome, and what is wrong."""
+    """Counts of outcomes, and all findings."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = collections.Counter()
@@ -214,21 +214,21 @@ class Report:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """0, or 1 where there is a finding."""
+    """Run the mutations. Returns the exit status: 0, or 1 if there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, choices=list(TARGETS))
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--resealed", action="store_true", help="recompute every hash")
-    parser.add_argument("--keep", type=Path, help="put the folders of findings there")
+    parser.add_argument("--keep", type=Path, help="folder for copies of the artefacts of findings")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary) / options.target
         export(seeded(block("rope", max_positions=64)), options.target, source, verify=False)
         cases = [Case(options.seed, number, options.resealed) for number in range(options.first, options.first + options.count)]
         report = run(source, cases, options.keep)
-    print(f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes left alone'}")
+    print(f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes unchanged'}")
     for name, count in sorted(report.counts.items()):
         print(f"{count:6} {name}")
     for name, count in sorted(report.edits.items()):

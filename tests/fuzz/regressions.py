@@ -1,4 +1,4 @@
-"""Sequences of calls that once went wrong, as plain data: {"spec", "options", "calls"}, replayed by test_sessions."""
+"""Sequences of calls that have failed before, as plain data: {"spec", "options", "calls"}. test_sessions replays them."""
 
 from typing import Any, Dict
 

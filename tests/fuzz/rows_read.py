@@ -1,4 +1,4 @@
-"""What a session holds, told without it: the tokens of each row, and how far a row can go back."""
+"""A model of a session's rows, independent of the session: the tokens of each row, and how far it can be rewound."""
 
 import copy
 from dataclasses import dataclass, field
@@ -6,15 +6,20 @@ from typing import List
 
 from tests.fuzz.subjects import Token
 
-SPACING = 16  # steps between two marks of a row whose states each call replaces
+SPACING = 16  # steps between two snapshots of a row, if states are replaced by each call
 
 
 @dataclass
 class Reading:
-    """A row: where it starts, what it has read, and the lengths at which its states were kept.
+    """A row of a session.
 
     Args:
-        limit: tokens that it can be taken back at least, where states are replaced by each call.
+        start: position of the first token.
+        limit: number of tokens that can be taken back at least, if states are replaced by each call.
+        tokens: tokens that the row has read.
+        marks: lengths at which the session has snapshots of the row's states.
+        furthest: largest length that the row has had.
+        source: index of its encoder sequence in Subject.encoded.
     """
 
     start: int
@@ -22,7 +27,7 @@ class Reading:
     tokens: List[Token] = field(default_factory=list)
     marks: List[int] = field(default_factory=list)
     furthest: int = 0
-    source: int = 0  # of Subject.encoded
+    source: int = 0
 
     @property
     def length(self) -> int:
@@ -30,15 +35,15 @@ class Reading:
 
     @property
     def reach(self) -> int:
-        """The least length it can be taken back to."""
+        """The smallest length that the row can be rewound to."""
         return self.marks[0] if self.marks else self.length
 
     def remembers(self, n: int) -> bool:
-        """Whether it promises to go back n tokens: to within its limit of the furthest that it ever was."""
+        """Whether the session guarantees a rewind by n tokens: to a length within `limit` of the largest length the row has had."""
         return self.furthest - (self.length - n) <= self.limit
 
     def read(self, tokens: List[Token], chunk: int) -> None:
-        """Tokens in chunks. States are kept in front of each of several tokens, and of one token behind SPACING of them."""
+        """Add tokens in chunks. A snapshot is taken before every chunk of several tokens, and before a single token after SPACING of them."""
         for begin in range(0, len(tokens), chunk):
             part = tokens[begin : begin + chunk]
             if not self.marks or len(part) > 1 or self.length - self.marks[-1] >= SPACING:
@@ -47,7 +52,7 @@ class Reading:
         self.furthest = max(self.furthest, self.length)
 
     def back(self, n: int) -> None:
-        """Without the last n tokens; from the mark before them on, what is left of them is read again, in one call."""
+        """Remove the last n tokens, and the snapshots after them."""
         if not n:
             return
         self.tokens = self.tokens[: self.length - n]
@@ -59,5 +64,5 @@ class Reading:
             self.marks.pop(0)
 
     def copy(self) -> "Reading":
-        """The same, for a fork."""
+        """Return an independent copy, for a fork."""
         return copy.deepcopy(self)

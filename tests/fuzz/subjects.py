@@ -1,4 +1,4 @@
-"""Artefacts to be driven, and what the eager module gives for a row of tokens on its own.
+"""Artefacts for the session fuzzer, and the eager module's outputs for a single row.
 
 Shapes: L positions of the range, E model width, V numbers of an output.
 """
@@ -18,14 +18,14 @@ from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import block, decoder, encoder, reading
 
-TEXTS = 5  # token sequences, and as many of coordinates or segments
-ROUND = 48  # tokens to which a full pass is extended, so that it serves the next calls too
-ENCODED = (7, 2, 5, 1, 9)  # tokens of the sequences that an encoder has read
-KEPT = 400  # full passes kept at a time
+TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
+ROUND = 48  # lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them
+ENCODED = (7, 2, 5, 1, 9)  # lengths of the encoder sequences in tokens
+KEPT = 400  # most full passes in the cache
 
 
 class Spec(NamedTuple):
-    """One artefact: a variant of tests.tiny, what it is built into (KINDS), target, signature, positions of the range."""
+    """Specification of an artefact: variant of tests.tiny, kind of model (KINDS), target, signature, and number of positions."""
 
     variant: str
     kind: str
@@ -38,7 +38,7 @@ class Spec(NamedTuple):
 
 
 class Token(NamedTuple):
-    """What a row reads at a place: of which text, and which of the coordinates or segments; -1 for those that stand for none."""
+    """A token of a row: index of its text, and of its sequence of coordinates or segments; -1 for the default ones."""
 
     text: int
     beside: int = -1
@@ -55,11 +55,11 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
 
 
 class Subject:
-    """An artefact, the texts that rows read, and the eager module.
+    """An artefact, the texts for its rows, and the eager module.
 
     Args:
-        spec: what to export.
-        folder: where to.
+        spec: the artefact to export.
+        folder: folder of the artefact.
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
@@ -73,8 +73,8 @@ class Subject:
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
         self.vocabulary = self.manifest.vocabulary
-        # What stands beside tokens is one thing: where there are coordinates, all are of the first segment.
-        self.segments = 0 if self.manifest.axes else int(self.manifest.config.get("segments", 0))
+        # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
+        self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
         self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
         self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
@@ -83,12 +83,12 @@ class Subject:
         self._eager, self._passes = eager_session(spec), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
-        """What a row reads from place `first` on [n] or [n,E]."""
+        """Return the tokens of a row from index `first` on, [n] or [n,E]."""
         empty = self.texts[0, :0]
         return np.stack([self.texts[token.text, place] for place, token in enumerate(row[first:], first)]) if row[first:] else empty
 
     def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
-        """Coordinates [axes,n] or segments [1,n] of a row, from place `first` on."""
+        """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on."""
         none = [start if self.manifest.axes else 0, 1 if self.manifest.axes else 0]
         columns = [
             self.beside[token.beside, :, place] if token.beside >= 0 else np.full(self.beside.shape[1], none[0] + none[1] * place)
@@ -97,10 +97,10 @@ class Subject:
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((self.beside.shape[1], 0), np.int64)
 
     def full(self, start: int, row: List[Token], source: int = 0) -> np.ndarray:
-        """What one pass of the eager module gives for a row alone, at least [len(row),V]: where tokens look back only, more of them follow it.
+        """Return the eager module's outputs for a single row in one pass, at least [len(row),V]; causal models are given further tokens after the row.
 
         Args:
-            source: which of `encoded` it reads, where the model reads an encoder.
+            source: index of its encoder sequence in `encoded`, if the model reads an encoder.
         """
         wanted = min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
         whole = tuple(row) + (row[-1],) * (wanted - len(row))
@@ -121,12 +121,12 @@ class Subject:
 
 @functools.lru_cache(maxsize=8)
 def sources(variant: str, kind: str, size: int) -> Sources:
-    """The module of a spec, traced once for all its targets."""
+    """Return the module of a spec, traced once for all targets."""
     return Sources(seeded(KINDS[kind](variant, size)))
 
 
 def eager_session(spec: Spec) -> Session:
-    """A session on the live module."""
+    """Open a session on the eager module."""
     module, manifest = eager(sources(spec.variant, spec.kind, spec.size).model)
     return Model(TorchGraph(module, manifest)).session()
 
@@ -137,6 +137,6 @@ Row = Tuple[int, List[Token]]
 
 @functools.lru_cache(maxsize=None)
 def subject(spec: Spec) -> Subject:
-    """The subject of a spec, made once."""
+    """Return the subject of a spec, created once."""
     _folders.append(tempfile.TemporaryDirectory())
     return Subject(spec, Path(_folders[-1].name) / "artefact")

@@ -1,4 +1,4 @@
-"""A few mutations in the ordinary tests, and that the program which makes them sees what it is for. Many: `python -m tests.fuzz.mutations`."""
+"""A few mutations, and tests that tests.fuzz.mutations detects planted faults. For many mutations: `python -m tests.fuzz.mutations`."""
 
 import os
 import time
@@ -85,7 +85,7 @@ def test_verification_that_passes_other_numbers_is_found(made: Dict[str, Path], 
     for name in ("model.onnx", "model.onnx.data", "posenc.json"):
         (tmp_path / "other" / name).write_bytes((made["ort"] / name).read_bytes())
     mutations.reseal(tmp_path / "other")
-    assert judge(tmp_path / "other") == DISPROVED  # the reference is another one's
+    assert judge(tmp_path / "other") == DISPROVED  # the reference belongs to another artefact
 
 
 def test_a_mutation_that_loads_with_its_old_hashes_is_found(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Random calls on a few representative artefacts, the same at each run; what was found before; and that a fault of a session is found. More: `make fuzz`."""
+"""Random calls on a few artefacts, the same in each run; replays of earlier findings; and planted faults of sessions, which must be found. More: `make fuzz`."""
 
 import warnings
 from typing import Any, Dict, List
@@ -21,7 +21,7 @@ from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
 PHASES = (Phase.generate, Phase.shrink)
 FAST = settings(derandomize=True, max_examples=10, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 EVERYWHERE = ("onnx", "onnx-static", "ort", "torchscript")
-SPECS = [  # blocks where one layer shows as much as two: most of the time is tracing
+SPECS = [  # blocks if one layer is enough for the test, since tracing takes most of the time
     *(Spec("rope", "decoder", target) for target in EVERYWHERE),
     *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "ort", "torchscript")),
     *(Spec("rope", "linear", target) for target in EVERYWHERE),
@@ -46,7 +46,7 @@ def made(spec: Spec) -> Subject:
         return subject(spec)
 
 
-# Those that `make test` leaves out: a growing cache of theirs is like that of another.
+# Specs that `make test` leaves out, since others there have similar caches.
 THOROUGH = (
     *(Spec("rope", "linear", target) for target in ("onnx", "onnx-static", "ort")),
     *(Spec("input_rnn", "decoder", target) for target in ("onnx", "onnx-static", "ort")),
@@ -60,7 +60,7 @@ THOROUGH = (
 
 
 def grouped(specs: List[Spec]) -> List[Any]:
-    """Specs of a module follow each other in one process, which traces it once."""
+    """Return parameters that run all specs of a module in one process, which traces it once."""
     marks = {spec: [pytest.mark.xdist_group(f"{spec.variant} {spec.kind}"), *([pytest.mark.exhaustive] if spec in THOROUGH else [])] for spec in specs}
     return [pytest.param(spec, id=str(spec), marks=marks[spec]) for spec in specs]
 

@@ -1,4 +1,4 @@
-"""Calls that make no sense, whatever a session holds: each is refused by one line."""
+"""Calls that are invalid in every state of a session; each must be refused with a message of one line."""
 
 from typing import Any, Callable, Dict
 
@@ -12,7 +12,7 @@ HUGE = [2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**70, -(2**63), -(2**70)]
 
 
 def _two(subject: Subject) -> np.ndarray:
-    """Two tokens of one row, or of each row [B,2] where there are rows."""
+    """Return two tokens of one row [1,2] or [1,2,E]."""
     return subject.texts[:1, :2].copy()
 
 
@@ -136,7 +136,7 @@ WRONG_IDS: Dict[str, Wrong] = {
     "id of unsigned 64 bits of a step": _step(lambda x: _changed(x, 2**64 - 9, np.uint64)),
     "id of a small type of a step": _step(lambda x: _changed(x, -3, np.int8)),
 }
-# What another width, or a number that float32 does not have, says of activations.
+# Invalid activations.
 WRONG_ACTIVATIONS: Dict[str, Wrong] = {
     "another width": _rows(lambda x: x[:, :, :-1]),
     "rows of another width": _rows(lambda x: [row[:, :-1] for row in x]),
@@ -145,5 +145,5 @@ WRONG_ACTIVATIONS: Dict[str, Wrong] = {
 
 
 def wrong_calls(subject: Subject) -> Dict[str, Wrong]:
-    """Those that mean something for a subject."""
+    """Return the invalid calls that apply to a subject."""
     return {**WRONG, **(WRONG_IDS if subject.vocabulary else WRONG_ACTIVATIONS)}

@@ -20,7 +20,7 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
 }  # fmt: skip
-# What each differs in from SIZES; the first word is the family.
+# Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "llama with biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 4},
@@ -102,12 +102,12 @@ CONFIGS |= {
 MODELS |= latent.MODELS
 CONFIGS |= latent.CONFIGS
 
-# Of which transformers counts columns where it reads a position: it knows nothing of padding and of a start beyond 0 there.
+# Models in which transformers uses the column of a token as its position, so that it ignores padding and start offsets.
 BY_COLUMN = ("llama4_text with temperatures",)
 
 
 def made(name: str) -> Any:
-    """Transformers' model, every parameter random, float32, in eval mode."""
+    """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
     sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
     config = getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
@@ -115,12 +115,12 @@ def made(name: str) -> Any:
 
 
 def randomised(model: Any) -> Any:
-    """The same model with random parameters, in eval mode."""
+    """Set all parameters of a model to random numbers, and return the model in eval mode."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
         for key, parameter in model.named_parameters():
-            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith("gemma"):  # Gemma's are saved less 1
+            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith("gemma"):  # Gemma saves w - 1
                 parameter += 1.0
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients
@@ -129,7 +129,7 @@ def randomised(model: Any) -> Any:
 
 
 def saved(name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB") -> Tuple[Any, Path]:
-    """Transformers' model and the folder where it is saved; in float32 with the rounded weights where a dtype is given."""
+    """Save transformers' model, and return it with its folder. With a dtype, weights are saved in it, and the returned float32 model has the rounded weights."""
     model = made(name)
     if dtype is not None:
         model = model.to(dtype)

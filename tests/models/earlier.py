@@ -1,11 +1,11 @@
-"""Small random checkpoints of the families before Llama."""
+"""Settings of small random checkpoints of the families before Llama."""
 
 from typing import Any, Dict, Tuple
 
 SHARED = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GPT = {**SHARED, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512}
 PLAIN = {**SHARED, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512}
-# What a model of the family has unless it says otherwise.
+# Default settings of each family.
 SIZES: Dict[str, Dict[str, Any]] = {
     "gpt2": GPT,
     "gpt_neox": PLAIN,
@@ -18,7 +18,7 @@ SIZES: Dict[str, Dict[str, Any]] = {
     "bloom": {**SHARED, "hidden_size": 64, "n_head": 4, "n_layer": 2, "seq_length": 512},
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0, "partial_rotary_factor": 0.5}
-# What each differs in; the first word is the family.
+# Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "gpt2": {},
     "gpt2 scaled by layer": {
@@ -64,7 +64,7 @@ CONFIGS = {
     "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig", "gptj": "GPTJConfig", "phi": "PhiConfig", "opt": "OPTConfig", "bloom": "BloomConfig",
     "mpt": "MptConfig", "falcon": "FalconConfig", "xglm": "XGLMConfig",
 }  # fmt: skip
-# What names start with in published checkpoints that have it not, and tensors that older versions of transformers saved beside the weights.
+# Prefixes that published checkpoints lack, and buffers that older versions of transformers saved.
 BARE: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "gpt2": ("transformer.", ("h.0.attn.bias", "h.1.attn.masked_bias")),
     "opt": ("model.", ("decoder.version",)),
@@ -76,7 +76,7 @@ WITH_BUFFERS = {
     "gpt_neox": ("gpt_neox.layers.0.attention.bias", "gpt_neox.layers.1.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"),
     "gptj": ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"),
 }
-# What config.json of published models has beside the keys of transformers 5; None for keys that it lacks.
+# Keys of config.json in published models that transformers 5 does not write; None for keys that published models lack.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "gpt2": {"n_ctx": 512, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "output_past": True, "_num_labels": 1},
     "gpt_neox": {"rope_parameters": None, "rotary_emb_base": 10000, "rotary_pct": 0.25, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},

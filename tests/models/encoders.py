@@ -14,7 +14,7 @@ BERT = {
 }  # fmt: skip
 ROBERTA = {**BERT, "max_position_embeddings": 514, "layer_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": "c2p|p2c", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "type_vocab_size": 0}
-# config.json of models as they were published, with the keys of their time.
+# config.json of published models.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "bert-base-uncased": {
         **BERT, "model_type": "bert", "architectures": ["BertForMaskedLM"], "gradient_checkpointing": False, "pad_token_id": 0, "type_vocab_size": 2,
@@ -76,7 +76,7 @@ SIZES = {
 }  # fmt: skip
 LOCAL = {"norm_eps": 1e-5, "local_attention": 8, "num_hidden_layers": 5, "cls_token_id": 0, "sep_token_id": 2}
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
-# What each differs in from SIZES; the first word is the family.
+# Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
     "bert other": {"type_vocab_size": 1, "hidden_act": "gelu_new", "num_attention_heads": 6, "num_hidden_layers": 3, "layer_norm_eps": 1e-3},
@@ -115,7 +115,7 @@ CONFIGS = {
     "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
     "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig", "t5": "T5Config", "mt5": "MT5Config",
 }  # fmt: skip
-# Families whose keys differ: theirs by ours; None for those that they have not.
+# For families with other key names, the key in the family's config; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
     "xlnet": {
         "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "d_inner", "max_position_embeddings": None
@@ -134,35 +134,35 @@ KEYS: Dict[str, Dict[str, Any]] = {
 }  # fmt: skip
 
 
-# Families whose base model has a decoder too: transformers' class of the encoder.
+# transformers' encoder class for families whose base model includes a decoder.
 ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
 
 
 def described(name: str) -> Any:
-    """Transformers' configuration of a model."""
+    """Return transformers' configuration of a model."""
     family = name.split()[0]
     spelled = {KEYS.get(family, {}).get(key, key): value for key, value in {**SIZES, **MODELS[name]}.items()}
     return getattr(transformers, CONFIGS[family])(**{key: value for key, value in spelled.items() if key})
 
 
 def made(name: str, head: str = "AutoModel") -> Any:
-    """Transformers' model, every parameter random, float32, in eval mode.
+    """Return transformers' model with random parameters, float32, in eval mode.
 
     Args:
-        name: of MODELS.
-        head: AutoModel, or AutoModelForMaskedLM and the like.
+        name: key of MODELS.
+        head: an Auto class of transformers, such as AutoModel or AutoModelForMaskedLM.
     """
     torch.manual_seed(0)
     alone = ALONE.get(name.split()[0]) if head == "AutoModel" else None
     model = (getattr(transformers, alone)(described(name)) if alone else getattr(transformers, head).from_config(described(name))).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if "embed_positions" in key:  # RoFormer's sines
+            if "embed_positions" in key:  # table of sines and cosines of RoFormer
                 continue
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
             if "norm" in key.lower() and key.endswith("weight"):
                 parameter += 1.0
-        if name.split()[0] in ALONE:  # T5 has no factor on scores: its queries are the smaller
+        if name.split()[0] in ALONE:  # T5 does not divide scores by sqrt(D), so its queries are smaller
             for key, parameter in model.named_parameters():
                 if key.endswith(".q.weight"):
                     parameter *= model.config.d_kv**-0.5
@@ -170,12 +170,12 @@ def made(name: str, head: str = "AutoModel") -> Any:
 
 
 def read(name: str, folder: Path, **options: Any) -> Any:
-    """Our model of a saved one; XLNet's config has no range of positions."""
+    """Load our model from a folder. XLNet needs max_positions, which its config does not have."""
     return from_pretrained(folder, **{**({"max_positions": SIZES["max_position_embeddings"]} if name.startswith("xlnet") else {}), **options})
 
 
 def saved(name: str, folder: Path, head: str = "AutoModel") -> Tuple[Any, Path]:
-    """Transformers' model and the folder where it is saved."""
+    """Save transformers' model, and return it with its folder."""
     model = made(name, head)
     model.save_pretrained(folder)
     return model, folder

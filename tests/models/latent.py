@@ -1,4 +1,4 @@
-"""Small random checkpoints of families whose keys and values come from a latent vector."""
+"""Settings of small random checkpoints of families with latent attention."""
 
 from typing import Any, Dict
 
@@ -10,7 +10,7 @@ SIZES: Dict[str, Dict[str, Any]] = {
         "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
     },
 }  # fmt: skip
-# What each differs in from SIZES; the first word is the family.
+# Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "deepseek_v3": {
         "rope_parameters": {

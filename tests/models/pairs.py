@@ -1,4 +1,4 @@
-"""Small random checkpoints of models with an encoder and a decoder, and what stands for such a decoder where one of a single part is expected."""
+"""Small random checkpoints of encoder-decoder models, and adapters that let tests call such a decoder like a decoder without encoder."""
 
 import json
 from pathlib import Path
@@ -34,24 +34,24 @@ MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
 
 
 def made(name: str) -> Any:
-    """Transformers' model, every parameter random, float32, in eval mode."""
+    """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
     kind, keys = MODELS[name]
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys)).eval()
-    if name == "t5 both parts, untied":  # transformers 5 makes every T5 with one table for tokens and head; a published checkpoint with two keeps them apart
+    if name == "t5 both parts, untied":  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
         model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
             if "norm" in key and key.endswith("weight"):
                 parameter += 1.0
-            if kind != "Whisper" and key.endswith(".q.weight"):  # T5 has no factor on scores: its queries are the smaller
+            if kind != "Whisper" and key.endswith(".q.weight"):  # T5 does not divide scores by sqrt(D), so its queries are smaller
                 parameter *= model.config.d_kv**-0.5
     return model
 
 
 def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
-    """What the encoder reads, three rows, and its mask [3,Q]; Whisper has none but ones."""
+    """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is all ones."""
     random = np.random.default_rng(5)
     if MODELS[name][0] == "Whisper":
         return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(np.float32), np.ones((3, SOURCES), np.int64)
@@ -59,12 +59,12 @@ def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def ours_of(features: np.ndarray) -> np.ndarray:
-    """Frames [B,C,2Q] of a spectrogram as our encoder reads them: two frames a token [B,Q,2C]."""
+    """Convert frames [B,C,2Q] of a spectrogram to inputs of our encoder, two frames for each token [B,Q,2C]. Token ids are returned unchanged."""
     return np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(len(features), features.shape[2] // 2, -1) if features.ndim == 3 else features
 
 
 class Peer:
-    """Transformers' model on its source, called as a model of one part: with token ids of the decoder."""
+    """Transformers' model with fixed encoder inputs, called like a decoder with token ids."""
 
     def __init__(self, name: str) -> None:
         self.model = made(name)
@@ -75,11 +75,11 @@ class Peer:
 
     def __call__(self, tokens: torch.Tensor, use_cache: bool = False, attention_mask: Any = None, position_ids: Any = None) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
-        places = {"decoder_position_ids": position_ids} if self.whisper else {}  # T5 counts distances alone
+        places = {"decoder_position_ids": position_ids} if self.whisper else {}  # T5 uses distances only
         return self.model(**given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, use_cache=use_cache, **places)
 
     def save_pretrained(self, folder: Path) -> None:
-        """As published: transformers 5 writes tie_word_embeddings as true for every T5, and drops it when it reads."""
+        """Save the model like a published one. transformers 5 writes tie_word_embeddings=true for all T5 models, and ignores the key when it loads them."""
         self.model.save_pretrained(folder)
         if self.untied:
             path = folder / "config.json"
@@ -87,11 +87,11 @@ class Peer:
 
 
 class Reading:
-    """A decoder's session, called as one that reads no encoder.
+    """A decoder's session that adds the encoder outputs, so that it is called like a session of a decoder without encoder.
 
     Args:
-        session: of the decoder.
-        encoded: what the encoder gave for each row [q,N].
+        session: session of the decoder.
+        encoded: outputs of the encoder for each row [q,N].
     """
 
     def __init__(self, session: Session, encoded: List[np.ndarray]) -> None:
@@ -104,7 +104,7 @@ class Reading:
 
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
-    """Transformers' model, our decoder of it, and what our encoder of it gives for each row [q,N]."""
+    """Save transformers' model. Return it with our decoder and the outputs of our encoder for each row [q,N]."""
     peer = Peer(name)
     peer.save_pretrained(folder)
     (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))

@@ -1,4 +1,4 @@
-"""Ways to call a model of ours and transformers' own, each with what both give: (ours, theirs) of the same tokens."""
+"""Call patterns. Each calls our model and transformers' model on the same tokens, and returns pairs of outputs (ours, theirs)."""
 
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -10,18 +10,18 @@ from tests.models.encoders import PADDING
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
-ABSOLUTE, RELATIVE = 2e-4, 1e-4  # transformers forms angles in float32: at 512 positions they are off by 3e-5
-LENGTH = 40  # below the 64 tokens where the long factors of phi3 begin: there transformers' own step and full pass differ
+ABSOLUTE, RELATIVE = 2e-4, 1e-4  # transformers computes angles in float32, with errors of 3e-5 at position 512
+LENGTH = 40  # below 64 tokens, where phi3's long factors begin and steps of transformers differ from its full pass
 LENGTHS = [LENGTH, 11, 26]
 
 
 def tokens_of(rows: int = 2, length: int = LENGTH, low: int = 3) -> np.ndarray:
-    """Token ids [rows,length], none of them special."""
+    """Return token ids [rows,length] without special tokens."""
     return np.random.default_rng(0).integers(low, 61, (rows, length))
 
 
 def theirs(peer: Any, tokens: np.ndarray, output: str = "logits", **given: np.ndarray) -> np.ndarray:
-    """What transformers' model gives, without a cache of its own where it has one."""
+    """Return the output of transformers' model, called without a cache."""
     cache = {"use_cache": False} if output == "logits" else {}
     with torch.no_grad():
         found = peer(torch.from_numpy(tokens), **cache, **{key: torch.from_numpy(value) for key, value in given.items()})
@@ -29,42 +29,42 @@ def theirs(peer: Any, tokens: np.ndarray, output: str = "logits", **given: np.nd
 
 
 def share(pairs: Pairs) -> float:
-    """The largest difference, as a share of what is allowed."""
+    """Return the largest difference relative to the tolerance."""
     return max(float((np.abs(ours - wanted) / (ABSOLUTE + RELATIVE * np.abs(wanted))).max()) for ours, wanted in pairs)
 
 
 def worst(pairs: Pairs) -> float:
-    """The largest difference."""
+    """Return the largest difference."""
     return max(float(np.abs(ours - wanted).max()) for ours, wanted in pairs)
 
 
 def full(peer: Any, session: Session) -> Pairs:
-    """Whole rows in one call."""
+    """Call with whole rows."""
     tokens = tokens_of()
     return [(session.prefill(tokens), theirs(peer, tokens))]
 
 
 def chunked(peer: Any, session: Session) -> Pairs:
-    """Whole rows, seven tokens at a time."""
+    """Call with whole rows in chunks of seven tokens."""
     tokens = tokens_of()
     return [(session.prefill(tokens, chunk=7), theirs(peer, tokens))]
 
 
 def stepwise(peer: Any, session: Session) -> Pairs:
-    """Three tokens, then one after the other."""
+    """Call with three tokens, then with one token at a time."""
     tokens = tokens_of()
     return [(_stepped(session, tokens, session.prefill(tokens[:, :3])), theirs(peer, tokens))]
 
 
 def shifted(peer: Any, session: Session) -> Pairs:
-    """Rows that start at position 300."""
+    """Call with rows that start at position 300."""
     tokens = tokens_of()
     wanted = theirs(peer, tokens, position_ids=np.arange(300, 300 + LENGTH)[None].repeat(2, 0))
     return [(_stepped(session, tokens, session.prefill(tokens[:, :20], start=300)), wanted)]
 
 
 def left_padded(peer: Any, session: Session) -> Pairs:
-    """Rows of several lengths behind padding, the last four tokens one after the other."""
+    """Call with left-padded rows of different lengths, and with the last four tokens one at a time."""
     tokens, mask, wanted = _padded(peer)
     seen = mask[:, :36] == 1
     first = session.prefill(tokens[:, :36], attention_mask=mask[:, :36])
@@ -72,14 +72,14 @@ def left_padded(peer: Any, session: Session) -> Pairs:
 
 
 def ragged(peer: Any, session: Session) -> Pairs:
-    """Rows of several lengths without padding."""
+    """Call with rows of different lengths without padding."""
     tokens, _, wanted = _padded(peer)
     made = session.prefill([row[LENGTH - length :] for row, length in zip(tokens, LENGTHS, strict=True)])
     return [(made[row, :length], wanted[row, LENGTH - length :]) for row, length in enumerate(LENGTHS)]
 
 
 def _stepped(session: Session, tokens: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Outputs of what stands in `first`, and of the tokens behind it one at a time."""
+    """Return the outputs `first`, followed by outputs of the remaining tokens one at a time."""
     return np.concatenate((first, np.stack([session.step(tokens[:, index]) for index in range(first.shape[1], tokens.shape[1])], 1)), axis=1)
 
 
@@ -90,22 +90,22 @@ def _padded(peer: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 DECODER: Dict[str, Pattern] = {"full": full, "stepwise": stepwise, "chunked": chunked, "shifted": shifted, "left-padded": left_padded, "ragged": ragged}
-BY_POSITION = ("shifted", "left-padded", "ragged")  # what takes transformers' position_ids
+BY_POSITION = ("shifted", "left-padded", "ragged")  # patterns that need position_ids in transformers
 
 
 def whole(peer: Any, session: Session) -> Pairs:
-    """Whole rows of an encoder, long and short ones."""
+    """Call an encoder with whole rows, long and short."""
     tokens = tokens_of(3, low=5)
     return [(session.prefill(part), theirs(peer, part, "last_hidden_state")) for part in (tokens, tokens[:, :9])]
 
 
 def padded_before(peer: Any, session: Session) -> Pairs:
-    """Rows of an encoder behind padding, with token types where it has them."""
+    """Call an encoder with left-padded rows, with token types if the model has them."""
     return _encoded(peer, session, np.stack([np.arange(LENGTH) >= LENGTH - length for length in LENGTHS]))
 
 
 def padded_behind(peer: Any, session: Session) -> Pairs:
-    """Rows of an encoder before padding, with token types where it has them."""
+    """Call an encoder with right-padded rows, with token types if the model has them."""
     return _encoded(peer, session, np.stack([np.arange(LENGTH) < length for length in LENGTHS]))
 
 
@@ -117,7 +117,7 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
 
 
 def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
-    """Positions of valid tokens as transformers wants them, where a family takes any: RoFormer and others count columns, so that scores are the same."""
+    """Return transformers' positions of valid tokens, for families that accept them. RoFormer and others use columns, which gives the same scores."""
     family, counted = peer.config.model_type, (mask.cumsum(1) - 1).clip(0)
     if family in ("bert", "electra", "distilbert", "modernbert"):
         return {"position_ids": counted}

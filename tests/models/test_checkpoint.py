@@ -1,4 +1,4 @@
-"""What stands in a folder is read as it was saved, or refused in one line."""
+"""Checkpoint folders are read as they were saved, or refused with a message of one line."""
 
 import json
 import pickle
@@ -51,94 +51,94 @@ def llama(tmp_path: Path) -> Path:
 
 
 def _same(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:
-    """Whether the parameters are, as multisets of numbers; where they stand is a matter of the tests of families."""
+    """Return whether both models have the same numbers as parameters, in any order. Tests of families check their places."""
     numbers = [torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values for model in (ours, theirs)]
     return torch.equal(*numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_weights_of_any_float_come_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_of_any_float_dtype_are_loaded_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     peer, folder = saved("qwen2", tmp_path, dtype)
     ours = from_pretrained(folder)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32} and _same(ours, peer)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
+def test_sharded_weights_are_loaded(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path, shard="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
     assert _same(from_pretrained(folder), peer)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_a_file_of_torch_is_read_without_unpickling(name: str, llama: Path, tmp_path: Path) -> None:
+def test_pytorch_model_bin_is_loaded(name: str, llama: Path, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path / "torch")
-    torch.save(peer.state_dict(), folder / "pytorch_model.bin")  # with a tied head it holds the table twice
+    torch.save(peer.state_dict(), folder / "pytorch_model.bin")  # contains the table twice if the head is tied
     (folder / "model.safetensors").unlink()
     assert _same(from_pretrained(folder), peer)
 
 
-def test_an_object_in_a_file_of_torch_is_refused_and_not_made(llama: Path) -> None:
+def test_an_object_in_pytorch_model_bin_is_refused_and_not_unpickled(llama: Path) -> None:
     class Trap:
         def __reduce__(self) -> Any:
             return (Path.touch, (llama / "sprung",))
 
     (llama / "model.safetensors").unlink()
     torch.save({Q: Trap()}, llama / "pytorch_model.bin")
-    assert "holds tensors only" in _refusal(llama) and not (llama / "sprung").exists()
+    assert "to hold only tensors" in _refusal(llama) and not (llama / "sprung").exists()
     (llama / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
-    assert "holds tensors only" in _refusal(llama) and not (llama / "sprung").exists()
+    assert "to hold only tensors" in _refusal(llama) and not (llama / "sprung").exists()
 
 
-def test_a_tied_head_that_is_saved_as_it_is_passes_and_another_is_refused(llama: Path) -> None:
+def test_a_tied_head_may_be_saved_only_as_a_copy_of_the_token_table(llama: Path) -> None:
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE].clone()}))
     assert from_pretrained(llama).config.head.tied
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE] + 1}))
-    assert "two that differ" in _refusal(llama)
+    assert "got different tensors" in _refusal(llama)
 
 
-def test_frequencies_that_old_versions_saved_are_no_weights(llama: Path) -> None:
+def test_inv_freq_buffers_of_old_versions_are_ignored(llama: Path) -> None:
     _weights(llama, lambda weights: weights.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     assert _same(from_pretrained(llama), made("llama"))
 
 
 CHANGED: Dict[str, Any] = {
     "no tensor": (lambda w: w.pop(Q), f"got no {Q}"),
-    "a tensor more": (lambda w: w.update({"score.weight": torch.ones(2)}), "got score.weight beside them"),
-    "another shape": (lambda w: w.update({Q: torch.ones(32, 64)}), rf"{Q} has shape \[64, 64\] by the config, got \[32, 64\]"),
-    "q and k the wrong way round": (lambda w: w.update({Q: w[Q.replace("q_", "k_")].clone(), Q.replace("q_", "k_"): w[Q].clone()}), "by the config, got"),
+    "a tensor more": (lambda w: w.update({"score.weight": torch.ones(2)}), "got also score.weight"),
+    "another shape": (lambda w: w.update({Q: torch.ones(32, 64)}), rf"expected {Q} with shape \[64, 64\] by config.json, got \[32, 64\]"),
+    "q and k the wrong way round": (lambda w: w.update({Q: w[Q.replace("q_", "k_")].clone(), Q.replace("q_", "k_"): w[Q].clone()}), "by config.json, got"),
     "another dtype": (lambda w: w.update({Q: w[Q].double()}), f"got F64 in {Q}"),
     "whole numbers": (lambda w: w.update({Q: w[Q].to(torch.int8)}), f"got I8 in {Q}"),
 }
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_weights_that_do_not_fit_are_refused_by_name(case: str, qwen: Path) -> None:
+def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(case: str, qwen: Path) -> None:
     change, message = CHANGED[case]
     _weights(qwen, change)
     with pytest.raises(ValueError, match=message):
         from_pretrained(qwen)
 
 
-def test_folders_that_are_no_checkpoints_are_refused(tmp_path: Path, llama: Path) -> None:
-    assert "the path is a folder" in _refusal(tmp_path / "none")
-    assert "config.json is a file" in _refusal(tmp_path)
+def test_folders_without_a_checkpoint_are_refused(tmp_path: Path, llama: Path) -> None:
+    assert "expected a local folder" in _refusal(tmp_path / "none")
+    assert "expected a file config.json" in _refusal(tmp_path)
     (llama / "model.safetensors").write_bytes(b"12345")
-    assert "whole safetensors file" in _refusal(llama)
+    assert "complete safetensors file" in _refusal(llama)
     (llama / "model.safetensors").unlink()
-    assert "holds one of model.safetensors, pytorch_model.bin" in _refusal(llama)
+    assert "expected one of model.safetensors, pytorch_model.bin" in _refusal(llama)
     (llama / "config.json").write_text("[]")
     assert "JSON object, got list" in _refusal(llama)
     (llama / "config.json").write_text("{")
-    assert "config.json is JSON" in _refusal(llama)
+    assert "config.json to be JSON" in _refusal(llama)
 
 
-def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_does_not_match_its_files_is_refused(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path, shard="20KB")[1]
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     first, other = sorted(set(index["weight_map"].values()))[:2]
-    for place, message in (("../weights.safetensors", "in its own folder"), ("absent.safetensors", "absent.safetensors is a file"), (other, "holds what the index says")):
+    for place, message in (("../weights.safetensors", "in its own folder"), ("absent.safetensors", "a file absent.safetensors"), (other, "that the index lists")):
         changed = {name: place if file == first else file for name, file in index["weight_map"].items()}
         path.write_text(json.dumps({"weight_map": changed}))
         assert message in _refusal(folder)
@@ -146,7 +146,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path) -> None
     assert "weight_map" in _refusal(folder)
     path.write_text(json.dumps(index))
     save_file({**load_file(folder / first), TABLE: torch.ones(1), Q: torch.ones(1)}, folder / first)
-    assert "a tensor stands in one file" in _refusal(folder)
+    assert "expected each tensor in one file" in _refusal(folder)
 
 
 def test_tensors_are_read_one_at_a_time(llama: Path) -> None:
@@ -159,22 +159,22 @@ REFUSED: Dict[str, Any] = {
     "an activation": ("qwen2", {"hidden_act": "xielu"}, "got 'xielu'"),
     "an unknown key": ("qwen2", {"final_logit_softcapping": 30.0}, "got final_logit_softcapping=30.0"),
     "a quantised model": ("llama", {"quantization_config": {"bits": 4}}, "got quantization_config"),
-    "a window of nothing": ("mistral", {"sliding_window": 0}, "null or a whole number above 0, got 0"),
-    "a window by default": ("mistral", {"sliding_window": ...}, "has sliding_window, got none"),
-    "windows that are not there": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got sliding_attention without one"),
+    "a window of nothing": ("mistral", {"sliding_window": 0}, "null or an integer above 0, got 0"),
+    "a window by default": ("mistral", {"sliding_window": ...}, "expected sliding_window in config.json, got none"),
+    "windows that are not there": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got sliding_attention without a window"),
     "layers of another kind": ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "got linear_attention"),
-    "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size is a whole number above 0, got '64'"),
-    "a missing size": ("llama", {"intermediate_size": ...}, "has intermediate_size, got none"),
+    "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size to be an integer above 0, got '64'"),
+    "a missing size": ("llama", {"intermediate_size": ...}, "expected intermediate_size in config.json, got none"),
     "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "fit the memory of this machine"),
-    "a missing epsilon": ("llama", {"rms_norm_eps": ...}, "has rms_norm_eps, got none"),
-    "a missing number of groups": ("qwen2", {"num_key_value_heads": ...}, "has num_key_value_heads, got none"),
-    "an epsilon that is none": ("llama", {"rms_norm_eps": None}, "rms_norm_eps is a number above 0, got None"),
-    "a bias that is no flag": ("llama", {"attention_bias": 1}, "attention_bias is true or false, got 1"),
-    "a part of a head": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "whole heads turn"),
-    "rotations by layer type": ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "all layers turn alike"),
-    "an unknown rotation": ("llama", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type is one of"),
+    "a missing epsilon": ("llama", {"rms_norm_eps": ...}, "expected rms_norm_eps in config.json, got none"),
+    "a missing number of groups": ("qwen2", {"num_key_value_heads": ...}, "expected num_key_value_heads in config.json, got none"),
+    "an epsilon that is none": ("llama", {"rms_norm_eps": None}, "rms_norm_eps to be a number above 0, got None"),
+    "a bias that is no flag": ("llama", {"attention_bias": 1}, "attention_bias to be true or false, got 1"),
+    "a part of a head": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rotation of whole heads"),
+    "rotations by layer type": ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "expected one rotation for all layers"),
+    "an unknown rotation": ("llama", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type to be one of"),
     "yarn in phi3": ("phi3 plain", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}}, "default or longrope, got yarn"),
-    "turned pairs of neighbours": ("llama", {"rope_interleaved": True}, "rope_interleaved is False, got True"),
+    "turned pairs of neighbours": ("llama", {"rope_interleaved": True}, "rope_interleaved to be False, got True"),
     "layers to turn that are too few": ("smollm3", {"no_rope_layers": [1]}, "each of 5 layers, got 1"),
 }
 
@@ -188,15 +188,15 @@ def test_a_key_that_changes_the_computation_is_refused_by_name(case: str, tmp_pa
 
 
 @pytest.mark.parametrize("family", ["bart", "marian", "mamba", "LLAMA", "", None, ["llama"], "settings", "gated"])
-def test_another_family_is_refused_and_gets_no_rotation(family: Any, llama: Path) -> None:
+def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
     _config(llama, model_type=family)
-    assert f"model_type is one of {', '.join(FILES)}, got {family!r}" in _refusal(llama)
+    assert f"model_type to be one of {', '.join(FILES)}, got {family!r}" in _refusal(llama)
 
 
-def test_the_range_is_a_whole_number_of_the_callers_choice(tmp_path: Path) -> None:
+def test_max_positions_is_any_integer(tmp_path: Path) -> None:
     folder = saved("mistral", tmp_path)[1]
     assert from_pretrained(folder, max_positions=100).config.max_positions == 100
-    assert "max_positions is a whole number" in _refusal(folder, max_positions=1.5)
+    assert "max_positions to be an integer" in _refusal(folder, max_positions=1.5)
 
 
 def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path
     _config(folder, no_rope_layers=..., rope_parameters=..., tie_word_embeddings=..., layer_types=...)
     assert from_pretrained(folder).config == written
     assert [len(kind.attention.encodings) for kind in written.kinds] == [1, 1, 1, 0, 1]
-    assert "layer is 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(folder, layer=-1)
+    assert "layer to be 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(folder, layer=-1)
 
 
-def test_layers_that_turn_alike_share_a_table(tmp_path: Path) -> None:
+def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:
     layers = from_pretrained(saved("smollm3", tmp_path)[1]).layers
     assert len({id(layer.attention.encoding) for layer in layers}) == 2

@@ -1,4 +1,4 @@
-"""Configs: JSON both ways, refusals."""
+"""Configs: conversion to and from JSON, refusals."""
 
 import json
 
@@ -24,11 +24,11 @@ def test_configs_survive_json(variant: str) -> None:
         ({"wdith": 3}, "wdith"),
         ({"attention": {"heads": 6, "kv_heads": 4, "head_size": 16}}, "divisible by kv_heads"),
         ({"attention": {"heads": 0, "kv_heads": 3, "head_size": 16}}, "at least 1"),
-        ({"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}}, "softcap is a finite number above 0"),
+        ({"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}}, "softcap to be a finite number above 0"),
         ({"attention": {"heads": 6, "kv_heads": 3}}, "head_size"),
         ({"width": "48"}, "width"),
-        ({"width": 0}, "width is at least 1"),
-        ({"kind": "transducer"}, "kind is one of block, decoder, encoder"),
+        ({"width": 0}, "width to be at least 1"),
+        ({"kind": "transducer"}, "kind to be one of block, decoder, encoder"),
     ],
 )
 def test_bad_configs_are_refused(change: dict, message: str) -> None:
@@ -42,36 +42,36 @@ def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
     assert block_config(width=10, heads=4, head_size=8, max_positions=8).attention.head_size == 8
 
 
-@pytest.mark.parametrize(("of_tokens", "of_layer"), [("nope", "sinusoidal"), ("alibi", "nope"), ("rope", "rope"), ("t5", "rope"), ("sinusoidal", "learned")])
-def test_encodings_at_a_place_where_they_do_not_act_are_refused_by_name(of_tokens: str, of_layer: str) -> None:
+@pytest.mark.parametrize(("on_tokens", "in_layers"), [("nope", "sinusoidal"), ("alibi", "nope"), ("rope", "rope"), ("t5", "rope"), ("sinusoidal", "learned")])
+def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(on_tokens: str, in_layers: str) -> None:
     plain = decoder("nope")
     kind = plain.layers["layer"]
-    changed = replace(kind, attention=replace(kind.attention, encodings=(VARIANTS[of_layer],)))
-    with pytest.raises(ValueError, match="encodings stand where they act, got .* (on tokens|in layers); give it"):
-        Stack(replace(plain, tokens=replace(plain.tokens, encodings=(VARIANTS[of_tokens],)), layers={"layer": changed}))
+    changed = replace(kind, attention=replace(kind.attention, encodings=(VARIANTS[in_layers],)))
+    with pytest.raises(ValueError, match="encodings at the place where they act, got .* (on tokens|in layers); put it"):
+        Stack(replace(plain, tokens=replace(plain.tokens, encodings=(VARIANTS[on_tokens],)), layers={"layer": changed}))
 
 
-def test_encodings_that_read_different_coordinates_are_refused() -> None:
+def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
     with pytest.raises(ValueError, match="same coordinates, got encodings of 0 and 3 axes"):
         Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]))
     assert Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["nope"], VARIANTS["mrope"]])).axes == 3
 
 
-def test_layers_in_turn_share_the_tables_of_equal_encodings() -> None:
+def test_layers_share_the_tables_of_equal_encodings() -> None:
     stack = Stack(decoder_config(61, 5, 40, block("learned"), layer_encodings=[VARIANTS["rope"], VARIANTS["nope"], VARIANTS["rope"]]))
     assert len({id(attention.encoding) for attention in stack.attentions()}) == 2 and len(stack.masks) == 1
 
 
 BAD_PARTS = {
-    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: name is one of rms, layer, none, got 'batch'"),
-    "one norm too few": ({"norms": ({"name": "rms"},)}, "residual pre has 2 norms, got 1"),
-    "residual": ({"residual": {"name": "highway"}}, "residual: name is one of pre, alone, post"),
-    "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation is one of silu"),
-    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: parameter is one of hidden, activation, bias, got 'depth'"),
-    "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: hidden must be given"),
-    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "hidden is a whole number"),
-    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "bias is true or false"),
-    "no name": ({"residual": {}}, "residual: a name is given"),
+    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: expected name to be one of rms, layer, none, got 'batch'"),
+    "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms for residual pre, got 1"),
+    "residual": ({"residual": {"name": "highway"}}, "residual: expected name to be one of pre, alone, post"),
+    "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation to be one of silu"),
+    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'"),
+    "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: expected hidden to be given"),
+    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "expected hidden to be a whole number"),
+    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "expected bias to be true or false"),
+    "no name": ({"residual": {}}, "residual: expected a specification with a name"),
 }
 
 
@@ -84,19 +84,19 @@ def test_unknown_parts_are_refused_by_name(part: str) -> None:
 
 
 BAD_ATTENTION = {
-    "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size is at least 1"),
-    "sight": ({"sees": {"name": "dilated"}}, "sees: name is one of causal, window, chunk, both, near"),
-    "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "cope makes scores of content and takes no softcap"),
-    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "one of them acts by rescore, got Shaw and CoPE"),
-    "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "CoPE works in causal attention, got bidirectional"),
-    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: causal or both"),
+    "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size to be at least 1"),
+    "sight": ({"sees": {"name": "dilated"}}, "sees: expected name to be one of causal, window, chunk, both, near"),
+    "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "expected no softcap with cope"),
+    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "at most one encoding that overrides rescore, got Shaw and CoPE"),
+    "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "expected causal attention for CoPE, got bidirectional"),
+    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: expected sees causal or both"),
     "linear norm": ({"mechanism": "linear", "kv_heads": 6, "head_norm": {"name": "head", "norm": {"name": "rms"}}}, "got head_norm"),
-    "linear scores": ({"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)}, "it has no scores, got alibi"),
+    "linear scores": ({"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)}, "since there are no scores, got alibi"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_ATTENTION)
-def test_attention_without_meaning_is_refused_by_name(case: str) -> None:
+def test_unsupported_combinations_in_attention_are_refused_by_name(case: str) -> None:
     change, message = BAD_ATTENTION[case]
     plain = block("nope")
     with pytest.raises(ValueError, match=message):
@@ -104,18 +104,18 @@ def test_attention_without_meaning_is_refused_by_name(case: str) -> None:
 
 
 def test_short_forms_refuse_unknown_parts() -> None:
-    with pytest.raises(ValueError, match="norm is one of"):
+    with pytest.raises(ValueError, match="norm to be one of"):
         decoder_config(8, 1, 8, block("nope"), norm="batch")
-    with pytest.raises(ValueError, match="layers is at least 1"):
+    with pytest.raises(ValueError, match="layers to be at least 1"):
         decoder_config(8, 0, 8, block("nope"))
-    with pytest.raises(ValueError, match="layer_encodings act in layers, got sinusoidal"):
+    with pytest.raises(ValueError, match="layer_encodings that act in layers, got sinusoidal"):
         decoder_config(8, 1, 8, block("nope"), layer_encodings=[VARIANTS["sinusoidal"]])
 
 
-def test_a_model_is_causal_or_not() -> None:
+def test_a_mixture_of_causal_and_bidirectional_layers_is_refused() -> None:
     plain = decoder("nope")
     near = replace(plain.layers["layer"], attention=replace(plain.layers["layer"].attention, sees={"name": "near", "reach": 3}))
-    with pytest.raises(ValueError, match="all layers are causal or none is"):
+    with pytest.raises(ValueError, match="all layers to be causal or none"):
         replace(plain, layers={**plain.layers, "near": near}, order=("layer", "near"))
-    with pytest.raises(ValueError, match="order names each kind of layers"):
+    with pytest.raises(ValueError, match="order to name each kind in layers"):
         replace(plain, order=("layer", "deep"))

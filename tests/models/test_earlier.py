@@ -1,4 +1,4 @@
-"""The families before Llama: what is theirs alone, and what of them is refused."""
+"""The families before Llama: their special settings, and settings that are refused."""
 
 import json
 import re
@@ -23,7 +23,7 @@ LENGTH = 40
 
 
 def _config(name: str, **changes: Any) -> Dict[str, Any]:
-    """The config.json of a model, with other values for some keys."""
+    """Return config.json of a model with changed values."""
     family = name.split()[0]
     config = getattr(transformers, earlier.CONFIGS[family])(**{**earlier.SIZES[family], **earlier.MODELS[name]})
     values = {**json.loads(config.to_json_string()), **changes}
@@ -35,21 +35,21 @@ def _described(name: str, **changes: Any) -> StackConfig:
 
 
 def _logits(model: Any) -> Tuple[np.ndarray, np.ndarray]:
-    """Tokens, and what transformers makes of them."""
+    """Return tokens, and the logits of transformers' model."""
     tokens = np.random.default_rng(0).integers(3, 61, (1, LENGTH))
     with torch.no_grad():
         return tokens[0], model(torch.from_numpy(tokens), use_cache=False).logits[0].numpy()
 
 
 @pytest.mark.parametrize("name", earlier.MODELS)
-def test_the_oracle_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_of_the_oracle_match_transformers(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path / "checkpoint")
     tokens, wanted = _logits(peer)
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
 
 
 def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
-    """The weights under names without a base, with buffers beside them."""
+    """Save the weights under names without prefix, together with buffers."""
     weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items()}
     save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in buffers}}, folder / "model.safetensors")
 
@@ -62,7 +62,7 @@ def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Pa
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
 
 
-# A model, what stands in its description, and what would be wrong there.
+# A model, a regular expression for its description as JSON, and a wrong replacement.
 FAULTS = {
     "pairs of halves": ("gptj", "interleaved", "half"),
     "another share that turns": ("phi wide heads", '"rotary":16', '"rotary":20'),
@@ -81,7 +81,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_description_gives_other_logits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, right, wrong = FAULTS[fault]
     peer, folder = saved(name, tmp_path)
     tokens, wanted = _logits(peer)
@@ -97,7 +97,7 @@ def test_a_description_that_is_wrong_would_be_seen(fault: str, tmp_path: Path, m
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
 
 
-def test_slopes_of_mpt_are_those_that_its_config_says(tmp_path: Path) -> None:
+def test_slopes_of_mpt_follow_alibi_bias_max(tmp_path: Path) -> None:
     peer, folder = saved("mpt", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["attn_config"]["alibi_bias_max"] = 16
@@ -110,12 +110,12 @@ def test_slopes_of_mpt_are_those_that_its_config_says(tmp_path: Path) -> None:
 
 
 def _without(path: Path, part: str) -> bytes:
-    """A file of tensors without those whose names have a part."""
+    """Return a tensor file without the tensors whose names contain `part`."""
     return save({key: value for key, value in load_file(path).items() if part not in key})
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "mpt", "falcon new"])
-def test_a_layer_alone_has_the_weights_of_that_layer(name: str, tmp_path: Path) -> None:
+def test_a_single_layer_is_loaded_with_its_weights(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path)
     whole = dict(from_pretrained(folder).layers[1].attention.named_parameters())  # type: ignore[index]
     alone = dict(from_pretrained(folder, layer=1).attention.named_parameters())  # type: ignore[operator]
@@ -128,34 +128,34 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
     "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
     "gpt2 epsilon": ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon"),
-    "gpt_neox theta": ("gpt_neox", {"rope_parameters": None, "rope_theta": 20000.0}, "rotary_emb_base stands for rope_theta"),
-    "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct stands for"),
+    "gpt_neox theta": ("gpt_neox", {"rope_parameters": None, "rope_theta": 20000.0}, "expected rotary_emb_base in place of rope_theta"),
+    "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "expected rotary_pct in place of"),
     "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
     "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
-    "gptj rotary": ("gptj", {"rotary": False}, "rotary is True"),
-    "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 64, got 32"),
+    "gptj rotary": ("gptj", {"rotary": False}, "rotary to be True"),
+    "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim to be 64, got 32"),
     "opt unknown": ("opt", {"rotary_dim": 32}, "rotary_dim=32"),
     "bloom sums": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
-    "bloom width": ("bloom", {"n_inner": 80}, "n_inner is null or 256"),
+    "bloom width": ("bloom", {"n_inner": 80}, "n_inner to be null or 256"),
     "bloom range": ("bloom", {"seq_length": None}, "give max_positions"),
     "bloom unknown": ("bloom", {"alibi": False}, "alibi=False"),
-    "mpt rows": ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is True, got False"),
+    "mpt rows": ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi to be True, got False"),
     "mpt heads": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_config.attn_type"),
     "mpt norms of heads": ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
     "mpt unknown in attention": ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
-    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max is a number above 0, got 0"),
-    "mpt attention": ("mpt", {"attn_config": 3}, "attn_config is a mapping"),
-    "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv is a number above 0, got 0"),
+    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max to be a number above 0, got 0"),
+    "mpt attention": ("mpt", {"attn_config": 3}, "attn_config to be a mapping"),
+    "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv to be a number above 0, got 0"),
     "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
     "mpt biases": ("mpt", {"no_bias": False}, "no_bias"),
     "mpt factor": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
-    "falcon in turn": ("falcon new", {"parallel_attn": False}, "parallel_attn is true with new_decoder_architecture"),
-    "falcon heads": ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads is 4 without multi_query"),
-    "falcon norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 1 without"),
+    "falcon in turn": ("falcon new", {"parallel_attn": False}, "parallel_attn to be true with new_decoder_architecture"),
+    "falcon heads": ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads to be 4 without multi_query"),
+    "falcon norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn to be 1 without"),
     "falcon sums": ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
-    "falcon share": ("falcon", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "whole heads turn"),
+    "falcon share": ("falcon", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotation of whole heads"),
     "falcon unknown": ("falcon", {"head_dim": 32}, "head_dim=32"),
-    "xglm padding": ("xglm", {"pad_token_id": 5}, "pad_token_id is null, 0 or 1"),
+    "xglm padding": ("xglm", {"pad_token_id": 5}, "pad_token_id to be null, 0 or 1"),
     "xglm cross": ("xglm", {"add_cross_attention": True}, "add_cross_attention"),
     "xglm unknown": ("xglm", {"rope_theta": 10000.0}, "rope_theta"),
     "phi window": ("phi", {"sliding_window": 8}, "sliding_window=8"),
@@ -163,24 +163,24 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_exported_is_refused_by_name(case: str) -> None:
+def test_configs_that_cannot_be_exported_are_refused_by_name(case: str) -> None:
     name, changes, said = REFUSED[case]
     with pytest.raises(ValueError, match=said):
         _described(name, **changes)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_another_range_than_that_of_trained_rows_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="positions are 512 trained rows, got max_positions=64"):
+def test_a_range_unlike_the_position_table_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="max_positions to be 512, the rows of the position table, got 64"):
         families.read(_config(name), 64)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "phi"])
-def test_a_share_that_is_not_named_is_that_of_the_family(name: str) -> None:
+def test_partial_rotary_factor_defaults_to_the_value_of_the_family(name: str) -> None:
     assert _described(name, rope_parameters=None) == _described(name) == _described(name, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 
 
-def test_a_model_without_an_end_has_the_range_that_is_given() -> None:
+def test_a_bloom_config_without_seq_length_takes_max_positions() -> None:
     config = _config("bloom", seq_length=None)
     assert families.read(config, 300)[0] == _described("bloom", seq_length=300)
 

@@ -1,4 +1,4 @@
-"""The embedding part alone: against transformers' embedding layers, certified on every target, and what it refuses."""
+"""The embedding part: comparison with transformers' embedding layers, certificates on every target, refusals."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ PEERS: Dict[str, Tuple[Any, Embed]] = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_embedded_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_embeddings_match_transformers(name: str, tmp_path: Path) -> None:
     models, embed = PEERS[name]
     peer, folder = models.saved(name, tmp_path / "checkpoint")
     export_model(from_pretrained(folder, part="embeddings"), "torchscript", tmp_path / "model", verify=False)
@@ -81,7 +81,7 @@ def test_the_embedding_part_is_certified_against_the_oracle(config: StackConfig,
     assert {"oracle, start 0", *(["segments: oracle"] if config.tokens.segments else [])} <= set(manifest.certificate["cells"])
 
 
-def test_the_grid_sees_positions_that_are_one_off(tmp_path: Path) -> None:
+def test_verification_detects_positions_off_by_one(tmp_path: Path) -> None:
     model = seeded(SEGMENTED)
     export_model(model, "torchscript", tmp_path / "model")
     with torch.no_grad():
@@ -108,18 +108,18 @@ def test_the_command_exports_an_embedding_part_over_a_longer_range(tmp_path: Pat
     assert session.manifest.max_positions == 100
 
 
-def test_a_part_beside_a_layer_is_refused(tmp_path: Path) -> None:
+def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
     _, folder = encoders.saved("bert", tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="expected a layer or part embeddings, got layer 1 beside it; leave one out"):
+    with pytest.raises(ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"):
         from_pretrained(folder, layer=1, part="embeddings")
 
 
-def test_a_model_that_is_read_in_two_parts_has_no_embedding_part(tmp_path: Path) -> None:
+def test_a_model_that_is_loaded_in_two_parts_has_no_embedding_part(tmp_path: Path) -> None:
     pairs.saved("whisper", tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="whisper: expected part encoder or decoder, got 'embeddings'"):
         from_pretrained(tmp_path / "checkpoint", part="embeddings")
 
 
 def test_a_head_without_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="a head and key_values stand behind layers"):
+    with pytest.raises(ValueError, match="expected layers before a head or key_values"):
         StackConfig(width=48, max_positions=64, tokens=TokensConfig(vocabulary=61), head=HeadConfig())

@@ -1,4 +1,4 @@
-"""Encoders: segments, and what they refuse."""
+"""Encoders: segments and refusals."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from posenc_export.runtime.torch_graph import TorchGraph
 from tests.tiny import encoder
 
 
-def test_segments_change_what_comes_out_and_are_first_where_not_given() -> None:
+def test_segments_change_outputs_and_default_to_zero() -> None:
     module, manifest = eager(seeded(encoder("alibi")))
     session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
     plain = session.prefill(ids)
@@ -23,33 +23,37 @@ def test_segments_change_what_comes_out_and_are_first_where_not_given() -> None:
 
 @pytest.mark.parametrize(
     ("types", "message"),
-    [(np.full((1, 12), 3), "token_types is 0 .. 2, got 3"), (np.zeros((1, 11), np.int64), "token_types is"), (np.zeros((1, 12)), "whole numbers, got .* float64")],
+    [
+        (np.full((1, 12), 3), "expected token_types in 0 .. 2, got 3"),
+        (np.zeros((1, 11), np.int64), "expected token_types of shape"),
+        (np.zeros((1, 12)), "with whole numbers, got .* float64"),
+    ],
 )
-def test_segments_that_do_not_fit_are_refused(types: np.ndarray, message: str) -> None:
+def test_invalid_segments_are_refused(types: np.ndarray, message: str) -> None:
     module, manifest = eager(seeded(encoder("alibi")))
     with pytest.raises(ValueError, match=message):
         Model(TorchGraph(module, manifest)).session().prefill(np.arange(12)[None], token_types=types)
 
 
-def test_what_needs_a_cache_or_a_vocabulary_is_refused() -> None:
+def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
     module, manifest = eager(seeded(encoder("alibi")))
     session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
     session.prefill(ids)
     for call, message in (
-        (lambda: session.step(ids[:, 0]), "a step needs what is cached"),
-        (lambda: session.rewind(1), "a rewind needs what is cached"),
-        (lambda: list(session.generate(ids, 2)), "generate takes a decoder, got kind encoder"),
+        (lambda: session.step(ids[:, 0]), "expected a model with a cache for step"),
+        (lambda: session.rewind(1), "expected a model with a cache for rewind"),
+        (lambda: list(session.generate(ids, 2)), "expected a decoder for generate, got kind encoder"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
 
 
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox_pair"])
-def test_encodings_that_look_back_only_are_refused_by_name(variant: str) -> None:
-    with pytest.raises(ValueError, match="works in causal attention, got bidirectional"):
+def test_causal_encodings_are_refused_in_encoders_by_name(variant: str) -> None:
+    with pytest.raises(ValueError, match="expected causal attention for .*, got bidirectional"):
         Stack(encoder(variant))
 
 
-def test_an_encoder_is_not_causal() -> None:
-    with pytest.raises(ValueError, match="sees both ways"):
+def test_a_causal_block_is_refused_in_an_encoder() -> None:
+    with pytest.raises(ValueError, match="expected bidirectional attention in an encoder"):
         encoder_config(61, 2, 40, block_config(48, 4, 64))

@@ -1,4 +1,4 @@
-"""Checkpoints of encoder families against the hidden states of transformers: whole rows, padding on either side, token types, every target and signature."""
+"""Hidden states of encoder families compared with transformers: whole rows, padding on either side, token types, every target and signature."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _peer(name: str, folders: Path) -> Tuple[Any, Sources, Path]:
-    """Transformers' model, ours and the folder of both; made once."""
+    """Return transformers' model, ours and their folder. Each is created once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)
         PEERS[name] = (peer, Sources(read(name, folder)), folder)
@@ -51,19 +51,19 @@ CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else 
 
 @pytest.mark.parametrize("pattern", ENCODER)
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_hidden_states_are_those_of_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
+def test_hidden_states_match_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
     assert share(ENCODER[pattern](_peer(name, folders)[0], _session(name, target, signature, folders))) <= 1
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta other", "roformer", "xlnet"])
-def test_token_types_are_felt(name: str, folders: Path) -> None:
+def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
     session, tokens = _session(name, "torchscript", "positions", folders), tokens_of(low=5)
     types = np.random.default_rng(1).integers(0, session.manifest.segments, tokens.shape)
     assert share([(session.prefill(tokens, token_types=types), session.prefill(tokens))]) > 1
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_encoder_keeps_nothing_and_ends_in_hidden_states(name: str, folders: Path) -> None:
+def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: Path) -> None:
     model = _peer(name, folders)[1].of("float32").model
     assert model.config.head is None and not any(attention.states() for attention in model.attentions())
 
@@ -95,20 +95,20 @@ def test_heads_of_other_tasks_are_left_out(name: str, head: str, tmp_path: Path)
     assert share([(eager_session(read(name, folder)).prefill(tokens_of(low=5)), theirs(peer.base_model, tokens_of(low=5), "last_hidden_state"))]) <= 1
 
 
-def test_the_encoder_of_a_whole_t5_is_read_and_its_decoder_left_out(tmp_path: Path) -> None:
+def test_the_encoder_of_t5_is_loaded_without_its_decoder(tmp_path: Path) -> None:
     peer, folder = saved("t5", tmp_path, "AutoModelForSeq2SeqLM")
     assert share([(eager_session(read("t5", folder)).prefill(tokens_of(low=5)), theirs(peer.get_encoder(), tokens_of(low=5), "last_hidden_state"))]) <= 1
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", ["mpnet", "roformer", "deberta", "xlnet", "t5"])
-def test_a_layer_alone_is_that_layer(name: str, layer: int, folders: Path) -> None:
+def test_a_single_layer_gives_the_outputs_of_that_layer(name: str, layer: int, folders: Path) -> None:
     model, block = _peer(name, folders)[1].of("float32").model, read(name, _peer(name, folders)[2], layer=layer)
     for (key, own), (_, whole) in zip(block.attention.named_parameters(), model.layers[layer].attention.named_parameters(), strict=True):
         assert torch.equal(own, whole), key
 
 
-def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
+def test_norms_with_tensorflow_names_are_loaded(tmp_path: Path) -> None:
     name = "bert"
     peer, folder = saved(name, tmp_path)
     file = folder / "model.safetensors"
@@ -119,13 +119,13 @@ def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "distilbert"])
-def test_a_range_beside_the_position_table_is_refused(name: str, folders: Path) -> None:
-    with pytest.raises(ValueError, match="max_positions is the .* rows of its position table, got 20; leave it out"):
+def test_a_range_unlike_the_position_table_is_refused(name: str, folders: Path) -> None:
+    with pytest.raises(ValueError, match="max_positions to be .*, the rows of the position table, got 20; leave it out"):
         from_pretrained(_peer(name, folders)[2], max_positions=20)
 
 
 @pytest.mark.parametrize("name", ["roformer", "modernbert"])
-def test_a_rotation_goes_on_beyond_the_range_of_the_config(name: str, folders: Path) -> None:
+def test_max_positions_of_rotary_encoders_may_exceed_the_config(name: str, folders: Path) -> None:
     assert from_pretrained(_peer(name, folders)[2], max_positions=100).config.max_positions == 100
 
 
@@ -133,7 +133,7 @@ SPANS = [(256, 512), (128, 512), (64, 1024), (48, 100), (16, 20)]
 
 
 @pytest.mark.parametrize(("buckets", "relative"), SPANS)
-def test_buckets_of_distances_are_those_of_transformers(buckets: int, relative: int) -> None:
+def test_buckets_of_distances_match_transformers(buckets: int, relative: int) -> None:
     theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2").make_log_bucket_position
     distances = torch.arange(-2 * relative, 2 * relative + 1)
     ours = encodings.build({"name": "deberta", "version": "v2", "span": buckets, "max_relative": relative}, Geometry(8, 2, 4, 16, causal=False))
@@ -141,7 +141,7 @@ def test_buckets_of_distances_are_those_of_transformers(buckets: int, relative: 
     assert torch.equal(ours.of_distance[distances.clamp(-relative, relative) + relative], wanted)
 
 
-def test_buckets_of_mpnet_are_those_of_transformers(folders: Path) -> None:
+def test_buckets_of_mpnet_match_transformers(folders: Path) -> None:
     peer, ours = _peer("mpnet", folders)[0], _peer("mpnet", folders)[1].of("float32").model.attentions()[0].encoding
     distances = torch.arange(-300, 301)
     assert torch.equal(ours.of_distance[distances.clamp(-128, 128) + 128], peer.encoder.relative_position_bucket(distances))
@@ -165,10 +165,10 @@ def _halves(part: str) -> Callable[[Dict[str, torch.Tensor]], None]:
 
 
 def _nothing(weights: Dict[str, torch.Tensor]) -> None:
-    """Weights as they were."""
+    """Leave the weights unchanged."""
 
 
-# A checkpoint read as if it said something else: keys of its config, its weights.
+# Faults: wrong values in the config, or a wrong change of the weights.
 FAULTS: Dict[str, Any] = {
     "epsilon": ("bert", {"layer_norm_eps": 1e-2}, _nothing),
     "activation": ("bert", {"hidden_act": "gelu_new"}, _nothing),
@@ -189,7 +189,7 @@ FAULTS: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_checkpoint_read_wrongly_would_be_seen(fault: str, tmp_path: Path) -> None:
+def test_a_wrongly_read_checkpoint_is_detected(fault: str, tmp_path: Path) -> None:
     name, keys, change = FAULTS[fault]
     peer, folder = saved(name, tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), **keys}

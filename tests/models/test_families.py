@@ -1,4 +1,4 @@
-"""Checkpoints of every family against transformers' own forward, at every cut."""
+"""Checkpoints of every family compared with transformers, in every call pattern."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
-    """Transformers' model and ours, made once."""
+    """Return transformers' model and ours. Each is created once."""
     if name not in PEERS:
         peer, folder = saved(name, folders / name)
         PEERS[name] = (peer, Sources(from_pretrained(folder)))
@@ -38,7 +38,7 @@ def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
 
 
 def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
-    """Transformers' model and a new session on ours; each is made once."""
+    """Return transformers' model and a new session of ours. Each model is created once."""
     peer, sources = _checkpoint(name, folders)
     if (name, target) not in SESSIONS:
         export_model(sources, target, folders / f"{name} {target}", verify=False)
@@ -57,11 +57,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "target", "pattern"), CASES)
-def test_logits_are_those_of_transformers(name: str, target: str, pattern: str, folders: Path) -> None:
+def test_logits_match_transformers(name: str, target: str, pattern: str, folders: Path) -> None:
     assert share(DECODER[pattern](*_prepared(name, target, folders))) <= 1
 
 
-def test_the_logits_that_are_kept_are_those_of_transformers(folders: Path) -> None:
+def test_kept_logits_match_transformers(folders: Path) -> None:
     peer, session = _prepared("phi3", "ort", folders)
     tokens = tokens_of()
     assert share([(session.prefill(tokens, logits_to_keep=3, chunk=7), theirs(peer, tokens, logits_to_keep=np.arange(37, 40)))]) <= 1
@@ -74,7 +74,7 @@ def test_every_layer_is_one_node_on_ort(name: str, folders: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name])
-def test_a_family_without_rotation_gets_none(name: str, folders: Path) -> None:
+def test_families_without_rotation_have_no_rotation(name: str, folders: Path) -> None:
     config = _checkpoint(name, folders)[1].model.config
     named = [spec["name"] for kind in config.kinds for spec in (*config.tokens.encodings, *kind.attention.encodings)]
     assert named and set(named) <= {"learned", "alibi", "sinusoidal"}
@@ -89,7 +89,7 @@ def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(name: str, fo
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_layer_alone_gives_what_the_attention_of_transformers_gives(layer: int, folders: Path) -> None:
+def test_a_single_layer_matches_the_attention_of_transformers(layer: int, folders: Path) -> None:
     peer, _ = _prepared("smollm3", "ort", folders)
     x = torch.randn(1, 20, 64)
     positions = torch.arange(20)[None]
@@ -111,10 +111,10 @@ def _swapped(first: str, second: str) -> Callable[[Dict[str, torch.Tensor]], Non
 
 
 def _nothing(weights: Dict[str, torch.Tensor]) -> None:
-    """Weights as they were."""
+    """Leave the weights unchanged."""
 
 
-# A checkpoint read as if it said something else: keys of its config, its weights.
+# Faults: wrong values in the config, or a wrong change of the weights.
 FAULTS: Dict[str, Any] = {
     "theta": ("mistral", {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}, _nothing),
     "epsilon": ("qwen2", {"rms_norm_eps": 1e-3}, _nothing),
@@ -129,7 +129,7 @@ FAULTS: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_checkpoint_read_wrongly_would_be_seen(fault: str, tmp_path: Path) -> None:
+def test_a_wrongly_read_checkpoint_is_detected(fault: str, tmp_path: Path) -> None:
     name, keys, change = FAULTS[fault]
     peer, folder = saved(name, tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), **keys}

@@ -1,4 +1,4 @@
-"""A block from weights of one's own, against attention written out by hand."""
+"""A block built from existing weights, compared with a separate implementation of attention."""
 
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -21,8 +21,8 @@ BIASES = {f"{name}_bias": NUMBERS.standard_normal(rows).astype(np.float32) for n
 X = NUMBERS.standard_normal((1, LENGTH, WIDTH)).astype(np.float32)
 
 
-def _by_hand(layout: str, start: int, rotary: int = SIZE, **biases: np.ndarray) -> np.ndarray:
-    """Grouped causal attention over X at positions start, start + 1, ..., in float64."""
+def _reference(layout: str, start: int, rotary: int = SIZE, **biases: np.ndarray) -> np.ndarray:
+    """Compute grouped causal attention over X at positions start, start + 1, ..., in float64."""
     projected = {n: X[0].astype(np.float64) @ WEIGHTS[n].T.astype(np.float64) + biases.get(f"{n}_bias", 0.0) for n in ("q", "k", "v")}
     heads = {n: rows.reshape(LENGTH, -1, SIZE) for n, rows in projected.items()}
     for name in ("q", "k"):
@@ -50,27 +50,27 @@ def _packed() -> Dict[str, np.ndarray]:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("encoding", ["rope", "rope:layout=interleaved"])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_either_layout_of_weights_gives_attention_written_by_hand(layout: str, encoding: str, packed: bool, start: int) -> None:
+def test_weights_of_either_layout_give_the_reference_attention(layout: str, encoding: str, packed: bool, start: int) -> None:
     given: Dict[str, Any] = _packed() if packed else WEIGHTS
     block = AttentionBlock.from_weights(**given, heads=HEADS, max_positions=1000, encoding=encoding, layout=layout)
-    assert np.allclose(eager_session(block).prefill(X, start=start)[0], _by_hand(layout, start), atol=2e-6)
+    assert np.allclose(eager_session(block).prefill(X, start=start)[0], _reference(layout, start), atol=2e-6)
 
 
 @pytest.mark.parametrize(("layout", "encoding"), [(None, "rope"), (None, "rope:layout=interleaved")])
-def test_without_a_layout_weights_are_those_of_the_encoding(layout: Optional[str], encoding: str) -> None:
+def test_without_layout_weights_are_not_reordered(layout: Optional[str], encoding: str) -> None:
     block = AttentionBlock.from_weights(**WEIGHTS, heads=HEADS, max_positions=100, encoding=encoding, layout=layout)
-    assert np.allclose(eager_session(block).prefill(X)[0], _by_hand("interleaved" if "interleaved" in encoding else "half", 0), atol=2e-6)
+    assert np.allclose(eager_session(block).prefill(X)[0], _reference("interleaved" if "interleaved" in encoding else "half", 0), atol=2e-6)
 
 
 @pytest.mark.parametrize("left_out", ["", "k_bias", "o_bias"])
-def test_biases_turn_with_their_rows_and_one_that_is_left_out_is_zero(left_out: str) -> None:
+def test_biases_are_reordered_like_weights_and_default_to_zero(left_out: str) -> None:
     biases = {name: value for name, value in BIASES.items() if name != left_out}
     block = AttentionBlock.from_weights(**WEIGHTS, **biases, heads=HEADS, max_positions=100, layout="interleaved", encoding={"name": "rope", "rotary": 4})  # type: ignore[arg-type]
-    assert np.allclose(eager_session(block).prefill(X)[0], _by_hand("interleaved", 0, 4, **biases), atol=4e-6)
+    assert np.allclose(eager_session(block).prefill(X)[0], _reference("interleaved", 0, 4, **biases), atol=4e-6)
 
 
 @pytest.mark.parametrize(("name", "rotary"), [("rope_axial", 4), ("rope_2d", 4), ("mrope", 6), ("mrope_interleaved", 6), ("rope_normalized", 4), ("rope_trained", 4)])
-def test_parts_of_heads_that_turn_by_coordinates_move_with_their_layout(name: str, rotary: int) -> None:
+def test_weights_of_encodings_with_coordinates_are_reordered(name: str, rotary: int) -> None:
     given: Dict[str, Any] = {"heads": HEADS, "max_positions": 100, "layout": "half", **WEIGHTS}
     trained = {"rope_2d": {"along.value": NUMBERS.standard_normal((2, KV_HEADS, rotary // 2))}, "rope_trained": {"weight.value": NUMBERS.standard_normal(rotary // 2)}}
     weights = {key: value.astype(np.float32) for key, value in trained.get(name, {}).items()}
@@ -82,26 +82,26 @@ def test_parts_of_heads_that_turn_by_coordinates_move_with_their_layout(name: st
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_tensors_of_half_precision_are_taken_as_they_are(dtype: torch.dtype) -> None:
+def test_half_precision_weights_are_accepted(dtype: torch.dtype) -> None:
     rounded = {name: torch.from_numpy(value).to(dtype) for name, value in WEIGHTS.items()}
     block = AttentionBlock.from_weights(**rounded, heads=HEADS, max_positions=100)
     assert torch.equal(block.attention.projection.output.weight, rounded["o"].float()) and block.attention.projection.qkv.weight.dtype == torch.float32
 
 
-def test_an_artefact_of_such_a_block_is_certified_and_proves_itself(tmp_path: Path) -> None:
+def test_a_block_from_weights_is_certified_and_verifies_its_reference(tmp_path: Path) -> None:
     block = AttentionBlock.from_weights(**WEIGHTS, heads=HEADS, max_positions=1000)
     manifest = export_model(block, "ort", tmp_path / "block")
     assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.source == {}
     assert verify(tmp_path / "block")["passed"]
-    assert np.allclose(load(tmp_path / "block").session().prefill(X, start=800, chunk=3)[0], _by_hand("half", 800), atol=3e-6)
+    assert np.allclose(load(tmp_path / "block").session().prefill(X, start=800, chunk=3)[0], _reference("half", 800), atol=3e-6)
 
 
-def test_numbers_that_an_encoding_was_trained_with_are_given_too() -> None:
+def test_trained_parameters_of_the_encoding_are_required() -> None:
     table = NUMBERS.standard_normal((32, HEADS)).astype(np.float32)
     plain = {"heads": HEADS, "max_positions": 100, "encoding": "t5", **WEIGHTS}
-    with pytest.raises(ValueError, match="trained numbers of T5 are table.weight, got none"):
+    with pytest.raises(ValueError, match="expected trained parameters table.weight for T5, got none"):
         AttentionBlock.from_weights(**plain)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"encoding.table.weight has shape \[32, 4\], got \[4, 32\]"):
+    with pytest.raises(ValueError, match=r"expected encoding.table.weight with shape \[32, 4\], got \[4, 32\]"):
         AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table.T})  # type: ignore[arg-type]
     block = AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table})  # type: ignore[arg-type]
     assert np.array_equal(dict(block.attention.encoding.named_parameters())["table.weight"].detach().numpy(), table)
@@ -110,39 +110,39 @@ def test_numbers_that_an_encoding_was_trained_with_are_given_too() -> None:
 WRONG: Dict[str, Any] = {
     "no values": ({"v": None}, "q, k, v and o, or qkv and o, got q, k, o"),
     "both forms": ({"qkv": _packed()["qkv"]}, "or qkv and o, got q, k, v, qkv, o"),
-    "another number of heads": ({"heads": 5}, r"with 5 heads, got \[24, 32\]"),
-    "no heads": ({"heads": 0}, "with 0 heads"),
-    "a fraction of heads": ({"heads": 4.0}, "with 4.0 heads"),
-    "a list": ({"q": WEIGHTS["q"].tolist()}, "q is float32, float16, bfloat16, got list"),
-    "weights the other way up": ({"q": WEIGHTS["q"].T}, r"q has shape \[32, 24\] .*, got \[24, 32\]"),
-    "another number of groups": ({"kv_heads": 4}, r"k has shape \[32, 24\]"),
+    "another number of heads": ({"heads": 5}, r"for 5 heads, got \[24, 32\]"),
+    "no heads": ({"heads": 0}, "for 0 heads"),
+    "a fraction of heads": ({"heads": 4.0}, "for 4.0 heads"),
+    "a list": ({"q": WEIGHTS["q"].tolist()}, "expected q in float32, float16, bfloat16, got list"),
+    "weights the other way up": ({"q": WEIGHTS["q"].T}, r"expected q with shape \[32, 24\] .*, got \[24, 32\]"),
+    "another number of groups": ({"kv_heads": 4}, r"expected k with shape \[32, 24\]"),
     "groups that do not divide": ({"k": np.ones((24, 24), np.float32), "v": np.ones((24, 24), np.float32)}, "divisible by kv_heads, got 4 and 3"),
-    "a bias of another size": ({"q_bias": np.ones(3, np.float32)}, r"q_bias has shape \[32\]"),
-    "a number": ({"k": np.float32(1)}, r"k has shape"),
-    "float64": ({"q": WEIGHTS["q"].astype(np.float64)}, "q is float32, float16, bfloat16, got float64"),
-    "an unknown layout": ({"layout": "pairs"}, "layout is one of half, interleaved, got 'pairs'"),
-    "a layout where nothing turns": ({"layout": "half", "encoding": "alibi"}, "left out where ALiBi turns no pairs"),
-    "an unknown encoding": ({"encoding": "ropes"}, "encoding: name is one of"),
+    "a bias of another size": ({"q_bias": np.ones(3, np.float32)}, r"expected q_bias with shape \[32\]"),
+    "a number": ({"k": np.float32(1)}, r"expected k with shape"),
+    "float64": ({"q": WEIGHTS["q"].astype(np.float64)}, "expected q in float32, float16, bfloat16, got float64"),
+    "an unknown layout": ({"layout": "pairs"}, "layout to be one of half, interleaved, got 'pairs'"),
+    "a layout where nothing turns": ({"layout": "half", "encoding": "alibi"}, "left out, since ALiBi rotates no pairs"),
+    "an unknown encoding": ({"encoding": "ropes"}, "encoding: expected name to be one of"),
     "two forms of biases": ({"q": None, "k": None, "v": None, **_packed(), "qkv_bias": np.ones(64, np.float32), "q_bias": np.ones(32, np.float32)}, "got both"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_weights_that_make_no_block_are_refused_in_one_line(case: str) -> None:
+def test_invalid_weights_are_refused_in_one_line(case: str) -> None:
     change, message = WRONG[case]
     with pytest.raises(ValueError, match=message) as refused:
         AttentionBlock.from_weights(**{"heads": HEADS, "max_positions": 100, **WEIGHTS, **change})
     assert "\n" not in str(refused.value)
 
 
-def test_names_in_a_file_are_known_or_refused(tmp_path: Path) -> None:
+def test_unknown_and_repeated_names_in_a_file_are_refused(tmp_path: Path) -> None:
     path, names = tmp_path / "a.safetensors", ("q_proj.weight", "k", "v.weight", "o_proj.weight", "q_proj.bias", "o_bias", "encoding.table.weight")
     save_file({name: torch.ones(1) for name in names}, path)
     weights, trained = read_file(path)
     assert set(weights) == {"q", "k", "v", "o", "q_bias", "o_bias"} and set(trained) == {"table.weight"}
-    for extra, message in (("wq", "got wq; rename"), ("q", "each is given once")):
+    for extra, message in (("wq", "got wq; rename"), ("q", "expected each weight once")):
         save_file({"q_proj.weight": torch.ones(1), extra: torch.ones(1)}, path)
         with pytest.raises(ValueError, match=message):
             read_file(path)
-    with pytest.raises(ValueError, match="is a file in"):
+    with pytest.raises(ValueError, match="expected a file none.safetensors in"):
         read_file(tmp_path / "none.safetensors")

@@ -1,4 +1,4 @@
-"""Configurations of transformers against transformers' own functions."""
+"""Rotations from transformers configurations, compared with transformers' functions."""
 
 import math
 from typing import Any, Dict
@@ -51,7 +51,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_fr
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_frequencies_and_magnitude_are_those_of_transformers(case: str) -> None:
+def test_frequencies_and_magnitude_match_transformers(case: str) -> None:
     frequencies, magnitude = _theirs(CASES[case])
     encoding = _ours(rope_spec({**SHAPE, "rope_parameters": CASES[case]}))  # type: ignore[arg-type]
     assert isinstance(encoding, Rotary)
@@ -61,7 +61,7 @@ def test_frequencies_and_magnitude_are_those_of_transformers(case: str) -> None:
 
 
 @pytest.mark.parametrize("length", [100, 8192, 8193, 20000])
-def test_dynamic_frequencies_at_a_length_are_those_of_transformers(length: int) -> None:
+def test_dynamic_frequencies_match_transformers(length: int) -> None:
     parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     config = transformers.LlamaConfig(**SHAPE, rope_parameters=parameters)
     frequencies, _ = utils.ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
@@ -71,7 +71,7 @@ def test_dynamic_frequencies_at_a_length_are_those_of_transformers(length: int) 
 
 
 @pytest.mark.parametrize("length", [4096, 4097])
-def test_longrope_frequencies_and_magnitude_on_both_sides_are_those_of_transformers(length: int) -> None:
+def test_longrope_matches_transformers_below_and_above_the_original_length(length: int) -> None:
     parameters = {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": [3 * f for f in FACTORS], "rope_theta": 10000.0}
     shape = {**SHAPE, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072}
     config = transformers.Phi3Config(**shape, rope_parameters={**parameters, "original_max_position_embeddings": 4096}, pad_token_id=0)
@@ -83,7 +83,7 @@ def test_longrope_frequencies_and_magnitude_on_both_sides_are_those_of_transform
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numerics_of_transformers_give_its_tables_bit_by_bit(case: str) -> None:
+def test_tables_with_numerics_transformers_are_bit_identical(case: str) -> None:
     spec = rope_spec({**SHAPE, "rope_parameters": CASES[case]})
     encoding: Any = _ours({**spec, "numerics": "transformers"}, 5000)
     frequencies, magnitude = _theirs(CASES[case])
@@ -92,7 +92,7 @@ def test_numerics_of_transformers_give_its_tables_bit_by_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope", "rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_proportional"])
-def test_tables_to_a_million_positions_stay_exact(name: str) -> None:
+def test_tables_are_exact_up_to_a_million_positions(name: str) -> None:
     encoding: Any = encodings.build({"name": name}, encodings.Geometry(16, 1, 16, 1 << 20))
     for position in (1, 4097, 65537, 1000003 % (1 << 20), (1 << 20) - 1):
         angles = np.array([position * encoding.frequency(k) for k in range(8)], np.longdouble)
@@ -100,7 +100,7 @@ def test_tables_to_a_million_positions_stay_exact(name: str) -> None:
             assert np.abs(table.exact[position] - encoding.magnitude * wave).max() <= 1e-7 * encoding.magnitude
 
 
-def test_older_spellings_mean_the_same() -> None:
+def test_older_key_names_give_the_same_specification() -> None:
     new = rope_spec({**SHAPE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
     old = rope_spec({**SHAPE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert new == old == {"name": "rope_linear", "theta": 5e5, "factor": 2.0}
@@ -142,12 +142,12 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24
         ),
     ],
 )
-def test_sections_of_axes_are_read_in_the_order_of_their_model(config: Dict[str, Any], expected: Dict[str, Any]) -> None:
+def test_mrope_sections_are_ordered_by_model_type(config: Dict[str, Any], expected: Dict[str, Any]) -> None:
     spec: Any = rope_spec(config)
     assert spec == expected and encodings.build(spec, encodings.Geometry(512, 4, config["head_dim"], 16))
 
 
-def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers() -> None:
+def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
     parameters = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
     assert rope_spec({"original_max_position_embeddings": 2048, "rope_parameters": parameters})["original_max_positions"] == 2048
 
@@ -156,21 +156,21 @@ def test_the_original_length_beside_the_parameters_goes_first_as_in_transformers
     ("config", "message"),
     [
         ({"rope_local_base_freq": 1e4}, "got rope_local_base_freq"),
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "rope_theta is given once"),
-        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "are one thing"),
-        ({"head_dim": 128, "rope_parameters": MROPE}, "mrope_interleaved is given where model_type is none of glm4v,"),
-        ({"head_dim": 128, "model_type": "qwen2_vl", "rope_parameters": {**MROPE, "mrope_interleaved": True}}, "mrope_interleaved is False for qwen2_vl"),
-        ({"head_dim": 64, "rope_parameters": MROPE}, "add up to 32 pairs"),
-        ({"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}}, "of rope_type default, or yarn without mscale, got linear"),
-        ({"head_dim": 128, "rope_parameters": {**MROPE, "mrope_interleaved": 1}}, "mrope_interleaved is true or false"),
-        ({"head_dim": 128, "rope_scaling": {"type": "mrope"}}, "rope_type is one of"),
-        ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "rotary_pct and partial_rotary_factor are one thing"),
-        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is one of"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "needs max_position_embeddings"),
-        ({"rope_parameters": {**LLAMA3, "original_max_position_embeddings": math.inf}}, "whole"),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "expected one rope_theta"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "expected rope_parameters or rope_scaling"),
+        ({"head_dim": 128, "rope_parameters": MROPE}, "expected mrope_interleaved, or a model_type that begins with one of glm4v,"),
+        ({"head_dim": 128, "model_type": "qwen2_vl", "rope_parameters": {**MROPE, "mrope_interleaved": True}}, "mrope_interleaved to be False for qwen2_vl"),
+        ({"head_dim": 64, "rope_parameters": MROPE}, "three integers above 0 with sum 32"),
+        ({"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}}, "yarn without mscale, with mrope_section, got linear"),
+        ({"head_dim": 128, "rope_parameters": {**MROPE, "mrope_interleaved": 1}}, "mrope_interleaved to be true or false"),
+        ({"head_dim": 128, "rope_scaling": {"type": "mrope"}}, "rope_type to be one of"),
+        ({"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "expected rotary_pct or partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type to be one of"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "expected max_position_embeddings for rope_type dynamic"),
+        ({"rope_parameters": {**LLAMA3, "original_max_position_embeddings": math.inf}}, "to be an integer"),
     ],
 )
-def test_keys_that_change_the_rotation_are_never_dropped(config: Dict[str, Any], message: str) -> None:
+def test_unsupported_keys_of_rotations_are_refused(config: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_spec(config)
 
@@ -187,17 +187,17 @@ def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "spiral"}, "rope_type is one of default, linear"),
-        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "rope_type is one of"),
-        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 32}, "linear takes factor, got beta_fast"),
-        ({"rope_type": "default", "factor": 2.0}, "default takes no further keys, got factor"),
-        ({"rope_type": "llama3", "factor": 8.0}, "llama3 needs low_freq_factor, high_freq_factor"),
-        ({"rope_type": "linear", "factor": "2"}, "factor is a number, got '2'"),
-        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10.5}, "is a whole number"),
-        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10, "truncate": "no"}, "truncate is true or false"),
-        ({"full": {"rope_type": "default"}, "rope_theta": 1.0}, "nested for all layer types or none"),
+        ({"rope_type": "spiral"}, "rope_type to be one of default, linear"),
+        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "rope_type to be one of"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 32}, "expected factor for rope_type linear, got beta_fast"),
+        ({"rope_type": "default", "factor": 2.0}, "expected no further keys for rope_type default, got factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "expected low_freq_factor, high_freq_factor, .* for rope_type llama3"),
+        ({"rope_type": "linear", "factor": "2"}, "factor to be a number, got '2'"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10.5}, "to be an integer"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10, "truncate": "no"}, "truncate to be true or false"),
+        ({"full": {"rope_type": "default"}, "rope_theta": 1.0}, "nested for all layer types or for none"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(parameters: Dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused_by_name(parameters: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_spec({"rope_parameters": parameters})

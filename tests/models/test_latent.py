@@ -1,4 +1,4 @@
-"""Keys and values from a latent vector, experts chosen from groups: their oracles, what is refused, and that their parts are felt."""
+"""Latent attention and experts chosen from groups: oracles, refusals, and the effect of each setting."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_an_export_is_certified_against_the_oracle(tmp_path: Path) -> None:
     assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
     peer, folder = saved("deepseek_v3", tmp_path)
     weights = load_file(folder / "model.safetensors")
     behind = {name.replace("layers.2.", "layers.3."): value.clone() for name, value in weights.items() if "layers.2." in name}
@@ -40,32 +40,32 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert share([(eager_session(from_pretrained(folder)).prefill(tokens_of()), theirs(peer, tokens_of()))]) <= 1
 
 
-# Of a family, what a config.json may say that is not understood, and what the refusal names.
+# A family, a change of its config.json that is not supported, and a part of the message.
 REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "an unknown key": ("deepseek_v3", {"attention_sigmoid": True}, "got attention_sigmoid=True"),
     "weights in eight bits": ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "got quantization_config"),
-    "shares of all experts": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'sigmoid', got 'softmax'"),
-    "another choice": ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'noaux_tc', got 'greedy'"),
-    "experts in every other layer": ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 1, got 2"),
-    "fewer key heads": ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads is 4, got 2"),
-    "another head size": ("deepseek_v3", {"head_dim": 16}, "head_dim is 8, got 16"),
-    "part of what turns": ("deepseek_v3", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}, "whole heads turn"),
+    "shares of all experts": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func to be 'sigmoid', got 'softmax'"),
+    "another choice": ("deepseek_v3", {"topk_method": "greedy"}, "topk_method to be 'noaux_tc', got 'greedy'"),
+    "experts in every other layer": ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq to be 1, got 2"),
+    "fewer key heads": ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads to be 4, got 2"),
+    "another head size": ("deepseek_v3", {"head_dim": 16}, "head_dim to be 8, got 16"),
+    "part of what turns": ("deepseek_v3", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}, "rotation of whole heads"),
     "a spectrum of a whole head": ("deepseek_v3", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "got proportional"),
-    "no rank of queries named": ("deepseek_v3", {"q_lora_rank": ...}, "config.json has q_lora_rank, got none"),
-    "no groups": ("deepseek_v3", {"n_group": None}, "n_group is a whole number above 0, got None"),
-    "a negative layer": ("deepseek_v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is a whole number of 0 or more, got -1"),
+    "no rank of queries named": ("deepseek_v3", {"q_lora_rank": ...}, "expected q_lora_rank in config.json, got none"),
+    "no groups": ("deepseek_v3", {"n_group": None}, "n_group to be an integer above 0, got None"),
+    "a negative layer": ("deepseek_v3", {"first_k_dense_replace": -1}, "first_k_dense_replace to be an integer of 0 or more, got -1"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_unsupported_configs_are_refused_by_name(case: str, tmp_path: Path) -> None:
     name, changes, named = REFUSED[case]
     with pytest.raises(ValueError) as refusal:
         families.read(config_of(name, tmp_path, changes))
     assert str(refusal.value).startswith(f"{name}: ") and named in str(refusal.value)
 
 
-# A model read as if its config said something else.
+# Faults: a model, and wrong values in its config.
 FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "no square of the temperature": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale_all_dim": 0.0, "mscale": 0.0}}),
     "another temperature": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale_all_dim": 1.0}}),
@@ -81,7 +81,7 @@ FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FELT)
-def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
+def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
     name, changes = FELT[case]
     peer, folder = saved(name, tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), **changes}
@@ -89,7 +89,7 @@ def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
     assert share([(eager_session(from_pretrained(folder)).prefill(tokens_of()), theirs(peer, tokens_of()))]) > 1
 
 
-def test_the_names_of_published_configs_say_the_same(tmp_path: Path) -> None:
+def test_key_names_of_published_configs_give_the_same_description(tmp_path: Path) -> None:
     older = {
         "rope_parameters": ..., "rope_theta": 10000, "rope_scaling": {"type": "yarn", **{key: YARN[key] for key in YARN if not key.startswith("rope")}},
         "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "ep_size": 1, "aux_loss_alpha": 0.001, "seq_aux": True,
@@ -99,7 +99,7 @@ def test_the_names_of_published_configs_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [{}, {"query_rank": 7, "bias": True}], ids=["plain", "with a rank of queries"])
-def test_a_latent_projection_gives_what_its_oracle_gives(parts: Dict[str, Any]) -> None:
+def test_a_latent_projection_matches_its_oracle(parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)
     made = build("projection", {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5, **parts}, 16, 3, 3, 10)
     for parameter in made.parameters():
@@ -113,7 +113,7 @@ def test_a_latent_projection_gives_what_its_oracle_gives(parts: Dict[str, Any]) 
 
 @pytest.mark.parametrize("weights", ["sigmoid", "sigmoid_of_chosen"])
 @pytest.mark.parametrize("groups", [(1, 1, 5), (3, 2, 4), (6, 2, 3)], ids=str)
-def test_experts_of_groups_give_what_their_oracle_gives(groups: Tuple[int, int, int], weights: str) -> None:
+def test_experts_chosen_from_groups_match_their_oracle(groups: Tuple[int, int, int], weights: str) -> None:
     torch.manual_seed(0)
     count, kept, chosen = groups
     choice = {"name": "groups", "groups": count, "kept": kept}
@@ -130,16 +130,16 @@ def test_experts_of_groups_give_what_their_oracle_gives(groups: Tuple[int, int, 
 @pytest.mark.parametrize(
     ("kind", "spec", "context", "named"),
     [
-        ("projection", {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5}, (16, 4, 2, 10), "kv_heads are heads, got 2 and 4"),
-        ("projection", {"name": "latent", "rotary": 10, "value_size": 6, "rank": 5}, (16, 4, 4, 10), "rotary is 1 .. 9"),
-        ("mlp", {"choice": {"name": "groups", "groups": 3, "kept": 1}}, (16,), "groups divide the experts and hold at least 2 each, got 3 of 8"),
-        ("mlp", {"choice": {"name": "groups", "groups": 8, "kept": 8}}, (16,), "hold at least 2 each, got 8 of 8"),
-        ("mlp", {"choice": {"name": "groups", "groups": 4, "kept": 1}}, (16,), "kept is 1 .. 4 groups that hold 3 experts or more, got 1 of 2 each"),
-        ("mlp", {"choice": {"name": "best"}}, (16,), "name is one of highest, groups, got 'best'"),
-        ("mlp", {"factor": 0.0}, (16,), "factor is a finite number above 0, got 0.0"),
+        ("projection", {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5}, (16, 4, 2, 10), "kv_heads to equal heads, got 2 and 4"),
+        ("projection", {"name": "latent", "rotary": 10, "value_size": 6, "rank": 5}, (16, 4, 4, 10), "rotary to be 1 .. 9"),
+        ("mlp", {"choice": {"name": "groups", "groups": 3, "kept": 1}}, (16,), "groups to divide the experts, with at least 2 in each, got 3 groups of 8"),
+        ("mlp", {"choice": {"name": "groups", "groups": 8, "kept": 8}}, (16,), "at least 2 in each, got 8 groups of 8"),
+        ("mlp", {"choice": {"name": "groups", "groups": 4, "kept": 1}}, (16,), "kept to be 1 .. 4 groups with at least 3 experts together, got 1 groups of 2 each"),
+        ("mlp", {"choice": {"name": "best"}}, (16,), "expected name to be one of highest, groups, got 'best'"),
+        ("mlp", {"factor": 0.0}, (16,), "factor to be a finite number above 0, got 0.0"),
     ],
 )
-def test_parts_that_cannot_be_are_refused(kind: str, spec: Dict[str, Any], context: Tuple[int, ...], named: str) -> None:
+def test_invalid_parameters_of_parts_are_refused(kind: str, spec: Dict[str, Any], context: Tuple[int, ...], named: str) -> None:
     experts = {"name": "experts", "experts": 8, "chosen": 3, "hidden": 4} if kind == "mlp" else {}
     with pytest.raises(ValueError, match=re.escape(named)):
         build(kind, {**experts, **spec}, *context)

@@ -1,4 +1,4 @@
-"""Projections moved between rotary layouts give the outputs they gave."""
+"""Projections converted between layouts of rotary pairs give the same outputs."""
 
 from typing import Optional
 
@@ -24,7 +24,7 @@ def _output(block: AttentionBlock, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rotary", [None, 8])
-def test_interleaved_weights_moved_to_half_give_the_same_outputs(rotary: Optional[int]) -> None:
+def test_weights_reordered_to_half_give_the_same_outputs(rotary: Optional[int]) -> None:
     interleaved, half = seeded(_config("interleaved", rotary)), seeded(_config("half", rotary))
     x = torch.randn(2, 9, 48)
     before = _output(interleaved, x)
@@ -36,13 +36,13 @@ def test_interleaved_weights_moved_to_half_give_the_same_outputs(rotary: Optiona
     assert torch.allclose(_output(half, x), before, atol=1e-6)
 
 
-def test_the_way_there_and_back_is_the_identity() -> None:
+def test_to_interleaved_inverts_to_half() -> None:
     weight = torch.randn(96, 48)
     assert torch.equal(to_interleaved(to_half(weight, 6, 8), 6, 8), weight)
     assert torch.equal(to_half(to_interleaved(weight, 6), 6), weight)
 
 
-def test_a_layer_whose_rotation_multiplies_complex_numbers_is_read() -> None:
+def test_weights_of_meta_checkpoints_are_converted() -> None:
     torch.manual_seed(3)
     layer = {"wq": torch.randn(96, 48), "wk": torch.randn(48, 48), "wv": torch.randn(48, 48), "wo": torch.randn(48, 96)}
     x, length = 0.1 * torch.randn(1, 7, 48), 7
@@ -63,8 +63,8 @@ def test_a_layer_whose_rotation_multiplies_complex_numbers_is_read() -> None:
     assert torch.allclose(_output(block, x)[0], expected, atol=1e-5)
 
 
-def test_rows_that_are_no_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows are heads times D"):
+def test_invalid_rows_and_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected heads .* rows"):
         to_half(torch.randn(50, 4), 6)
-    with pytest.raises(ValueError, match="layer holds wq, wk, wv, wo, got wq"):
+    with pytest.raises(ValueError, match="expected wq, wk, wv and wo of one layer, got wq"):
         from_complex({"wq": torch.randn(4, 4)}, 1, 1)

@@ -1,4 +1,4 @@
-"""Learned tables brought to a longer range: values by the formulas, the same answers in the old range, certified exports, refusals."""
+"""Learned tables extended to a longer range: values, unchanged outputs in the old range, certified exports, refusals."""
 
 import copy
 from pathlib import Path
@@ -39,7 +39,7 @@ def _inputs(name: str, tokens: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_copied_rows_come_over_again(offset: int) -> None:
+def test_copied_rows_repeat(offset: int) -> None:
     learned = _learned(offset)
     table, made = learned.table.weight.detach().numpy(), learned.grown(LONGER, "copied").table.weight.detach().numpy()
     for row in range(LONGER + offset):
@@ -48,7 +48,7 @@ def test_copied_rows_come_over_again(offset: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS, LONGER, 1000])
-def test_interpolated_rows_are_those_of_torch(rows: int) -> None:
+def test_interpolated_rows_match_torch(rows: int) -> None:
     learned = _learned(offset=2)
     table, made = learned.table.weight.detach(), learned.grown(rows, "interpolated").table.weight.detach()
     wanted = torch.nn.functional.interpolate(table[2:].double().T[None], size=rows, mode="linear", align_corners=True)[0].T
@@ -61,7 +61,7 @@ def test_a_single_row_is_interpolated_to_itself() -> None:
     assert torch.equal(made, learned.table.weight.expand(3, WIDTH))
 
 
-def test_hierarchical_positions_are_made_of_two_trained_rows() -> None:
+def test_hierarchical_positions_combine_two_trained_rows() -> None:
     learned, share = _learned(offset=2), 0.3
     table, made = learned.table.weight.detach().double().numpy()[2:], learned.hierarchical(ROWS**2, share)
     rows = made.embed(torch.zeros(1, ROWS**2, WIDTH), torch.arange(ROWS**2)[None])[0].detach().numpy()
@@ -72,7 +72,7 @@ def test_hierarchical_positions_are_made_of_two_trained_rows() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", ["copied", "hierarchical"])
-def test_positions_of_the_old_range_give_what_they_gave(way: str, name: str) -> None:
+def test_positions_of_the_old_range_keep_their_outputs(way: str, name: str) -> None:
     model, inputs = seeded(MODELS[name]), _inputs(name, ROWS)
     longer = to_hierarchical(model, LONGER) if way == "hierarchical" else grown(model, LONGER)
     assert longer.config.max_positions == LONGER and model.config.max_positions == ROWS
@@ -86,7 +86,7 @@ def test_copied_rows_repeat_in_the_model() -> None:
     assert np.array_equal(first, session.prefill(inputs, start=3 * ROWS))
 
 
-def test_the_model_that_is_grown_stays_as_it_is() -> None:
+def test_growing_does_not_change_the_original_model() -> None:
     model = seeded(MODELS["decoder"])
     before = copy.deepcopy(model.state_dict())
     longer = grown(model, LONGER, "interpolated")
@@ -110,21 +110,21 @@ def test_a_longer_model_is_certified_over_its_range(way: str, target: str, tmp_p
 
 
 REFUSED = {
-    "a shorter range": (lambda: grown(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least the {ROWS} rows there are, got {ROWS - 1}"),
-    "an unknown way": (lambda: grown(seeded(BLOCK), LONGER, "mirrored"), "expected by as one of copied, interpolated, got 'mirrored'"),
+    "a shorter range": (lambda: grown(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}"),
+    "an unknown way": (lambda: grown(seeded(BLOCK), LONGER, "mirrored"), "expected by to be one of copied, interpolated, got 'mirrored'"),
     "more than the square": (lambda: to_hierarchical(seeded(BLOCK), ROWS**2 + 1), f"expected max_positions up to {ROWS**2}, the square of the rows"),
-    "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: share is between 0 and 1 and not 0.5"),
-    "another encoding": (lambda: grown(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned encoding on tokens, got NoPE"),
+    "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: expected share between 0 and 1 and not 0.5"),
+    "another encoding": (lambda: grown(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned token encoding, got NoPE"),
     "another table": (
         lambda: grown(seeded(decoder_config(61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}])), LONGER),
-        "expected one table that follows max_positions, got layers.0.attention.encoding.table.weight too",
+        "expected only one weight whose shape depends on max_positions, got also layers.0.attention.encoding.table.weight",
     ),
     "no model": (lambda: grown(torch.nn.Linear(2, 2), LONGER), "expected a Stack or an AttentionBlock, got Linear"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_made_longer_is_refused(case: str) -> None:
+def test_models_that_cannot_be_extended_are_refused(case: str) -> None:
     call, said = REFUSED[case]
     with pytest.raises(ValueError, match=said.replace("^", r"\^")):
         call()

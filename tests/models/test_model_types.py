@@ -1,4 +1,4 @@
-"""Every model type of the installed transformers: the page says what becomes of it, and no key that names positions is passed over."""
+"""Every model type of the installed transformers: the generated page lists it, and every key about positions is used or refused."""
 
 import json
 from pathlib import Path
@@ -12,20 +12,20 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from bench import model_types  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs/model-types.md"
-pytestmark = pytest.mark.filterwarnings("ignore")  # of configurations that are no longer kept
-# Keys that say nothing in every model that is read, and why.
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about deprecated configurations
+# Keys without effect in the models that are read, with the reason.
 SILENT = {("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window"}
 
 
 def _whole(name: str) -> Dict[str, Any]:
-    """The default configuration with every key that names positions written out."""
+    """Return the default configuration, including defaults of all keys about positions."""
     config = model_types.default_config(name)
     assert config is not None
     whole = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string(use_diff=False))
     return {**{key: whole[key] for key in model_types.known_keys(name)}, **config, **OFF_DEFAULT.get(name, {})}
 
 
-# Types whose defaults are refused or do not read every key, with what a published model has.
+# Types whose defaults are refused or leave keys unused, with settings of a published model.
 OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
@@ -37,7 +37,7 @@ OTHERS: List[Any] = [None, True, False, 1, 3, 7, 96, 0.5, "other", [1], {"rope_t
 
 
 def _effect(name: str, key: str, value: Any) -> str:
-    """What another value of a key does: "refused", "felt" or "nothing"."""
+    """Return the effect of another value of a key: "refused", "felt" (the description changes) or "nothing"."""
     config, parts = _whole(name), model_types.families.parts_of(name) or (None,)
     found = set()
     for part in parts:
@@ -53,7 +53,7 @@ CASES = [(name, key) for name in families.FILES for key in model_types.known_key
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
-def test_no_key_that_names_positions_is_passed_over(name: str, key: str) -> None:
+def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> None:
     effects = {str(value): _effect(name, key, value) for value in OTHERS if value != _whole(name)[key]}
     assert set(effects.values()) & {"felt", "refused"}, effects
 

@@ -1,4 +1,4 @@
-"""Modules of the user's own around a block or a stack: what is exported, what is refused, and what their certificate is made of."""
+"""Users' own modules around a block or a stack: exports, refusals, certificates."""
 
 import copy
 import functools
@@ -28,7 +28,7 @@ WIDTH = 48
 
 
 class Tagger(torch.nn.Module):
-    """Hidden states to five numbers: a norm and a sum around the block, written out for TorchScript."""
+    """Hidden states to five numbers: a norm and a residual sum around the block, with explicit types for TorchScript."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Tagger(torch.nn.Module):
 
 
 class Reader(torch.nn.Module):
-    """Token ids of a table of its own to logits, everything behind x handed on."""
+    """Token ids to logits with an own token table. Passes all arguments after x to the block."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Reader(torch.nn.Module):
 
 
 class Cooled(torch.nn.Module):
-    """A decoder whose logits are scaled by one trained number."""
+    """A decoder with logits multiplied by one trained number."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Cooled(torch.nn.Module):
 
 
 class Single(Tagger):
-    """A layer that computes in float32 whatever it is cast to."""
+    """A module that computes in float32 even if it is cast to another dtype."""
 
     def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:  # type: ignore[override]
         y, present = self.block(self.norm(x), *where)
@@ -95,7 +95,7 @@ MODELS = {
 
 @functools.lru_cache(maxsize=2)
 def _sources(name: str) -> Sources:
-    """Traced once for the tests that follow each other."""
+    """Return the sources of a module, traced once for consecutive tests."""
     return Sources(MODELS[name]())
 
 
@@ -113,12 +113,12 @@ def test_a_module_around_a_block_matches_eager_at_every_cut(name: str, target: s
 
 
 @pytest.mark.parametrize("signature", ["mask", pytest.param("positions", marks=pytest.mark.exhaustive)])
-def test_a_module_has_the_signatures_of_its_block(signature: str, tmp_path: Path) -> None:
+def test_a_module_can_be_exported_with_the_signatures_of_its_block(signature: str, tmp_path: Path) -> None:
     manifest = export(_sources("a block with rotation"), "ort", tmp_path / "artefact", signature=signature, dtype="float16")
     assert manifest.kind == "module" and manifest.config["name"] == "tests.models.test_own_module.Tagger" and manifest.certificate["passed"]  # type: ignore[index]
 
 
-def test_an_artefact_of_a_module_gives_what_the_module_gives(tmp_path: Path) -> None:
+def test_an_artefact_of_a_module_matches_the_module(tmp_path: Path) -> None:
     sources, ids = _sources("ids of its own"), np.arange(12)[None]
     model: Any = sources.model
     export(sources, "ort", tmp_path / "artefact", verify=False)
@@ -134,16 +134,16 @@ def _empty(model: OwnModule) -> List[Tensor]:
     return [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for attention in model.attentions() for state in attention.states()]
 
 
-def test_a_module_that_gives_logits_of_its_ids_generates(tmp_path: Path) -> None:
+def test_a_module_from_ids_to_logits_generates(tmp_path: Path) -> None:
     export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
     tokens = [int(token[0]) for token in load(tmp_path / "artefact").session().generate([[3, 4]], max_tokens=3)]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
 
 
-def test_an_artefact_of_a_module_is_proved_again_against_the_module_alone(tmp_path: Path) -> None:
+def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: Path) -> None:
     export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
     assert verify(tmp_path / "artefact", _tagger())["passed"]
-    with pytest.raises(ValueError, match=r"expected a model that a description builds, got the user's own tests\.models\.test_own_module\.Tagger; pass the module"):
+    with pytest.raises(ValueError, match=r"got the description of a user's own module tests\.models\.test_own_module\.Tagger; pass the module"):
         verify(tmp_path / "artefact")
 
 
@@ -154,7 +154,7 @@ def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> Non
     assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
 
 
-def test_a_fault_in_an_own_layer_of_an_artefact_is_seen() -> None:
+def test_a_fault_in_a_layer_outside_the_block_is_detected() -> None:
     right, wrong = OwnModule(_tagger()), _tagger()
     with torch.no_grad():
         wrong.head.bias[2] += 0.01
@@ -163,7 +163,7 @@ def test_a_fault_in_an_own_layer_of_an_artefact_is_seen() -> None:
     assert not certify(session, right, of_module(right, manifest), lambda _: None)["passed"]
 
 
-def test_a_fault_in_the_block_of_a_module_is_seen_by_the_oracle() -> None:
+def test_a_fault_in_the_block_of_a_module_is_detected() -> None:
     model = OwnModule(_tagger())
     model.inner().attention.encoding.sin.rows.neg_()  # type: ignore[union-attr]
     module, manifest = eager(model)
@@ -171,7 +171,7 @@ def test_a_fault_in_the_block_of_a_module_is_seen_by_the_oracle() -> None:
     assert certificate["cells"]["oracle, start 0"] > certificate["tolerance"]
 
 
-def test_a_module_in_training_is_left_as_it_is() -> None:
+def test_a_module_in_training_mode_is_not_changed() -> None:
     module = _tagger().train()
     before = copy.deepcopy(module.state_dict())
     eager_session(Sources(module).of("float32").model)
@@ -179,7 +179,7 @@ def test_a_module_in_training_is_left_as_it_is() -> None:
 
 
 def _around(body: Any, inner: Any = None) -> torch.nn.Module:
-    """A module with a norm, a block and a forward of that body."""
+    """Return a module with a norm, a block and the function `body` as forward."""
     module = _tagger() if inner is None else Tagger(inner).eval()
     return type("Own", (Tagger,), {"forward": body})(module.block).eval()
 
@@ -194,14 +194,14 @@ WRONG = {
     "segments": (lambda: Cooled(seeded(encoder("learned"))), "expected a Stack without segments, got 3 token types"),
     "float64 weights": (lambda: _tagger().double(), "expected float32 weights, got float64 in norm.weight"),
     "x alone": (lambda: _around(lambda self, x: x), "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError"),
-    "another width": (lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)), r"x being hidden states of width 48, got RuntimeError"),
-    "no call": (lambda: _around(lambda self, x, *w: (x, w[-1])), "expected one call of its block in forward, got 0"),
-    "two calls": (lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)), "expected one call of its block in forward, got 2"),
-    "moved positions": (lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)), "expected positions to reach the block as they came"),
-    "no states": (lambda: _around(lambda self, x, *w: self.block(x, *w)[0]), "the states that the block gave, got Tensor; return output, states"),
+    "another width": (lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)), r"with x as hidden states of width 48, got RuntimeError"),
+    "no call": (lambda: _around(lambda self, x, *w: (x, w[-1])), "expected forward to call the block once, got 0"),
+    "two calls": (lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)), "expected forward to call the block once, got 2"),
+    "moved positions": (lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)), "expected positions to be passed to the block unchanged"),
+    "no states": (lambda: _around(lambda self, x, *w: self.block(x, *w)[0]), "the states from the block, got Tensor; return output, states"),
     "other states": (lambda: _around(lambda self, x, *w: (self.block(x, *w)[0], list(w[-1]))), "got other states"),
     "a mean over tokens": (lambda: _around(lambda self, x, *w: _pooled(*self.block(x, *w))), r"got an output \[2, 48\] of float32 for B=2, S=3"),
-    "a sum over tokens": (lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)), "expected its own layers to act on each token alone"),
+    "a sum over tokens": (lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)), "expected layers outside the block to act on each token separately"),
     "both": (lambda: OwnModule(_tagger(), vocabulary=3, width=48), "expected vocabulary or width, got both"),
     "no width": (lambda: OwnModule(_tagger(), width=0), "expected width of at least 1, got 0"),
     "no module": (lambda: 3, "expected a Stack, an AttentionBlock or a torch.nn.Module around one, got int"),
@@ -213,7 +213,7 @@ def _pooled(output: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_module_of_another_form_is_refused_by_rule_and_value(case: str, tmp_path: Path) -> None:
+def test_modules_of_another_form_are_refused(case: str, tmp_path: Path) -> None:
     made, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         export(made(), "ort", tmp_path / "artefact")
@@ -224,11 +224,11 @@ def test_a_module_of_another_form_is_refused_by_rule_and_value(case: str, tmp_pa
     ("target", "message"),
     [
         ("torchscript", "target torchscript: own module Own: expected code that TorchScript compiles, got NotSupportedError"),
-        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export takes, got GuardOnDataDependentSymNode"),
-        ("pt2", "target pt2: own module Own: expected code that torch.export takes with every size free, got"),
+        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export traces, got GuardOnDataDependentSymNode"),
+        ("pt2", "target pt2: own module Own: expected code that torch.export traces with dynamic sizes, got"),
     ],
 )
-def test_code_that_a_target_cannot_take_is_named_in_one_line(target: str, message: str, tmp_path: Path) -> None:
+def test_code_that_a_target_does_not_support_is_refused_in_one_line(target: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         export(_around(_branching), target, tmp_path / "artefact")
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
@@ -270,5 +270,5 @@ def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> No
 
     module = _around(counting)
     module.register_buffer("count", torch.zeros(()))
-    with pytest.raises(ValueError, match="expected state to cross the graph as inputs and outputs, got mutation of model.module.count"):
+    with pytest.raises(ValueError, match="expected state as inputs and outputs of the graph, got mutation of model.module.count"):
         export(module, "onnx", tmp_path / "artefact")

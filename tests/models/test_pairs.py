@@ -1,4 +1,4 @@
-"""Decoders that read an encoder, against transformers: every call, every target, and rows that come and go with what their encoder gave."""
+"""Decoders that read an encoder, compared with transformers: every call pattern, every target, and rows that are admitted and retired."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Path]:
-    """Transformers' model, our decoder, what our encoder gives for each row [q,N], and their folder; made once."""
+    """Return transformers' model, our decoder, outputs of our encoder for each row [q,N], and their folder. Each is created once."""
     if name not in MADE:
         peer, decoder, encoded = saved(name, folders / name)
         MADE[name] = (peer, Sources(decoder), encoded, folders / name)
@@ -53,7 +53,7 @@ CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else 
 
 @pytest.mark.parametrize("pattern", DECODER)
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_logits_are_those_of_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
+def test_logits_match_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
     if signature == "mask" and pattern == "shifted":
         pytest.skip("positions count the mask from 0")
     peer, _, encoded, _ = _pair(name, folders)
@@ -75,20 +75,20 @@ def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-def test_the_grid_sees_a_row_that_keeps_the_encoder_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoded, "ordered", lambda self, order: Encoded(self.of(slice(len(order)))))  # rows move, what they read stays
+def test_verification_detects_a_row_with_the_encoder_outputs_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoded, "ordered", lambda self, order: Encoded(self.of(slice(len(order)))))  # rows are reordered, encoder outputs are not
     with pytest.raises(VerificationError, match="rows come and go|beside guests"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "fault")
 
 
-def test_the_grid_sees_padding_of_an_encoder_that_is_read(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_detects_attention_to_padding_of_the_encoder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     masked = Encoded.of
     monkeypatch.setattr(Encoded, "of", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
     with pytest.raises(VerificationError, match="do not deploy"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 
 
-def test_rows_that_a_rewind_emptied_keep_their_encoder(folders: Path) -> None:
+def test_rows_emptied_by_rewind_keep_their_encoder_outputs(folders: Path) -> None:
     peer, _, encoded, _ = _pair("t5 both parts", folders)
     session, tokens = _session("t5 both parts", "ort", "positions", folders), tokens_of()
     session.prefill(tokens[:, :4], encoder=encoded[:2])
@@ -96,7 +96,7 @@ def test_rows_that_a_rewind_emptied_keep_their_encoder(folders: Path) -> None:
     assert share([(session.prefill(tokens), theirs(peer, tokens))]) <= 1
 
 
-def test_a_fork_reads_the_same_encoder(folders: Path) -> None:
+def test_a_fork_uses_the_same_encoder_outputs(folders: Path) -> None:
     peer, _, encoded, _ = _pair("whisper", folders)
     session, tokens = _session("whisper", "ort", "positions", folders), tokens_of()
     session.prefill(tokens[:, :4], encoder=encoded[:2])
@@ -105,36 +105,36 @@ def test_a_fork_reads_the_same_encoder(folders: Path) -> None:
     assert share([(other.prefill(tokens[:, 4:]), theirs(peer, tokens)[:, 4:])]) <= 1
 
 
-def test_greedy_text_is_that_of_transformers(folders: Path) -> None:
+def test_greedy_generation_matches_transformers(folders: Path) -> None:
     peer, _, encoded, _ = _pair("mt5 both parts", folders)
     start = np.zeros((3, 1), np.int64)
     made = np.stack(list(_session("mt5 both parts", "onnx", "positions", folders).generate(start, max_tokens=12, encoder=encoded, stop=(1,))), 1)
     with torch.no_grad():
         wanted = peer.model.generate(**peer.given, max_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0)[:, 1:].numpy()
-    assert (np.where(made < 0, 0, made) == wanted).all()  # 0 is the padding of transformers behind an end
+    assert (np.where(made < 0, 0, made) == wanted).all()  # transformers pads with 0 after the end of a text
 
 
 REFUSED: Dict[str, Tuple[Any, str]] = {
     "none": (lambda session, rows: session.prefill([[3], [4]]), "expected encoder=, the outputs of the encoder for each row, got none"),
     "too few rows": (lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]), r"expected encoder with 2 rows of at least one token, got rows of \[13\]"),
     "an empty row": (lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]), r"got rows of \[13, 0\] tokens"),
-    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"a row of encoder is \['encoder_sequence_length', 384\]"),
+    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"expected rows of encoder of shape \['encoder_sequence_length', 384\]"),
     "a second time": (
         lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.prefill([[3]], encoder=rows[:1])),
-        "expected encoder with the first tokens of its rows",
+        "expected encoder only with the first tokens of a row",
     ),
     "admitted without": (lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])), "expected encoder="),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_encoder_that_does_not_fit_is_refused(what: str, folders: Path) -> None:
+def test_invalid_encoder_outputs_are_refused(what: str, folders: Path) -> None:
     call, said = REFUSED[what]
     with pytest.raises(ValueError, match=said):
         call(_session("t5 both parts", "ort", "positions", folders), _pair("t5 both parts", folders)[2])
 
 
-def test_an_encoder_for_a_model_that_reads_none_is_refused() -> None:
+def test_encoder_outputs_are_refused_by_a_decoder_without_encoder() -> None:
     with pytest.raises(ValueError, match="expected no encoder for a model that reads none, got one"):
         eager_session(seeded(decoder_config(61, 1, 40, block("rope")))).prefill([[3]], encoder=np.zeros((1, 3, 8), np.float32))
 
@@ -146,7 +146,7 @@ def test_an_encoder_for_a_model_that_reads_none_is_refused() -> None:
         ("whisper", None, "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(name: str, part: Any, said: str, folders: Path) -> None:
+def test_an_unknown_part_is_refused(name: str, part: Any, said: str, folders: Path) -> None:
     with pytest.raises(ValueError, match=said):
         from_pretrained(_pair(name, folders)[3], part=part)
 
@@ -169,7 +169,7 @@ def test_the_command_exports_both_parts_and_generates_from_a_text(folders: Path,
     assert made == wanted[0, 1:].tolist()[: len(made)] and len(made) in (6, wanted.shape[1] - 1)
 
 
-def test_an_encoder_beside_a_decoder_that_reads_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     export_model(seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False)
     assert main(["generate", str(tmp_path / "alone"), "--encoder", str(tmp_path / "alone"), "--prompt", "x"]) == 2
-    assert "expected a decoder that reads an encoder and says how it starts, got one that reads none" in capsys.readouterr().err
+    assert "expected a decoder that reads an encoder and has start_ids, got one that reads none" in capsys.readouterr().err

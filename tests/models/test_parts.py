@@ -1,4 +1,4 @@
-"""Parts of models: each against its own formula in float64, and whole models made of them on every target against the float64 oracle."""
+"""Parts of models: each compared with its formula in float64, and models with these parts on every target compared with the float64 oracle."""
 
 import functools
 from pathlib import Path
@@ -41,7 +41,7 @@ TOKENWISE = {
 
 
 @pytest.mark.parametrize("case", TOKENWISE)
-def test_a_part_gives_what_its_formula_gives(case: str) -> None:
+def test_a_part_matches_its_formula(case: str) -> None:
     kind, spec, context = TOKENWISE[case]
     part: Any = _random(build(kind, spec, *context))
     x = torch.randn(3, 5, 24) * 2
@@ -50,7 +50,7 @@ def test_a_part_gives_what_its_formula_gives(case: str) -> None:
 
 @pytest.mark.parametrize("name", PARTS["head_norm"])
 @pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm["name"])
-def test_a_head_norm_gives_what_its_formula_gives(name: str, norm: Dict[str, Any]) -> None:
+def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> None:
     part: Any = _random(build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8))
     x = torch.randn(1, 5, 24) * 2
     assert worst_error(part(x)[0].detach().numpy(), part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24)) <= tolerance("float32", 1, 24)
@@ -68,7 +68,7 @@ SIGHTS: Dict[str, Dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_numbers_of_a_sight_say_what_its_rule_says(sight: str) -> None:
+def test_mask_numbers_of_a_sight_match_its_rule(sight: str) -> None:
     part = build("sees", SIGHTS[sight])
     for query in range(12):
         for key in range(12):
@@ -77,7 +77,7 @@ def test_numbers_of_a_sight_say_what_its_rule_says(sight: str) -> None:
 
 
 def _kinds(**changes: Any) -> StackConfig:
-    """Three layers, the first and the last of a kind with these changes to its attention, the second plain."""
+    """Describe three layers: the attention of the first and last has these changes, the second is plain."""
     plain = decoder("rope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, **changes))
@@ -90,7 +90,7 @@ def _layers(residual: str, norms: int, **changes: Any) -> StackConfig:
 
 
 def _latent(value_size: int) -> StackConfig:
-    """Of three layers two with keys and values from a latent vector, half of each key turning."""
+    """Describe three layers, two of them with latent attention and rotation of half of each key."""
     heads, projection = decoder("rope").layers["layer"].attention.heads, {"name": "latent", "rotary": 8, "value_size": value_size, "rank": 20, "query_rank": 28}
     return _kinds(kv_heads=heads, encodings=({"name": "rope", "rotary": 8, "layout": "interleaved"},), projection=projection)
 
@@ -104,7 +104,7 @@ def _of_encoder(**changes: Any) -> StackConfig:
 EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "factor": 1.5, "shared": 12}
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
 HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "each", "projection")}
-# Models on every target; the number is of GroupQueryAttention nodes on `ort`.
+# Models for every target, with the number of GroupQueryAttention nodes on `ort`.
 MODELS: Dict[str, Any] = {
     "window": (_kinds(sees={"name": "window", "size": 5}), 3),
     "window and bias": (_kinds(sees={"name": "window", "size": 5}, encodings=(ALIBI,)), 3),
@@ -113,11 +113,11 @@ MODELS: Dict[str, Any] = {
     "sinks": (_kinds(sinks=True), 3),
     "all of them": (_kinds(sinks=True, softcap=0.3, sees={"name": "window", "size": 5}, encodings=(ROPE, ALIBI), scale=0.5, head_norm=HEADS["head"]), 3),
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
-    "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 1),
+    "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
     "norm of each head": (_kinds(head_norm=HEADS["each"]), 3),
     "norm of the projection": (_kinds(head_norm=HEADS["projection"]), 3),
-    "latent": (_latent(12), 1),
+    "latent": (_latent(12), 3),
     "latent, values as wide as keys": (_latent(16), 3),
     "experts of groups": (_layers("pre", 2, mlp={**EXPERTS, "choice": {"name": "groups", "groups": 3, "kept": 2}, "weights": "sigmoid_of_chosen"}), 2),
     "after": (_layers("after", 2), 2),
@@ -135,12 +135,12 @@ QUICK = {"all of them": ("ort", "torchscript"), "chunk": ("torchscript",), "near
 
 @functools.lru_cache(2)
 def _sources(name: str) -> Sources:
-    """A model, traced once for all targets."""
+    """Return the sources of a model, traced once for all targets."""
     return Sources(_spread(seeded(MODELS[name][0])))
 
 
 def _spread(model: Any) -> Any:
-    """Weights under which windows, caps and sinks are felt."""
+    """Set weights with which windows, softcaps and sinks affect the outputs."""
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -166,7 +166,7 @@ def test_a_model_of_these_parts_is_certified(name: str, target: str, tmp_path: P
     assert target != "ort" or manifest.operators.get("GroupQueryAttention", 0) == nodes
 
 
-def test_layers_of_several_kinds_read_one_table_of_angles(tmp_path: Path) -> None:
+def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> None:
     export(Sources(seeded(_kinds(sees={"name": "window", "size": 5}))), "onnx", tmp_path / "a", verify=False)
     shapes = [tuple(value.dims) for value in onnx.load(tmp_path / "a" / "model.onnx", load_external_data=False).graph.initializer]
     assert shapes.count((1100, 8)) == 2  # cosines and sines
@@ -177,7 +177,7 @@ def test_layers_of_several_kinds_read_one_table_of_angles(tmp_path: Path) -> Non
     ["window and bias", "chunk", pytest.param("latent", marks=pytest.mark.exhaustive), pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))],
 )
 @pytest.mark.parametrize("target", ["torchscript", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static"))])
-def test_under_an_attention_mask_with_gaps_windows_count_positions(name: str, target: str, tmp_path: Path) -> None:
+def test_windows_count_positions_in_an_attention_mask_with_gaps(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", signature="mask")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
@@ -205,13 +205,13 @@ CHANGES: List[Any] = [
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case[0])
-def test_a_change_of_an_attention_is_felt_by_outputs(case: Any) -> None:
+def test_changes_of_attention_change_outputs(case: Any) -> None:
     _, one, other = case
     tokens = np.arange(24)[None] * 7 % 61
     assert np.abs(_steps(_kinds(**one), tokens) - _steps(_kinds(**other), tokens)).max() > 1e-4
 
 
-def test_a_row_that_sees_nothing_gives_zero_with_cap_and_sinks() -> None:
+def test_a_row_without_visible_keys_gives_zero_with_softcap_and_sinks() -> None:
     from posenc_export import ops
 
     q, keys = torch.randn(1, 2, 6, 8), torch.randn(1, 3, 5, 8)
@@ -222,7 +222,7 @@ def test_a_row_that_sees_nothing_gives_zero_with_cap_and_sinks() -> None:
         assert torch.isfinite(y).all() and not y[0, 1].any() and y[0, 0].any()
 
 
-def test_a_block_takes_the_same_parts_as_a_decoder(tmp_path: Path) -> None:
+def test_a_block_supports_the_parts_of_a_decoder(tmp_path: Path) -> None:
     plain = block("rope")
     config = replace(plain, attention=replace(plain.attention, sees={"name": "window", "size": 5}, softcap=0.5, sinks=True, head_norm=HEADS["head"]))
     manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Configurations with sizes and keys like those of DeepSeek-V3 and of Qwen's vision models, written from memory of them, become the descriptions that they should."""
+"""Configurations like those of DeepSeek-V3 and of Qwen's vision models, written from memory, give the expected descriptions."""
 
 from typing import Any, Dict
 
@@ -59,7 +59,7 @@ def test_deepseek_v3_is_described() -> None:
     assert experts.mlp["choice"] == {"name": "groups", "groups": 8, "kept": 4} and experts.mlp["weights"] == "sigmoid_of_chosen"
 
 
-# The configuration, and what its description holds: heads, kv heads, head size, tied, encoding.
+# A configuration, and expected values of its description: heads, kv heads, head size, tied, encoding.
 PUBLISHED: Dict[str, Any] = {
     "Qwen2-VL-7B": (QWEN2_VL, (28, 4, 128, False), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),
     "Qwen2.5-VL-3B": (QWEN2_5_VL, (16, 2, 128, True), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),

@@ -1,4 +1,4 @@
-"""Configurations with sizes and keys like those of published models, written from memory of them, become the descriptions that they should."""
+"""Configurations like those of published models, written from memory, give the expected descriptions."""
 
 from collections import Counter
 from typing import Any, Dict
@@ -119,7 +119,7 @@ CONFIGS: Dict[str, Dict[str, Any]] = {
         "vocab_size": 202048,
     },
 }  # fmt: skip
-# What a description holds: head size, names of encodings and sight with the number of layers that have them, MLP, inner width.
+# Expected values of a description: head size, number of layers by encodings and `sees`, MLP, hidden width.
 HOLDS: Dict[str, Any] = {
     "Qwen3-8B": (128, {"rope causal": 36}, "gated", 12288),
     "OLMo-2-1124-7B": (128, {"rope causal": 32}, "gated", 11008),

@@ -1,4 +1,4 @@
-"""Families of 2023 to 2025: that each layer is one node, what is refused, and that their parts are felt."""
+"""Families of 2023 to 2025: one attention node for each layer, refusals, and the effect of each setting."""
 
 import json
 import re
@@ -24,56 +24,56 @@ RECENT = [name for name in CONFIGS if name in (*DENSE, "mixtral", "qwen3_moe", "
 NAMES = [name for name in MODELS if name.split()[0] in RECENT]
 
 
-# Of a family, what a config.json may say that is not understood, and what the refusal names.
+# A family, a change of its config.json that is not supported, and a part of the message.
 REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     **{f"{name}: an unknown key": (name, {"attention_sigmoid": True}, "got attention_sigmoid=True") for name in RECENT},
-    "qwen3: a size of transformers' own": ("qwen3", {"head_dim": ...}, "config.json has head_dim, got none"),
-    "gemma: attention both ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
-    "gemma: two activations": ("gemma", {"hidden_activation": "relu"}, "hidden_activation is null or gelu_pytorch_tanh"),
-    "gemma2: attention both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
-    "gemma2: a cap below 0": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is a number above 0, got -1.0"),
-    "gemma2: no scale": ("gemma2", {"query_pre_attn_scalar": ...}, "config.json has query_pre_attn_scalar, got none"),
-    "gemma2: no window": ("gemma2", {"sliding_window": None}, "sliding_attention without one"),
-    "gemma3_text: attention both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is false or null, got True"),
-    "gemma3_text: a cap that nobody reads": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is false or null, got 50.0"),
-    "gemma3_text: one rotation": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "rope_parameters is nested by layer type"),
-    "gemma3_text: part of a head": ("gemma3_text", {"partial_rotary_factor": 0.5}, "whole heads turn"),
-    "gemma3_text: two periods": ("gemma3_text", {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}, "are one thing, got 2 and 3"),
-    "cohere: no scale": ("cohere", {"logit_scale": None}, "logit_scale is a number above 0, got None"),
-    "cohere2: norms of queries": ("cohere2", {"use_qk_norm": True}, "use_qk_norm is False, got True"),
+    "qwen3: a size of transformers' own": ("qwen3", {"head_dim": ...}, "expected head_dim in config.json, got none"),
+    "gemma: attention both ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
+    "gemma: two activations": ("gemma", {"hidden_activation": "relu"}, "hidden_activation to be null or gelu_pytorch_tanh"),
+    "gemma2: attention both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
+    "gemma2: a cap below 0": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping to be a number above 0, got -1.0"),
+    "gemma2: no scale": ("gemma2", {"query_pre_attn_scalar": ...}, "expected query_pre_attn_scalar in config.json, got none"),
+    "gemma2: no window": ("gemma2", {"sliding_window": None}, "sliding_attention without a window"),
+    "gemma3_text: attention both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
+    "gemma3_text: a cap that nobody reads": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping to be false or null, got 50.0"),
+    "gemma3_text: one rotation": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "rope_parameters to be nested by layer type"),
+    "gemma3_text: part of a head": ("gemma3_text", {"partial_rotary_factor": 0.5}, "rotation of whole heads"),
+    "gemma3_text: two periods": ("gemma3_text", {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}, "or _sliding_window_pattern, got 2 and 3"),
+    "cohere: no scale": ("cohere", {"logit_scale": None}, "logit_scale to be a number above 0, got None"),
+    "cohere2: norms of queries": ("cohere2", {"use_qk_norm": True}, "use_qk_norm to be False, got True"),
     "cohere2: chunks": ("cohere2", {"layer_types": ["chunked_attention"] * 5}, "got chunked_attention"),
     "ministral3: no temperature": ("ministral3", {"rope_parameters": YARN}, "with llama_4_scaling_beta, got"),
-    "ministral3: rows of its own": ("ministral3", {"rope_parameters": ...}, "config.json has rope_parameters, got none"),
-    "ministral3: layers by type": ("ministral3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types are full_attention"),
-    "mixtral: a window by type": ("mixtral with a window", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
-    "mixtral: no experts": ("mixtral", {"num_local_experts": 0}, "num_local_experts is a whole number above 0, got 0"),
+    "ministral3: rows of its own": ("ministral3", {"rope_parameters": ...}, "expected rope_parameters in config.json, got none"),
+    "ministral3: layers by type": ("ministral3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types to be full_attention"),
+    "mixtral: a window by type": ("mixtral with a window", {"layer_types": ["full_attention", "sliding_attention"]}, "expected layer_types to be"),
+    "mixtral: no experts": ("mixtral", {"num_local_experts": 0}, "num_local_experts to be an integer above 0, got 0"),
     "gpt_oss: weights in four bits": ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "got quantization_config"),
-    "gpt_oss: another rotation": ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_type is yarn, got rope"),
-    "gpt_oss: another activation": ("gpt_oss", {"hidden_act": "relu"}, "hidden_act is silu, got relu"),
-    "gpt_oss: two numbers of experts": ("gpt_oss", {"experts_per_token": 3}, "experts_per_token is 2, got 3"),
-    "llama4_text: windows": ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types are full_attention, or chunked_attention"),
-    "llama4_text: chunks without a size": ("llama4_text", {"attention_chunk_size": None}, "chunked_attention beside attention_chunk_size"),
-    "llama4_text: a longer rotation": ("llama4_text", {"rope_parameters": YARN}, "rotations beside use_qk_norm keep lengths, got yarn"),
-    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers has an entry for each of 4 layers, got 1"),
-    "stablelm: another head size": ("stablelm", {"head_dim": 32}, "head_dim is 16, got 32"),
+    "gpt_oss: another rotation": ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "expected rope_type yarn, got rope"),
+    "gpt_oss: another activation": ("gpt_oss", {"hidden_act": "relu"}, "hidden_act to be silu, got relu"),
+    "gpt_oss: two numbers of experts": ("gpt_oss", {"experts_per_token": 3}, "experts_per_token to be 2, got 3"),
+    "llama4_text: windows": ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types to be full_attention, or chunked_attention"),
+    "llama4_text: chunks without a size": ("llama4_text", {"attention_chunk_size": None}, "chunked_attention with attention_chunk_size"),
+    "llama4_text: a longer rotation": ("llama4_text", {"rope_parameters": YARN}, "keeps the lengths of queries and keys with use_qk_norm, got yarn"),
+    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers with an entry for each of 4 layers, got 1"),
+    "stablelm: another head size": ("stablelm", {"head_dim": 32}, "head_dim to be 16, got 32"),
 }
 
 
 def config_of(name: str, folder: Path, changes: Dict[str, Any]) -> Dict[str, Any]:
-    """The config.json of a test model with other values; `...` removes a key."""
+    """Return config.json of a test model with changed values; `...` removes a key."""
     values = {**json.loads((saved(name, folder)[1] / "config.json").read_text()), **changes}
     return {key: value for key, value in values.items() if value is not ...}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_unsupported_configs_are_refused_by_name(case: str, tmp_path: Path) -> None:
     name, changes, named = REFUSED[case]
     with pytest.raises(ValueError) as refusal:
         families.read(config_of(name, tmp_path, changes))
     assert str(refusal.value).startswith(f"{name.split()[0]}: ") and named in str(refusal.value)
 
 
-# A model read as if its config said something else.
+# Faults: a model, and wrong values in its config.
 FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "gemma2: a longer window": ("gemma2", {"sliding_window": 9}),
     "gemma2: no cap of scores": ("gemma2", {"attn_logit_softcapping": None}),
@@ -101,7 +101,7 @@ FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FELT)
-def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
+def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
     name, changes = FELT[case]
     peer, folder = saved(name, tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), **changes}
@@ -109,7 +109,7 @@ def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
     assert share([(eager_session(from_pretrained(folder)).prefill(tokens_of()), theirs(peer, tokens_of()))]) > 1
 
 
-# What configs on the hub say in words of older versions, and the same in today's.
+# Keys of older versions in configs on the hub, and the equivalent keys of today.
 OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
     "gemma3_text": (
         "gemma3_text",
@@ -148,7 +148,7 @@ OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OLDER)
-def test_older_words_say_the_same(case: str, tmp_path: Path) -> None:
+def test_older_key_names_give_the_same_description(case: str, tmp_path: Path) -> None:
     name, older, today = OLDER[case]
     assert families.read(config_of(name, tmp_path, older))[0] == families.read(config_of(name, tmp_path, today))[0]
 
@@ -170,7 +170,7 @@ def test_temperatures_of_llama4_count_positions_where_transformers_counts_column
     [{}, {"on": "input", "shared": 12}, {"bias": True, "unit": {"name": "clamped", "limit": 0.4}}, {"chosen": 5, "unit": {"name": "gated", "activation": "relu"}}],
     ids=["plain", "shared", "clamped", "all chosen"],
 )
-def test_experts_give_what_their_oracle_gives(weights: str, parts: Dict[str, Any]) -> None:
+def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)
     made = build("mlp", {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, "weights": weights, **parts}, 16)
     for parameter in made.parameters():
@@ -185,13 +185,13 @@ def test_experts_give_what_their_oracle_gives(weights: str, parts: Dict[str, Any
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        ({"chosen": 6}, "chosen is 1 .. experts"),
-        ({"weights": "best"}, "weights is one of all, chosen, sigmoid"),
+        ({"chosen": 6}, "chosen to be 1 .. experts"),
+        ({"weights": "best"}, "weights to be one of all, chosen, sigmoid"),
         ({"on": "both"}, "on one of output, input"),
-        ({"unit": {"name": "clamped", "limit": -1.0}}, "limit is above 0, got -1.0"),
-        ({"unit": {"name": "glu"}}, "name is one of gated, clamped, got 'glu'"),
+        ({"unit": {"name": "clamped", "limit": -1.0}}, "limit to be above 0, got -1.0"),
+        ({"unit": {"name": "glu"}}, "expected name to be one of gated, clamped, got 'glu'"),
     ],
 )
-def test_experts_that_cannot_be_are_refused(parts: Dict[str, Any], named: str) -> None:
+def test_invalid_parameters_of_experts_are_refused(parts: Dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         build("mlp", {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, **parts}, 16)

@@ -1,4 +1,4 @@
-"""Text models beside a vision tower against transformers: text, and tokens of images and videos by time, height and width."""
+"""Text models of vision-language models compared with transformers: text, and tokens of images and videos with time, height and width as coordinates."""
 
 import json
 import re
@@ -37,7 +37,7 @@ TOWERS = {
     "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
 }  # fmt: skip
 CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "glm4v": "Glm4v", "glm_ocr": "GlmOcr"}
-SPLIT = ("qwen3_vl", "glm4v", "glm_ocr")  # families in which each frame of a video stands by itself
+SPLIT = ("qwen3_vl", "glm4v", "glm_ocr")  # families with separate tokens for each frame of a video
 
 
 def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
@@ -45,7 +45,7 @@ def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-# What the text model of each differs in from TEXT, and whether heads are tied; the first word is the family.
+# Settings of each text model that differ from TEXT, and whether the head is tied. The first word of a name is the family.
 MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
@@ -66,8 +66,8 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
 }  # fmt: skip
 PEERS: Dict[str, Any] = {}
 SESSIONS: Dict[Tuple[str, str], Any] = {}
-IMAGE, VIDEO, MARK = 60, 59, 58  # ids
-# Of two rows of LENGTH tokens: runs of a kind, with the patches of images and videos.
+IMAGE, VIDEO, MARK = 60, 59, 58  # token ids
+# Two rows of LENGTH tokens, as runs of one kind with the patches of images and videos.
 ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
     [(0, 5, ()), (1, 6, (1, 4, 6)), (0, 9, ()), (1, 8, (1, 8, 4)), (0, 12, ())],
     [(2, 12, (3, 4, 4)), (0, 8, ()), (1, 2, (1, 2, 4)), (0, 18, ())],
@@ -75,7 +75,7 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 
 
 def saved(name: str, folder: Path) -> Any:
-    """Transformers' model, saved in a folder."""
+    """Save transformers' model in a folder, and return it."""
     torch.manual_seed(0)
     family, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
     ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": MARK, "vision_end_token_id": MARK}
@@ -91,7 +91,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
-    """Transformers' model and a new session on ours; each is made once."""
+    """Return transformers' model and a new session of ours. Each model is created once."""
     if name not in PEERS:
         PEERS[name] = (saved(name, folders / name), Sources(from_pretrained(folders / name)))
     peer, sources = PEERS[name]
@@ -103,7 +103,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
 
 
 def _places() -> np.ndarray:
-    """Coordinates of both rows [3,2,LENGTH]."""
+    """Return the coordinates of both rows [3,2,LENGTH]."""
     rows = []
     for runs in ROWS:
         kinds = [kind for kind, count, _ in runs for _ in range(count)]
@@ -123,7 +123,7 @@ each = pytest.mark.parametrize(
 
 
 @each
-def test_images_and_videos_give_the_logits_of_transformers_at_every_cut(name: str, target: str, folders: Path) -> None:
+def test_logits_of_images_and_videos_match_transformers_at_every_split(name: str, target: str, folders: Path) -> None:
     peer, session = _prepared(name, target, folders)
     tokens, places = tokens_of(), _places()
     wanted = theirs(peer, tokens, position_ids=places)
@@ -137,7 +137,7 @@ def test_images_and_videos_give_the_logits_of_transformers_at_every_cut(name: st
 
 
 @each
-def test_text_gives_the_logits_of_transformers_by_steps_too(name: str, target: str, folders: Path) -> None:
+def test_logits_of_text_match_transformers_step_by_step(name: str, target: str, folders: Path) -> None:
     peer, session = _prepared(name, target, folders)
     tokens = tokens_of()
     wanted = theirs(peer, tokens)
@@ -149,7 +149,7 @@ def test_text_gives_the_logits_of_transformers_by_steps_too(name: str, target: s
 
 
 @each
-def test_padding_among_images_gives_the_logits_of_transformers(name: str, target: str, folders: Path) -> None:
+def test_logits_of_padded_images_match_transformers(name: str, target: str, folders: Path) -> None:
     peer, session = _prepared(name, target, folders)
     tokens, places = tokens_of(), _places()
     padded, behind = np.zeros((2, LENGTH + 6), np.int64), np.zeros((3, 2, LENGTH + 6), np.int64)
@@ -162,7 +162,7 @@ def test_padding_among_images_gives_the_logits_of_transformers(name: str, target
 
 
 def _model_of(name: str) -> Any:
-    """Transformers' model without weights that are read."""
+    """Return transformers' model with weights on the meta device."""
     class_name = CLASSES[name]
     config = getattr(transformers, class_name + "Config")(text_config=TEXT, vision_config=TOWERS[name])
     with torch.device("meta"):
@@ -170,7 +170,7 @@ def _model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_coordinates_are_those_of_transformers(name: str) -> None:
+def test_coordinates_match_transformers(name: str) -> None:
     images, videos = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
     moving = [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2 if name in SPLIT else [0, *[2] * 8, 0, *[2] * 8]
     kinds = [0] * 3 + [1] * 6 + [0] * 2 + moving + [0, 1] + [0] * 4
@@ -182,7 +182,7 @@ def test_coordinates_are_those_of_transformers(name: str) -> None:
     assert found.tolist() == wanted[:, 0].tolist() and found.max() + 1 == len(kinds) + int(delta)
 
 
-def test_text_goes_on_behind_the_largest_coordinate_or_behind_the_sides() -> None:
+def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_sides() -> None:
     kinds = [0, 2, 2, 2, 0]
     assert coordinates(kinds, videos=[(3, 2, 2)]).tolist() == [[0, 1, 2, 3, 4], [0, 1, 1, 1, 4], [0, 1, 1, 1, 4]]
     assert coordinates(kinds, videos=[(3, 2, 2)], behind="sides").tolist() == [[0, 1, 2, 3, 2], [0, 1, 1, 1, 2], [0, 1, 1, 1, 2]]
@@ -192,23 +192,23 @@ def test_text_goes_on_behind_the_largest_coordinate_or_behind_the_sides() -> Non
     ("given", "named"),
     [
         ({"kinds": [[0, 1]]}, "for each token of one row, got int64 of shape [1, 2]"),
-        ({"kinds": [0, 3]}, "kinds are 0, 1 or 2"),
-        ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 for [1, 4, 4]"),
-        ({"kinds": [0, 1]}, "got 1 for [0, 0, 0]"),
-        ({"kinds": [0], "images": [(1, 2, 2)]}, "every image and video has its tokens in the row, got 1 images and 0 videos"),
-        ({"kinds": [1], "images": [(2, 2)]}, "images are three whole numbers above 0 each"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one for each of 1 videos, none where frames are split, got [1.0, 2.0]"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "none where frames are split"),
-        ({"kinds": [0], "behind": "video"}, "behind is one of largest, sides"),
+        ({"kinds": [0, 3]}, "expected kinds 0, 1 or 2"),
+        ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 tokens for grid [1, 4, 4]"),
+        ({"kinds": [0, 1]}, "got 1 tokens for grid [0, 0, 0]"),
+        ({"kinds": [0], "images": [(1, 2, 2)]}, "expected tokens for every image and video, got too few for 1 images and 0 videos"),
+        ({"kinds": [1], "images": [(2, 2)]}, "expected images as three whole numbers above 0 each"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "no intervals with split frames, got [1.0]"),
+        ({"kinds": [0], "behind": "video"}, "expected behind to be one of largest, sides"),
     ],
 )
-def test_grids_that_do_not_fit_their_tokens_are_refused(given: Dict[str, Any], named: str) -> None:
+def test_grids_that_do_not_match_their_tokens_are_refused(given: Dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         coordinates(**given)
 
 
 def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
-    """As configs were before text_config: its keys stand beside vision_config, the rotation in rope_scaling."""
+    """Convert a config to the older form without text_config: keys of the text model are at the top, the rotation is in rope_scaling."""
     text = {key: value for key, value in config.pop("text_config").items() if key not in ("model_type", "rope_parameters", "layer_types")}
     scaling = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 10000.0, "vision_token_id": 57}
     return {**config, **text, **scaling}
@@ -222,7 +222,7 @@ def _alone(config: Dict[str, Any]) -> Dict[str, Any]:
     return {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]}
 
 
-# Ways in which the same model is saved: its config, and what names of its weights begin with.
+# Forms in which the same model is saved: a change of its config, and the prefix of its tensor names.
 SAVED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Dict[str, Any]], Dict[str, str]]] = {
     "a flat config": ("qwen2_vl", _flat, {}),
     "a flat config, heads tied": ("qwen2_5_vl", _flat, {}),
@@ -234,7 +234,7 @@ SAVED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Dict[str, Any]], Dict[str
 
 
 @pytest.mark.parametrize("case", SAVED)
-def test_a_model_is_the_same_however_it_was_saved(case: str, tmp_path: Path) -> None:
+def test_all_saved_forms_of_a_model_load_alike(case: str, tmp_path: Path) -> None:
     name, change, renamed = SAVED[case]
     peer = saved(name, tmp_path)
     config = change(json.loads((tmp_path / "config.json").read_text()))
@@ -268,24 +268,24 @@ def _beside(**changes: Any) -> Callable[[Dict[str, Any]], None]:
 
 REFUSED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None], str]] = {
     **{f"{name}: an unknown key": (name, _text(attention_sigmoid=True), "got attention_sigmoid=True") for name in CLASSES},
-    **{f"{name}: an unknown key beside": (name, _beside(attention_sigmoid=True), "got attention_sigmoid=True beside it") for name in CLASSES},
-    **{f"{name}: a longer rotation": (name, _rotation(rope_type="linear", factor=2.0), "rope_type default, or yarn without mscale, got linear") for name in CLASSES},
-    **{f"{name}: too few pairs": (name, _rotation(mrope_section=[2, 3, 2]), "pairs, got [2, 3, 2]") for name in CLASSES},
-    "qwen2_vl: two sections": ("qwen2_vl", _rotation(mrope_section=[4, 4]), "three numbers above 0 that add up to 8 pairs, got [4, 4]"),
+    **{f"{name}: an unknown key beside": (name, _beside(attention_sigmoid=True), "got attention_sigmoid=True outside") for name in CLASSES},
+    **{f"{name}: a longer rotation": (name, _rotation(rope_type="linear", factor=2.0), "yarn without mscale, with mrope_section, got linear") for name in CLASSES},
+    **{f"{name}: too few pairs": (name, _rotation(mrope_section=[2, 3, 2]), ", got [2, 3, 2]") for name in CLASSES},
+    "qwen2_vl: two sections": ("qwen2_vl", _rotation(mrope_section=[4, 4]), "three integers above 0 with sum 8, got [4, 4]"),
     "qwen2_vl: usual sections": ("qwen2_vl", _text(rope_parameters={"rope_type": "default", "rope_theta": 1e4}), "got [16, 24, 24]"),
-    "qwen2_vl: part of a head": ("qwen2_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "whole heads turn"),
-    "qwen2_vl: axes in turn": ("qwen2_vl", _rotation(mrope_interleaved=True), "mrope_interleaved is False for qwen2_vl, got True"),
-    "qwen2_vl: another head size": ("qwen2_vl", _text(head_dim=32), "head_dim is 16, got 32"),
-    "qwen2_vl: windows without a size": ("qwen2_vl", _text(layer_types=["sliding_attention"] * 2), "sliding_attention without one"),
-    "qwen2_vl: no mapping": ("qwen2_vl", _beside(text_config=3), "text_config is a mapping, got 3"),
-    "qwen3_vl: part of a head": ("qwen3_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]), "whole heads turn"),
-    "glm4v: another head size": ("glm4v", _text(head_dim=32), "head_dim is 16, got 32"),
-    "qwen3_vl: axes in sections": ("qwen3_vl", _rotation(mrope_interleaved=False), "mrope_interleaved is True for qwen3_vl, got False"),
+    "qwen2_vl: part of a head": ("qwen2_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "rotation of whole heads"),
+    "qwen2_vl: axes in turn": ("qwen2_vl", _rotation(mrope_interleaved=True), "mrope_interleaved to be False for qwen2_vl, got True"),
+    "qwen2_vl: another head size": ("qwen2_vl", _text(head_dim=32), "head_dim to be 16, got 32"),
+    "qwen2_vl: windows without a size": ("qwen2_vl", _text(layer_types=["sliding_attention"] * 2), "sliding_attention without a window"),
+    "qwen2_vl: no mapping": ("qwen2_vl", _beside(text_config=3), "text_config to be a mapping, got 3"),
+    "qwen3_vl: part of a head": ("qwen3_vl", _rotation(partial_rotary_factor=0.5, mrope_section=[2, 2, 2]), "rotation of whole heads"),
+    "glm4v: another head size": ("glm4v", _text(head_dim=32), "head_dim to be 16, got 32"),
+    "qwen3_vl: axes in sections": ("qwen3_vl", _rotation(mrope_interleaved=False), "mrope_interleaved to be True for qwen3_vl, got False"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_unsupported_configs_are_refused_by_name(case: str, tmp_path: Path) -> None:
     name, change, named = REFUSED[case]
     saved(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -295,7 +295,7 @@ def test_what_is_not_understood_is_refused_by_name(case: str, tmp_path: Path) ->
     assert str(refusal.value).startswith((f"{name}: ", "hugging_face: ")) and named in str(refusal.value)
 
 
-# A model read as if its config said something else.
+# Faults: a model, and wrong values in its config.
 FELT: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None]]] = {
     "qwen2_vl: another theta": ("qwen2_vl", _rotation(rope_theta=1000000.0)),
     "qwen2_vl: other sections": ("qwen2_vl", _rotation(mrope_section=[3, 2, 3])),
@@ -309,7 +309,7 @@ FELT: Dict[str, Tuple[str, Callable[[Dict[str, Any]], None]]] = {
 
 
 @pytest.mark.parametrize("case", FELT)
-def test_a_config_read_wrongly_would_be_seen(case: str, tmp_path: Path) -> None:
+def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
     name, change = FELT[case]
     peer, places = saved(name, tmp_path), _places()
     config = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""A distribution of its own, built and installed beside the package: what it offers is equal to what the package has."""
+"""Encodings of a separate distribution have the same features as built-in ones. The distribution is built and installed for these tests."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ HIDDEN = "import sys; sys.modules['torch'] = None; from posenc_export.cli import
 
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that it is installed in, on no path yet."""
+    """Folder in which the distribution is installed, not yet on the path."""
     source, target = tmp_path_factory.mktemp("source") / "dist", tmp_path_factory.mktemp("installed")
     shutil.copytree(HERE / "dist", source)
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
@@ -40,7 +40,7 @@ def installed(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _proved_elsewhere(folder: Path) -> Any:
-    """The proof of a process that has neither torch nor the distribution."""
+    """Verify an artefact in a process that has neither torch nor the distribution."""
     environment = {**os.environ, "PYTHONPATH": str(TOP)}
     done = subprocess.run([sys.executable, "-c", HIDDEN, str(folder)], capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout)
@@ -48,7 +48,7 @@ def _proved_elsewhere(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def artefact(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the encoding, exported by the command."""
+    """Artefact of the encoding, exported by the command."""
     folder = tmp_path_factory.mktemp("cosine") / "artefact"
     with pytest.MonkeyPatch.context() as path:
         path.syspath_prepend(str(distribution))
@@ -56,15 +56,15 @@ def artefact(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_an_installed_encoding_is_proved_in_another_process_without_its_package(artefact: Path) -> None:
+def test_an_installed_encoding_is_verified_in_another_process_without_its_package(artefact: Path) -> None:
     assert _proved_elsewhere(artefact)["passed"]
 
 
-def test_an_installed_encoding_is_built_again_and_proved_against_its_module(artefact: Path, installed: Path) -> None:
+def test_an_installed_encoding_is_rebuilt_and_verified_against_its_module(artefact: Path, installed: Path) -> None:
     assert verify(artefact)["passed"]
 
 
-def test_an_installed_function_is_exported_and_proved_in_another_process(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_function_is_exported_and_verified_in_another_process(installed: Path, tmp_path: Path) -> None:
     assert main([*BLOCK, "--encoding", "slow", "-o", str(tmp_path / "artefact")]) == 0
     assert _proved_elsewhere(tmp_path / "artefact")["passed"]
 
@@ -74,12 +74,12 @@ def test_an_artefact_names_the_package_and_inspect_prints_it(artefact: Path, cap
     assert ["package", "cosine, from posenc-mine 1.2.3"] in [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_building_again_without_the_package_names_it(artefact: Path) -> None:
+def test_the_error_about_rebuilding_without_the_package_names_it(artefact: Path) -> None:
     with pytest.raises(ValueError, match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine"):
         verify(artefact)
 
 
-def test_list_has_what_is_installed_and_says_of_the_rest_why_not(installed: Path, capsys: pytest.CaptureFixture) -> None:
+def test_list_shows_installed_encodings_and_why_others_cannot_be_used(installed: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
     assert (rows["cosine"]["hook"], rows["cosine"]["parameters"], rows["cosine"]["package"]) == ("bias", "period=24", "posenc-mine 1.2.3")
@@ -105,30 +105,30 @@ REFUSED = {
     "absent": "entry point absent = posenc_mine.absent:Absent of posenc-mine 1.2.3 to be importable, got ModuleNotFoundError",
     "failing": "to be importable, got RuntimeError: no licence for this machine; repair or uninstall posenc-mine",
     "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
-    "alibi": "encoding alibi: expected one encoding of that name, got those of this package and posenc-mine 1.2.3; rename one",
-    "cosin": "name is one of",
-    "cosine:perod=3": "parameter is one of period, got 'perod'",
-    "cosine:period=1.5": "period is of type int, got '1.5'",
+    "alibi": "encoding alibi: expected one encoding of that name, got one from each of this package and posenc-mine 1.2.3; rename one",
+    "cosin": "expected name to be one of",
+    "cosine:perod=3": "expected parameter to be one of period, got 'perod'",
+    "cosine:period=1.5": "expected period of type int, got '1.5'",
     "cosine:period=1": "cosine: expected a period of at least 2 tokens, got 1",
 }
 
 
 @pytest.mark.parametrize("spec", REFUSED)
-def test_what_cannot_be_used_is_one_line_and_status_2(spec: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_unusable_encoding_is_one_line_and_status_2(spec: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([*BLOCK, "--encoding", spec, "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and REFUSED[spec] in errors[0] and not list(tmp_path.iterdir())
 
 
-def test_what_is_broken_does_not_touch_what_does_not_use_it(distribution: Path) -> None:
-    """In a new process: what is made when a module is imported is made beside the entry points."""
+def test_a_broken_entry_point_does_not_affect_commands_that_do_not_use_it(distribution: Path) -> None:
+    """Run in a new process, because encodings are registered when modules are imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), str(distribution)])}
     program = "from posenc_export import load_preset; print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "posenc_export.encodings.alibi"
 
 
-def test_a_module_of_the_distribution_is_exported_and_proved_in_another_process(installed: Path, tmp_path: Path) -> None:
+def test_a_module_of_the_distribution_is_exported_and_verified_in_another_process(installed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "artefact"
     assert main(["export", "posenc_mine.tagger:trained", "--target", "ort", "-o", str(folder)]) == 0
     assert _proved_elsewhere(folder)["passed"] and verify(folder, importlib.import_module("posenc_mine.tagger").trained())["passed"]
@@ -144,7 +144,7 @@ def test_a_module_of_the_distribution_is_exported_and_proved_in_another_process(
         ("posenc_mine.tagger:torch", "expected a function torch without arguments"),
     ],
 )
-def test_a_function_that_gives_no_model_is_one_line_and_status_2(model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_function_that_returns_no_model_is_one_line_and_status_2(model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["export", model, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and message in errors[0] and not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The page about encodings of one's own runs as it stands."""
+"""The programs in docs/own-encoding.md run."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs/own-encoding.md").read_text()
 
 @pytest.fixture
 def as_before() -> Iterator[None]:
-    """What the page registers and imports goes with it."""
+    """Restore registered encodings and imported modules after the test."""
     yield
     for name in ("decay", "slow_turn"):
         encodings.KNOWN.registered.pop(name, None)
@@ -24,7 +24,7 @@ def as_before() -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None) -> None:
+def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict = {}
@@ -37,6 +37,6 @@ def test_what_the_page_shows_runs_as_it_stands(tmp_path: Path, monkeypatch: pyte
     assert names["manifest"].packages["decay"].name == "decay" and names["found"]["targets"]["torchscript"]["passed"]
 
 
-def test_the_entry_points_of_the_page_are_of_the_group_that_is_read() -> None:
+def test_the_entry_points_of_the_page_are_in_the_group_that_the_package_reads() -> None:
     (content,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     assert set(tomllib.loads(content)["project"]["entry-points"]) == {GROUP}

@@ -1,4 +1,4 @@
-"""Build the distributions, check what is in them, and run artefacts where only they are installed.
+"""Build the distributions, check their files, and run artefacts in environments that contain only them.
 
     python -m tests.packaging [--output build/wheels]
 
@@ -23,16 +23,16 @@ TOP = Path(__file__).parents[2]
 WHEEL_BYTES = 1_000_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
 NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
-TESTS = ("tests/test_docs.py", "tests/test_tables.py", "tests/runtime/test_manifest.py")  # quick ones, which read documents, models and artefacts
+TESTS = ("tests/test_docs.py", "tests/test_tables.py", "tests/runtime/test_manifest.py")  # quick tests that read documents, models and artefacts
 NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
 PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
 
 
 def run(*command: object, folder: Path = TOP, path: str = "") -> str:
-    """The output of a command in an environment that names no other packages.
+    """Run a command with PYTHONPATH set to `path` and without PIP_CONSTRAINT; return its output.
 
     Raises:
-        SystemExit: it fails.
+        SystemExit: the command fails.
     """
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PIP_CONSTRAINT")}
     done = subprocess.run([*map(str, command)], cwd=folder, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
@@ -42,17 +42,17 @@ def run(*command: object, folder: Path = TOP, path: str = "") -> str:
 
 
 def expect(holds: bool, rule: str, got: object) -> None:
-    """Stop where a distribution is not as it should be.
+    """Check a property of a distribution.
 
     Raises:
-        SystemExit: it is not.
+        SystemExit: the property does not hold.
     """
     if not holds:
         raise SystemExit(f"packaging: expected {rule}, got {got}")
 
 
 def check_wheel(wheel: Path) -> None:
-    """Size and files of the wheel."""
+    """Check size and files of the wheel."""
     tracked = set(run("git", "ls-files", "posenc_export").split())
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -61,7 +61,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_sdist(sdist: Path) -> None:
-    """Files of the source distribution."""
+    """Check the files of the source distribution."""
     tracked = {name for name in run("git", "ls-files").split() if not NOT_IN_SDIST.match(name)}
     with tarfile.open(sdist) as archive:
         found = {member.name.partition("/")[2] for member in archive if member.isfile()}
@@ -69,7 +69,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def lowest(folder: Path) -> List[str]:
-    """The arguments that make pip take the lowest version of every dependency of the runtime."""
+    """Return the requirements for the lowest version of every dependency of the runtime."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     floors = [requirement.partition(",")[0].replace(">=", "==") for requirement in (*project["dependencies"], *project["optional-dependencies"]["cpu"])]
     (folder / "lowest.txt").write_text("\n".join(floors) + "\n")
@@ -77,7 +77,7 @@ def lowest(folder: Path) -> List[str]:
 
 
 def try_runtime(distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path) -> str:
-    """Install `posenc-export[cpu]` into an empty environment and prove the artefacts there; the versions that stand in it."""
+    """Install `posenc-export[cpu]` into an empty environment and verify the artefacts there; return the installed versions."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{distribution}[cpu]", *constraints)
@@ -90,17 +90,17 @@ def try_runtime(distribution: Path, constraints: Sequence[str], artefacts: Seque
 
 
 def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
-    """The wheel refuses a preset by name until the wheel with the weights stands beside it."""
+    """Check that the wheel refuses a preset until the package with the weights is installed."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
     run(*pip, wheels["posenc_export"])
     alone = subprocess.run([sys.executable, "-c", PRESET, "tiny-rope"], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True)
-    expect("expected its weights, package posenc-export-presets, to be installed" in alone.stderr, "a refusal without weights", alone.stderr)
+    expect("expected the package posenc-export-presets with its weights" in alone.stderr, "a refusal without weights", alone.stderr)
     run(*pip, wheels["posenc_export_presets"])
     run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
 
 
 def try_tests(sdist: Path, folder: Path) -> str:
-    """Collect all tests of the source distribution and run TESTS; the last line of pytest."""
+    """Collect all tests of the source distribution and run TESTS; return the last line of pytest."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     tree = next(folder.iterdir())
@@ -109,7 +109,7 @@ def try_tests(sdist: Path, folder: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0; SystemExit where something is not as it should be."""
+    """Run all checks and return exit status 0; raise SystemExit if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=TOP / "build" / "wheels")
     output = parser.parse_args(arguments).output.resolve()

@@ -1,4 +1,4 @@
-"""The folder of a page: its graph gives what the artefact gives, and what its heads attend to; a browser continues text as a session does."""
+"""The folder of a page: its graph gives the artefact's logits and the attention of each head; a browser generates the same text as a session."""
 
 import html
 import json
@@ -25,21 +25,21 @@ from posenc_export.numerics import worst_error
 from posenc_export.page import write
 from posenc_export.page.folder import ASSETS, WEB
 from posenc_export.page.graph import PROMPT, _feeds
-from posenc_export.page.patterns import of_layers
+from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.serve.models import artefact
 from tests.tiny import decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("serve")  # whose models these are
+pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 TEXT = "class Reader:\n    def __init__(self, path):\n        self."
 
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the names of onnxruntime-web."""
+    """Create a folder with the file names of onnxruntime-web."""
     folder = tmp_path_factory.mktemp("web") / "onnxruntime-web"
     (folder / "dist").mkdir(parents=True)
     for name in WEB:
@@ -59,7 +59,7 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
     assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in WEB)}
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
-    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # nothing from elsewhere
+    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
 
 
 def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(folder: Path, web: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
 
 def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
     alibi: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"'))
-    layers = of_layers(manifests.read(folder).replace(config=alibi), 9)
+    layers = patterns_by_layer(manifests.read(folder).replace(config=alibi), 9)
     slopes = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
     assert len(layers) == 1 and layers[0] is not None
     assert layers[0]["heads"] == np.exp(-slopes[:, None] * np.arange(9)).round(4).tolist()
@@ -82,7 +82,7 @@ def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None
 
 def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path) -> None:
     t5: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"'))
-    assert of_layers(manifests.read(folder).replace(config=t5), 9) == [None]
+    assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
 def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -112,7 +112,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Of a file server over tmp_path."""
+    """Start a file server for tmp_path and return its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""Tiny decoders exported once, with what every prefix of a few token sequences must give: a session is checked wherever it stands."""
+"""Tiny decoders, exported once, and their expected outputs for a few token sequences: a session can be checked at any length."""
 
 import functools
 import tempfile
@@ -17,7 +17,7 @@ from tests.tiny import decoder
 
 LENGTH = 40
 ROWS = 4
-# What the states of a graph do: caches alone, gates beside them, a state that each call replaces beside them, nothing but such states.
+# Kinds of states: caches only; caches and gates; caches and a state that each call replaces; only states that each call replaces.
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
     "rope": ("rope", {}),
     "fox": ("fox", {}),
@@ -35,7 +35,7 @@ def sources(kind: str) -> Sources:
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str, target: str, signature: str = "positions") -> Model:
-    """The decoder of a kind, exported and loaded."""
+    """Export and load the decoder of a kind."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name) / "artefact"
     export(sources(kind), target, folder, signature=signature, verify=False)
@@ -44,13 +44,13 @@ def model(kind: str, target: str, signature: str = "positions") -> Model:
 
 @functools.lru_cache(maxsize=None)
 def texts() -> np.ndarray:
-    """Token sequences [ROWS,LENGTH]."""
+    """Return the token sequences [ROWS,LENGTH]."""
     return np.random.default_rng(0).integers(61, size=(ROWS, LENGTH))
 
 
 @functools.lru_cache(maxsize=None)
 def full(kind: str) -> np.ndarray:
-    """What one pass of the eager module gives for `texts` [ROWS,LENGTH,V]."""
+    """Return the outputs of one pass of the eager module over `texts` [ROWS,LENGTH,V]."""
     return eager_session(kind).prefill(texts(), chunk=LENGTH)
 
 
@@ -60,12 +60,12 @@ def eager_session(kind: str) -> Session:
 
 
 def excess(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Worst error over what rounding explains: at most 1 where all is right."""
+    """Return the worst error relative to the tolerance: at most 1 if the outputs are right."""
     return worst_error(actual, expected) / tolerance("float32", 2, 48)
 
 
 def worst_ahead(session: Session, kind: str, order: Sequence[int], steps: int = 2, back: Optional[int] = None) -> float:
-    """Worst excess over the next tokens of a session whose row b reads texts()[order[b]], by a ragged call, a rewind and steps."""
+    """Feed further tokens to a session whose row b reads texts()[order[b]]: a ragged call, a rewind, then steps. Return the worst excess."""
     worst = 0.0
     at = session.length
     more = [row[a : a + 2 + index % 2] for index, (row, a) in enumerate(zip(texts()[list(order)], at, strict=True))]

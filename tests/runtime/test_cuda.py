@@ -1,4 +1,4 @@
-"""The CUDA provider: the artefacts that run there, through the whole grid, and caches that stay on the device."""
+"""The CUDA provider: the parity grid for all artefacts that run on it, and caches that stay on the device."""
 
 from pathlib import Path
 

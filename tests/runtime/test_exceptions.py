@@ -1,4 +1,4 @@
-"""After any exception, wherever it fell, a session goes on from what `length` says; `reset` makes it new."""
+"""After an exception at any point, a session continues from the tokens that `length` gives; `reset` restores it."""
 
 import linecache
 import signal
@@ -13,17 +13,19 @@ from posenc_export.runtime import GraphError, Session
 from tests.runtime.sequences import KINDS, excess, full, model, texts, worst_ahead
 
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
-LENGTHS = [9, 4, 7]  # tokens of each row before the call that is broken off
-POINTS = 24  # lines of the runtime at which a call is broken off
+LENGTHS = [9, 4, 7]  # tokens of each row before the interrupted call
+POINTS = 24  # number of lines of the runtime at which a call is interrupted
 
 
 class Stop(BaseException):
-    """Stands for an interrupt: not an Exception."""
+    """An interrupt, which is not an Exception, as KeyboardInterrupt."""
 
 
 def run_to(call: Callable[[], Any], at: int) -> int:
-    """Run call until the at-th line of the runtime, or to its end; the lines it passed. Those that let one call in are left out: an interrupt falls behind
-    a call of a function only, and they are written for that."""
+    """Run a call until the at-th line of the runtime, or to its end. Return the number of lines that it passed.
+
+    Lines that use the session's `Turn` are not counted: an interrupt can occur only after a function call, and these lines are written for that.
+    """
     passed = 0
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -49,11 +51,11 @@ def run_to(call: Callable[[], Any], at: int) -> int:
 
 
 def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session, int]]:
-    """Sessions in which the call was broken off, at so many lines spread over its course, and the lines."""
+    """Yield sessions in which the call was interrupted, at about `points` lines spread over the call, and the number of the line."""
 
     def ready() -> Session:
         session = base.fork()
-        if call == "rewind of steps":  # a fork has no binding of its own yet
+        if call == "rewind of steps":  # needs a stepper, which a fork does not have
             session.step(texts()[range(3), session.length])
         return session
 
@@ -85,13 +87,13 @@ def begun(kind: str, target: str, signature: str) -> Session:
 
 
 def order_of(session: Session, call: str) -> List[int]:
-    """Which sequence each row reads, by the rows that there are."""
+    """Return the index of the sequence of each row after a call, which may have been completed or not."""
     return [2, 1] if call == "retire" and session.batch == 2 else list(range(session.batch))
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
-WHOLE = ("rope", "fox")  # on every target; of the others, `make test` takes torchscript
-EACH = [  # one worker exports a kind
+WHOLE = ("rope", "fox")  # tested on all targets in `make test`; others only on torchscript
+EACH = [  # each kind is exported by one worker
     pytest.param(
         *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[0] in WHOLE or case[1] == "torchscript" else [pytest.mark.exhaustive])]
     )
@@ -104,7 +106,7 @@ EACH = [  # one worker exports a kind
 def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: str, target: str, signature: str, call: str) -> None:
     base = begun(kind, target, signature)
     if call in ("admit", "retire") and base.manifest.layout == "columns":
-        with pytest.raises(ValueError, match=f"{call} needs rows that fill their own first slots"):
+        with pytest.raises(ValueError, match=f"expected rows with cache slots of their own for {call}"):
             CALLS[call](base)
         return
     for session, at in broken_off(base, call, POINTS):
@@ -124,7 +126,7 @@ def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: 
 @pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A handler's exception that falls into the freeing of an object, or into hypothesis' callback at garbage collection, is dropped by Python.
+    # Python drops an exception of a signal handler while an object is being freed, or in hypothesis' callback at garbage collection.
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     armed = [False]
 
@@ -138,7 +140,7 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str,
         for _ in range(100):
             try:
                 armed[0] = True
-                # Again and again, for one that is dropped.
+                # Repeat the signal, since an exception may be dropped.
                 signal.setitimer(signal.ITIMER_REAL, float(random.uniform(1e-5, 2e-3)), 2e-3)
                 while True:
                     if int(session.length.max()) > 25:
@@ -159,7 +161,7 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str,
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begun("rope", target, "positions")
-    monkeypatch.setattr("posenc_export.runtime.rows.check_tokens", lambda vocabulary, rows: None)  # the graph meets an id that it has no row for
+    monkeypatch.setattr("posenc_export.runtime.rows.check_tokens", lambda vocabulary, rows: None)  # so that the graph reads an id outside its table
     with pytest.raises(GraphError, match="expected the graph to run, got .*") as stopped:
         session.prefill(np.full((3, 1), 900))
     assert "\n" not in str(stopped.value)

@@ -1,4 +1,4 @@
-"""What a rewind or a reset hides is gone: no number that was cached once reaches an output again."""
+"""Cache content that a rewind or a reset has hidden must not reach an output."""
 
 import functools
 import tempfile
@@ -15,13 +15,13 @@ from posenc_export.runtime import Model, load
 from tests.tiny import block
 from tests.traces import sources
 
-# One of each way that keys, values and states are read.
+# One encoding for each way in which graphs read keys, values and states.
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
     **{name: (name, {}) for name in ("rope", "fox", "cope", "shaw", "deberta", "rope_longrope-short", "rope_dynamic-short", "input_rnn")},
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
 }
 TARGETS = [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("torchscript", "positions"), ("onnx-static", "mask"), ("ort", "mask")]
-MASKED = ("rope",)  # of the others, `make test` takes positions only: a mask is a trace of its own
+MASKED = ("rope",)  # tested with signature mask in `make test`; others only with positions, since each signature needs a trace of its own
 QUICK = (*MASKED, "fox", "linear", "input_rnn", "rope_longrope-short")
 EACH = [
     pytest.param(
@@ -38,7 +38,7 @@ _folders: List["tempfile.TemporaryDirectory[str]"] = []
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str, target: str, signature: str) -> Model:
-    """The block of a kind, exported and loaded."""
+    """Export and load the block of a kind."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name) / "artefact"
     export(source(kind), target, folder, signature=signature, verify=False)
@@ -46,14 +46,14 @@ def model(kind: str, target: str, signature: str) -> Model:
 
 
 def source(kind: str) -> Sources:
-    """The block of a kind."""
+    """Return the block of a kind."""
     variant, overrides = KINDS[kind]
     return sources(block(variant, max_positions=64, **overrides))
 
 
 @functools.lru_cache(maxsize=None)
 def whole(kind: str) -> np.ndarray:
-    """What one pass gives for X."""
+    """Return the outputs of one pass over X."""
     return eager_session(source(kind).model).prefill(X, chunk=24)
 
 

@@ -1,4 +1,4 @@
-"""Logits of the last tokens alone: what comes out, and how much of it the graph computes."""
+"""logits_to_keep: the outputs, and how many logits the graph computes."""
 
 from pathlib import Path
 from typing import Any, Callable, List
@@ -25,7 +25,7 @@ Models = Callable[[str], Any]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """The loaded model of a target, or of signature mask, made when it is first asked for."""
+    """Load the model of a target, or of signature mask; each is exported on first use."""
     folder, known = tmp_path_factory.mktemp("logits"), {}
 
     def of(name: str) -> Any:
@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List[int]:
-    """How many tokens of a row a prefill of PROMPTS has logits of, for each call of the graph."""
+    """Prefill PROMPTS and return, for each run of the graph, the number of tokens per row whose logits it computes."""
     counts: List[int] = []
     right = BufferedCaches.run
 
@@ -127,7 +127,7 @@ def test_a_block_keeps_its_last_outputs_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["torchscript", pytest.param("ort", marks=pytest.mark.exhaustive)])
 def test_an_artefact_without_the_input_gives_the_same(target: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (signatures, describe):  # as artefacts were written before graphs had it
+    for module in (signatures, describe):  # older artefacts have graphs without this input
         monkeypatch.setattr(module, "takes_logits_index", lambda model, signature: False)
     export(seeded(decoder("rope")), target, tmp_path / "a", verify=False)
     earlier = load(tmp_path / "a", provider="cpu", threads=1)

@@ -1,4 +1,4 @@
-"""Measuring on several sessions at once, as for large models, against one session alone."""
+"""Measuring with several sessions in parallel, as for large models, compared with a single session."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -
         assert worst_error(actual, expected) == np.inf
     actual = expected.copy()
     actual[0, 0] = np.nan
-    assert np.isnan(worst_error(expected, actual))  # and no bound holds for it
+    assert np.isnan(worst_error(expected, actual))  # NaN is within no bound
 
 
 def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tm
 
     def shifted(*given: Any) -> Any:
         made = build(*given)
-        late = given[0].target == "ort"  # the eager module reads what it should
+        late = given[0].target == "ort"  # the eager module gets the right positions
         return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in made.items()}
 
     monkeypatch.setattr(feeds, "build", shifted)

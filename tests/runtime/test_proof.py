@@ -1,4 +1,4 @@
-"""The proof that travels: an artefact is proved where it runs, from what it carries."""
+"""Verification from the reference in an artefact, without torch."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ print(json.dumps(verify(sys.argv[1])))
 
 
 def _own(config: Any) -> Sources:
-    """A model of the user's own: nothing tells how to build its weights again."""
+    """A user's own model, without information on how to build its weights again."""
     made = sources(config, 3)
     made.model.source = {}
     return made
@@ -47,7 +47,7 @@ def test_every_form_of_model_is_proved_from_its_reference(config: Any, target: s
     export(_own(config), target, tmp_path / "artefact")
     assert verify(tmp_path / "artefact")["passed"]
     assert len(verify(tmp_path / "artefact")["cells"]) > 5
-    assert len(manifests.read(tmp_path / "artefact").proofs) == 1  # one a machine and provider
+    assert len(manifests.read(tmp_path / "artefact").proofs) == 1  # one per machine and provider
 
 
 def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(tmp_path: Path) -> None:
@@ -83,6 +83,6 @@ def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
 
 def test_inputs_follow_from_names_alone(tmp_path: Path) -> None:
     manifest = export(_own(decoder("nope")), "ort", tmp_path / "artefact", verify=False)
-    assert proof.inputs(manifest, (2, 3), "tokens").tolist() == [[6, 3, 11], [57, 29, 6]]  # on every machine, in every version
+    assert proof.inputs(manifest, (2, 3), "tokens").tolist() == [[6, 3, 11], [57, 29, 6]]  # the same on every machine and for every version of numpy
     wide = proof.inputs(export(_own(block("nope")), "ort", tmp_path / "block", verify=False), (50, 20), "tokens")
     assert wide.dtype == np.float32 and abs(float(wide.std()) - 1) < 0.02 and abs(float(wide.mean())) < 0.02

@@ -1,4 +1,4 @@
-"""Rows that come and go, and what a session keeps for rewinds."""
+"""Adding and removing rows, and the history that a session keeps for rewinds."""
 
 from typing import List
 
@@ -13,7 +13,7 @@ TARGETS = ["onnx-static", "ort", "torchscript"]
 
 
 def read(session: Session, kind: str, order: List[int]) -> None:
-    """A step of every row, compared."""
+    """Step every row and check the outputs."""
     at = session.length
     assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1
 
@@ -66,11 +66,11 @@ def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
     session = model("rope", "ort").session()
     session.prefill(texts()[:2, :3])
     for call, message in [
-        (lambda: session.retire(2), "expected a row 0 .. 1, got 2"),
-        (lambda: session.retire(-1), "expected a row 0 .. 1, got -1"),
-        (lambda: session.admit([texts()[0, :0]]), "expected a token in every admitted row"),
-        (lambda: session.admit(texts()[:1, :3], start=LENGTH + 6), "positions are 0 .."),
-        (lambda: session.admit(texts()[:1, :3] + 100), "token ids are"),
+        (lambda: session.retire(2), "expected a row index 0 .. 1, got 2"),
+        (lambda: session.retire(-1), "expected a row index 0 .. 1, got -1"),
+        (lambda: session.admit([texts()[0, :0]]), "expected at least one token in every new row"),
+        (lambda: session.admit(texts()[:1, :3], start=LENGTH + 6), "expected positions 0 .."),
+        (lambda: session.admit(texts()[:1, :3] + 100), "expected token ids 0 .."),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
@@ -91,7 +91,7 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
     session.prefill(texts()[:2, :5])
     for _ in range(30):
         read(session, "linear", [0, 1])
-    assert all(len(history.marks) <= 3 for history in session._now.histories)
+    assert all(len(history.snapshots) <= 3 for history in session._now.histories)
     with pytest.raises(ValueError, match="kept for the last 10 tokens, got .*; open the session with rewind=N"):
         session.rewind(35)
     session.rewind([10, 3])

@@ -39,7 +39,7 @@ TOKENS = np.arange(12, dtype=np.int64)[None]
 def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(session: Session) -> None:
     session.prefill(TOKENS, start=1100 - 13)
     session.step(TOKENS[:, 0])
-    with pytest.raises(ValueError, match="positions are 0 .. 1099, got 1100"):
+    with pytest.raises(ValueError, match="expected positions 0 .. 1099, got 1100"):
         session.step(TOKENS[:, 0])
     with pytest.raises(ValueError, match="got 1101"):
         session.prefill(TOKENS[:, :2])
@@ -51,19 +51,19 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(sess
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.step(TOKENS[:, 0]), "a prefill comes before"),
-        (lambda s: s.prefill(TOKENS + 60), "token ids are 0 .. 60"),
+        (lambda s: s.step(TOKENS[:, 0]), "expected a prefill before"),
+        (lambda s: s.prefill(TOKENS + 60), "expected token ids 0 .. 60"),
         (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
-        (lambda s: s.prefill(TOKENS.astype(np.float32)), "inputs are int64, got float32"),
-        (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "a token in some row"),
-        (lambda s: s.prefill(TOKENS, logits_to_keep=-1), "logits_to_keep is a whole number of at least 0, got -1"),
-        (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "logits_to_keep is a whole number of at least 0, got .1."),
-        (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "attention_mask is"),
-        (lambda s: (s.prefill(TOKENS), s.rewind(13)), "a rewind is 0 .."),
-        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "start is given for an empty cache"),
-        (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "rows are the 1 in the cache"),
-        (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "token ids are"),
-        (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "takes 1 tokens"),
+        (lambda s: s.prefill(TOKENS.astype(np.float32)), "expected input_ids of dtype int64, got float32"),
+        (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "at least one token in at least one row"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=-1), "expected logits_to_keep to be a whole number of at least 0, got -1"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "expected logits_to_keep to be a whole number of at least 0, got .1."),
+        (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "expected attention_mask of shape"),
+        (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "expected an empty cache for start"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "expected 1 rows as in the cache"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "expected one token per row in a step"),
         (lambda s: list(s.generate(TOKENS, 1, temperature=-1.0)), "temperature"),
     ],
 )
@@ -73,7 +73,7 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
 
 
 def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="the cache holds 8 tokens, got 12"):
+    with pytest.raises(ValueError, match="expected at most 8 tokens of a row in the cache, got 12"):
         load(folders["ort"]).session(capacity=8).prefill(TOKENS)
 
 
@@ -98,7 +98,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Di
 
 def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
     session.prefill(TOKENS)
-    gc.disable()  # what only garbage collection finds may stay for thousands of calls
+    gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls
     try:
         for leave in (lambda: session.prefill(TOKENS), session.reset):
             session.step(TOKENS[:, 0])

@@ -1,4 +1,4 @@
-"""What a step costs apart from the graph, counted, so that a loaded machine does not change the result: nodes, calls of Python, bindings, bytes."""
+"""Costs of a step besides the graph, as counts that do not depend on the load of the machine: nodes, Python calls, bindings, bytes."""
 
 import sys
 import tracemalloc
@@ -17,18 +17,18 @@ from tests.tiny import decoder
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
-LAYERS, VOCABULARY = 2, 61  # of a decoder of tests.tiny
-LAYER = 13  # nodes on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
+LAYERS, VOCABULARY = 2, 61  # sizes of a decoder of tests.tiny
+LAYER = 13  # nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
 ENCODINGS = ["rope", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi"))]
-PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182}  # functions of Python that a step enters
-BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100}  # and functions of C
-SMALL = 1024  # bytes of Python objects that a step may make beside its output
+PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182}  # Python functions that a step calls
+BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100}  # built-in functions that a step calls
+SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
 IN_PLACE = ("ort", "onnx-static")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of an artefact, made when it is first asked for; not to be changed."""
+    """Return the folder of an artefact, exported on first use. Tests must not change it."""
     root, made = tmp_path_factory.mktemp("costs"), {}
 
     def of(target: str, encoding: str = "rope") -> Path:
@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def stepping(folder: Path, context: int = 20) -> Session:
-    """A session that has taken its first steps behind a prompt."""
+    """Return a session after a prompt and its first steps."""
     session = load(folder, provider="cpu", threads=1).session()
     session.prefill(np.zeros((1, context), np.int64))
     for _ in range(3):
@@ -51,7 +51,7 @@ def stepping(folder: Path, context: int = 20) -> Session:
 
 
 def profiled(call: Callable[[], Any]) -> Dict[str, int]:
-    """How many functions of Python ("call") and built-in ones ("c_call") a call enters."""
+    """Count the Python functions ("call") and built-in functions ("c_call") that a call enters."""
     counts: Counter[str] = Counter()
     sys.setprofile(lambda frame, event, argument: counts.update([event]))
     try:
@@ -62,7 +62,7 @@ def profiled(call: Callable[[], Any]) -> Dict[str, int]:
 
 
 def allocated(call: Callable[[], Any]) -> int:
-    """Bytes that Python and numpy have at most more than before while a call runs."""
+    """Return the peak of additional bytes that Python and numpy allocate during a call."""
     call()
     tracemalloc.start()
     try:
@@ -79,7 +79,7 @@ def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path
     graph = onnx.load(folders("ort", encoding) / "model.onnx", load_external_data=False).graph
     ends = [index for index, node in enumerate(graph.node) if node.op_type == "GroupQueryAttention"]
     assert len(ends) == LAYERS
-    between = Counter(node.op_type for node in graph.node[ends[0] : ends[1]])  # from one attention to the next stands one layer
+    between = Counter(node.op_type for node in graph.node[ends[0] : ends[1]])  # one layer lies between two attention nodes
     assert between.total() <= LAYER and between["GroupQueryAttention"] == 1
 
 

@@ -1,4 +1,4 @@
-"""One thread a session, any number of sessions a model; what a session returns belongs to the caller."""
+"""Thread safety: one thread per session, any number of sessions per model. Returned arrays belong to the caller."""
 
 import concurrent.futures
 import threading
@@ -17,7 +17,7 @@ TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 
 
 def run(session: Session, seed: int) -> List[np.ndarray]:
-    """What a session gives along a sequence of its own."""
+    """Run a session on a random sequence and return its outputs."""
     tokens = np.random.default_rng(seed).integers(61, size=(1 + seed % 3, 30))
     outputs = [session.prefill(tokens[:, :7])]
     for index in range(7, 20):
@@ -65,7 +65,7 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pyte
 def test_the_check_for_other_threads_costs_less_than_a_third_of_a_microsecond() -> None:
     turn = Turn()
 
-    def checked() -> None:  # what Session.step does
+    def checked() -> None:  # as in Session.step
         try:
             turn.calls.append(None)
             if len(turn.calls) > 1 or not turn.settled:
@@ -88,7 +88,7 @@ def test_arrays_that_calls_return_are_never_written_again(target: str) -> None:
     session.prefill(texts()[:2, 9:12])
     session.step(texts()[:2, 12])
     assert all(np.array_equal(a, b) for a, b in zip(outputs, kept, strict=True))
-    outputs[-2][...] = 0  # and writing to them changes nothing
+    outputs[-2][...] = 0  # writing to returned arrays must not change the session
     assert session.length.tolist() == [10, 10]
 
 

@@ -1,4 +1,4 @@
-"""Archives that would run something when torch loads them, and damaged ones: refused in one line."""
+"""Archives that would run code when torch loads them, and damaged archives: both are refused with a message of one line."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 
 def _resealed(source: Path, folder: Path, content: bytes) -> Path:
-    """A copy of an artefact with another graph file, which its manifest lists."""
+    """Copy an artefact, replace its graph file, and update its manifest."""
     shutil.copytree(source, folder)
     manifest = manifests.read(source)
     name = next(name for name in manifest.files if name.startswith("model."))
@@ -45,7 +45,7 @@ def _resealed(source: Path, folder: Path, content: bytes) -> Path:
 
 
 class Marker:
-    """Unpickled, it writes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +137,7 @@ def test_torch_alone_runs_what_those_archives_hold(name: str, made: Dict[str, Pa
     """Shows that the refusals above are needed."""
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     EVIL[name](entries, tmp_path / "marker")
-    with contextlib.suppress(*DAMAGED, torch._export.verifier.SpecViolationError):  # what torch thinks of it afterwards
+    with contextlib.suppress(*DAMAGED, torch._export.verifier.SpecViolationError):  # torch may fail after it has run the code
         torch.export.load(io.BytesIO(packed(entries))).module()
     assert (tmp_path / "marker").exists()
 
@@ -146,7 +146,7 @@ def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path],
     content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
     with zipfile.ZipFile(content, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr(archive.namelist()[0], b"other")
-    with pytest.raises(ValueError, match="every entry has a name of its own"):
+    with pytest.raises(ValueError, match="expected unique names of entries"):
         load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()))
 
 

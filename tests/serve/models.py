@@ -1,4 +1,4 @@
-"""Tiny decoders of bytes for the tests of the server."""
+"""Tiny byte-level decoders for the tests of the server."""
 
 import functools
 import time
@@ -22,7 +22,7 @@ CONFIG = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope")
 
 @functools.cache
 def artefact(folder: Path, target: str) -> Path:
-    """The folder of a seeded decoder, exported once in a process."""
+    """Return the folder of a seeded decoder, exported once per process."""
     export(sources(CONFIG), target, folder / f"serve-{target}", verify=False)
     return folder / f"serve-{target}"
 
@@ -32,13 +32,13 @@ def opened(folder: Path) -> Model:
 
 
 def prompts(count: int, longest: int, seed: int = 0) -> List[List[int]]:
-    """Ragged rows of letters."""
+    """Return random prompts of letters, of different lengths."""
     random = np.random.default_rng(seed)
     return [random.integers(97, 123, random.integers(1, longest + 1)).tolist() for _ in range(count)]
 
 
 def alone(model: Model, requests: Sequence[Request]) -> Dict[Request, List[int]]:
-    """What a session of its own gives for each request."""
+    """Return the tokens that a separate session generates for each request."""
     found = {}
     for each in requests:
         made = model.session().generate([list(each.prompt)], each.max_tokens, each.temperature, each.top_k, each.top_p, each.seed, each.stop_ids)
@@ -48,6 +48,6 @@ def alone(model: Model, requests: Sequence[Request]) -> Dict[Request, List[int]]
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 10 ms, so that a row still runs when a test goes on."""
+    """Delay steps by 10 ms, so that rows are still running when the test continues."""
     step = Batch.step
     monkeypatch.setattr(Batch, "step", lambda batch: time.sleep(0.01) or step(batch))

@@ -1,4 +1,4 @@
-"""The engine without HTTP: each request gets what it gets alone, whatever comes and goes beside it."""
+"""The engine without HTTP: each request gets the same tokens as alone, whatever other requests run."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
 
 
 class Gathered:
-    """Tokens by request, as the engine delivers them."""
+    """Collects the tokens that an engine delivers, by request."""
 
     def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
         self.made: Dict[Request, List[int]] = defaultdict(list)
@@ -149,7 +149,7 @@ def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
 def test_an_artefact_whose_rows_share_columns_is_refused_by_name(target: str, signature: str, models: Dict[str, Model]) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
-    with pytest.raises(ValueError, match=f"serve: expected rows that come and go, got target {target} with signature {signature}; export target ort"):
+    with pytest.raises(ValueError, match=f"serve: expected rows with cache slots of their own, got target {target} with signature {signature}; export target ort"):
         check_model(manifest, LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""The server over real HTTP on the loopback interface."""
+"""The server over HTTP on the loopback interface."""
 
 import contextlib
 import http.client
@@ -31,7 +31,7 @@ LONG = {"prompt": [97], "max_tokens": 250, "temperature": 0}
 
 
 class Client:
-    """One connection."""
+    """An HTTP client with one connection."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -44,7 +44,7 @@ class Client:
         return answer.status, json.loads(text) if answer.headers["content-type"].startswith("application/json") else text
 
     def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        """Server-sent events up to [DONE]; closes the connection where the reader leaves before."""
+        """Yield server-sent events up to [DONE]. Closes the connection if the caller stops earlier."""
         self.connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True, "return_token_ids": True}))
         answer = self.connection.getresponse()
         try:
@@ -90,7 +90,7 @@ def _metric(port: int, name: str) -> float:
 
 
 def _until(port: int, name: str, value: float) -> None:
-    """Wait for a metric."""
+    """Wait until a metric has a value."""
     end = time.monotonic() + 30
     while _metric(port, name) != value:
         assert time.monotonic() < end, f"{name} is {_metric(port, name)}"
@@ -104,14 +104,14 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, 
     def one(index: int) -> List[int]:
         request = requests[index]
         body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
-        if index % 3 == 0:  # a whole answer
+        if index % 3 == 0:  # a response without streaming
             status, answer = Client(port).ask("/v1/completions", {**body, "return_token_ids": True})
             assert status == 200 and answer["usage"] == {"prompt_tokens": len(request.prompt), "completion_tokens": 24, "total_tokens": len(request.prompt) + 24}
             return list(answer["choices"][0]["token_ids"])
         made: List[int] = []
         for event in Client(port).events(body):
             made += event["choices"][0]["token_ids"]
-            if index % 3 == 1 and len(made) >= 5:  # leaves in the middle
+            if index % 3 == 1 and len(made) >= 5:  # disconnects before the end
                 break
         return made
 

@@ -1,4 +1,4 @@
-"""The server's application on a local Ray, where it is installed."""
+"""The server's application on a local Ray cluster; skipped if Ray is not installed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from posenc_export.serve.requests import Request
 from tests.serve.models import alone, artefact, opened, prompts
 from tests.serve.test_http import Client
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("serve"), pytest.mark.filterwarnings("ignore")]  # of Ray's own
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("serve"), pytest.mark.filterwarnings("ignore")]  # warnings of Ray
 PORT = 8765
 
 

@@ -1,8 +1,8 @@
-"""Steps without end in flat memory: `python -m tests.soak.steps [--steps 1000000] [--target T] [--json FILE]`.
+"""Check that memory does not grow over many steps: `python -m tests.soak.steps [--steps 1000000] [--target T] [--json FILE]`.
 
-Each target takes so many steps in each of four ways: straight on with a state of fixed size, and with caches that never end because rows go back, start again,
-or come and go. Exits 1 where the memory of the process grew by more than LIMIT between 1 % of the steps (and a whole cycle) and the end, where Python's objects
-grew, or where the last outputs are not those of a fresh session.
+Each target runs the steps in four ways: without interruption with a state of fixed size, and with caches whose rows are rewound, reset, or exchanged. Exits with
+status 1 if the memory of the process grows by more than LIMIT between 1 % of the steps (at least one cycle) and the end, if Python's objects grow, or if the last
+outputs differ from those of a new session.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from posenc_export.runtime import Model, Session, load
 from tests.tiny import block
 
 TARGETS = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
-LIMIT = 8 * 2**20  # bytes that a process may grow by
-TRACED = 64 * 2**10  # bytes that Python's objects may grow by
-LOW, HIGH = 64, 1024  # tokens that a row goes back to, and goes back at
-ROWS, STAY = 3, 16  # rows that come and go, and steps between two exchanges
-CYCLE = 2 * (HIGH - LOW)  # steps after which every buffer has its size
+LIMIT = 8 * 2**20  # most growth of the process in bytes
+TRACED = 64 * 2**10  # most growth of Python's objects in bytes
+LOW, HIGH = 64, 1024  # a row is rewound to LOW tokens when it has HIGH
+ROWS, STAY = 3, 16  # number of rows, and steps between two exchanges of a row
+CYCLE = 2 * (HIGH - LOW)  # steps after which all buffers have reached their final size
 Steps = Iterator[np.ndarray]  # the output of each step
 
 
 def straight(session: Session, text: np.ndarray) -> Steps:
-    """One row to the last position."""
+    """Step one row up to the last position."""
     session.prefill(text[None, :1])
     place = 1
     while True:
@@ -43,7 +43,7 @@ def straight(session: Session, text: np.ndarray) -> Steps:
 
 
 def rewinding(session: Session, text: np.ndarray) -> Steps:
-    """One row, back to LOW at HIGH."""
+    """Step one row; rewind it to LOW tokens when it has HIGH."""
     session.prefill(text[None, :LOW])
     while True:
         for place in range(LOW, HIGH):
@@ -52,7 +52,7 @@ def rewinding(session: Session, text: np.ndarray) -> Steps:
 
 
 def resetting(session: Session, text: np.ndarray) -> Steps:
-    """One row, anew from LOW at HIGH."""
+    """Step one row; reset it and prefill LOW tokens when it has HIGH."""
     while True:
         session.reset()
         session.prefill(text[None, :LOW])
@@ -61,7 +61,7 @@ def resetting(session: Session, text: np.ndarray) -> Steps:
 
 
 def exchanging(session: Session, text: np.ndarray) -> Steps:
-    """Rows of which one goes and one comes every STAY steps."""
+    """Step several rows; retire one and admit another every STAY steps."""
     session.admit([text[: LOW + row] for row in range(ROWS)])
     gone = 0
     while True:
@@ -76,29 +76,29 @@ WAYS: Dict[str, Callable[[Session, np.ndarray], Steps]] = {"straight": straight,
 
 
 def ways(target: str) -> List[str]:
-    """Those that a target takes: rows come and go where they are compact."""
+    """Return the ways that a target supports. Exchanging rows needs layout "rows"."""
     return [way for way in WAYS if way != "exchanging" or target != "onnx"]
 
 
 def made(target: str, way: str, steps: int) -> Model:
-    """A block of one layer, with linear attention for the way straight on, which has a position for each step."""
+    """Export a block with one layer; for the way "straight", with linear attention and one position per step."""
     from posenc_export.export import export
     from posenc_export.models.presets import seeded
 
     config = block("rope", max_positions=steps + 1, mechanism="linear", kv_heads=6) if way == "straight" else block("rope", max_positions=HIGH)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries that export
+        warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
         export(seeded(config), target, Path(folder) / "artefact", verify=False)
         return load(Path(folder) / "artefact", provider="cpu", threads=1)
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def traced_growth(model: Model, way: str, text: np.ndarray, steps: int) -> int:
-    """Bytes by which Python's objects grow over a cycle, behind a first one."""
+    """Return the growth of Python's objects in bytes over a cycle, after a first cycle."""
     run = WAYS[way](model.session(), text)
     count = min(CYCLE, steps // 3)
     tracemalloc.start()
@@ -116,7 +116,7 @@ def traced_growth(model: Model, way: str, text: np.ndarray, steps: int) -> int:
 
 
 def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
-    """The figures of one target in one way, and what is wrong with them."""
+    """Measure one target in one way. Return the figures, with a list of failures under "wrong"."""
     model = made(target, way, steps)
     text = np.random.default_rng(0).standard_normal((HIGH, 48)).astype(np.float32)
     objects = traced_growth(model, way, text, steps)
@@ -140,7 +140,7 @@ def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
 
 
 def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndarray) -> float:
-    """Last outputs against those of a fresh session that reads each row at once, over what rounding explains."""
+    """Return the worst error of the last outputs against a new session that reads each row at once, relative to the tolerance."""
     worst = 0.0
     for row, length in enumerate(session.length):
         expected = model.session().prefill(text[None, :length])[0, -1]
@@ -149,17 +149,17 @@ def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndar
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """0, or 1 where memory grows."""
+    """Run the measurements. Returns the exit status: 0, or 1 if there is a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--way", action="append", choices=list(WAYS))
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to FILE")
     options = parser.parse_args(arguments)
     figures = []
     for target in options.target or TARGETS:
         for way in [way for way in ways(target) if way in (options.way or WAYS)]:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process of its own: what another one left in memory hides what this one takes
+            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a new process, since memory left by earlier runs would hide growth
                 figures.append(pool.apply(soak, (target, way, options.steps)))
             print(json.dumps(figures[-1]), flush=True)
     if options.json:

@@ -1,4 +1,4 @@
-"""A short run of the soak, and that it sees memory that grows. The long one: `make soak`."""
+"""A short run of the soak test, and a planted leak, which it must detect. The long run: `make soak`."""
 
 from typing import Any, List
 

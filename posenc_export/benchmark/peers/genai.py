@@ -1,4 +1,4 @@
-"""onnxruntime-genai on the folder of an artefact, by its genai_config.json."""
+"""onnxruntime-genai, which loads an artefact folder by its genai_config.json."""
 
 import json
 import os
@@ -15,20 +15,20 @@ from posenc_export.runtime.manifest import Manifest
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     if batch > 1:
-        raise ValueError(f"genai: expected a batch of 1 row, got {batch}, which a Generator takes tokens for only once; give --batch 1")
+        raise ValueError(f"genai: expected a batch of 1 row, because a Generator appends tokens to larger batches only once, got {batch}; pass --batch 1")
     start = time.perf_counter()
     config = onnxruntime_genai.Config(str(folder))
-    if threads != os.cpu_count():  # as many are the default; after an overlay, version 0.18 was seen to end with a segmentation fault
+    if threads != os.cpu_count():  # the default; overlays are avoided, because version 0.18 sometimes crashed after one with a segmentation fault
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
     return Opened(session, True, time.perf_counter() - start, manifest.source)
 
 
 class GenaiSession:
-    """Tokens appended to a Generator, logits read from it; nothing is sampled. A prompt is one call, and gives the logits of its last token.
+    """Appends tokens to a Generator and reads logits from it, without sampling. A prompt is one call and returns the logits of its last token.
 
-    Version 0.18 was seen to end with a segmentation fault after many calls of rewind_to, and with a second Generator beside the first one. So a rewind reads
-    the tokens that are left with a new Generator, and the old one is freed first.
+    Version 0.18 crashed with a segmentation fault after many calls of rewind_to, and while two Generators existed. A rewind therefore frees the Generator and
+    appends the remaining tokens to a new one.
     """
 
     def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:

@@ -1,7 +1,7 @@
-"""Graphs written node by node with the fused operators of ONNX Runtime: the least that a model of one of these shapes must run there.
+"""Hand-written graphs of the fused operators of ONNX Runtime, as a reference with the fewest nodes for models of two shapes.
 
-A layer is one MatMul for queries, keys and values, one GroupQueryAttention that rotates and keeps the cache, one MatMul back; in decoders also the norms fused
-with the sums before them, one MatMul for gate and up, and one down.
+A layer has one MatMul for queries, keys and values, one GroupQueryAttention with rotation and cache, and one MatMul for the output. Layers of decoders also
+have norms fused with the preceding sums, one MatMul for gate and up, and one for down.
 """
 
 from typing import Any, Dict, List, Sequence
@@ -10,19 +10,19 @@ import numpy as np
 import onnx
 from onnx import helper
 
-IR_VERSION, OPSET = 10, 23  # what torch.onnx writes
+IR_VERSION, OPSET = 10, 23  # those of torch.onnx
 DOMAIN = "com.microsoft"
-BASE = 10000.0  # of the angles of rope
+BASE = 10000.0  # of the angles of RoPE
 FLOAT, INT32, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.INT64
 Arrays = Dict[str, np.ndarray]
 
 
 class HandGraph:
-    """Nodes and weights of one graph while it is written.
+    """Collects nodes and weights of one graph.
 
     Args:
-        attention: the description: heads, kv_heads, head_size and encodings.
-        slots: rows of the tables of angles, the most tokens of a row.
+        attention: description of the attention: heads, kv_heads, head_size and encodings.
+        slots: rows of the cos and sin tables, the largest number of tokens per row.
     """
 
     def __init__(self, attention: Dict[str, Any], slots: int) -> None:
@@ -35,17 +35,17 @@ class HandGraph:
             self.weights |= {"cos": np.cos(angles), "sin": np.sin(angles)}
 
     def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
-        """Add a node; its first output."""
+        """Add a node and return its first output."""
         self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), domain=domain, **attributes))
         return outputs[0]
 
     def product(self, x: str, name: str, weight: np.ndarray) -> str:
-        """x times a weight [outputs,inputs], whose rows are outputs as in torch.nn.Linear."""
+        """Add the product of x and a weight [outputs,inputs], as in torch.nn.Linear."""
         self.weights[f"{name}.weight"] = weight.T
         return self.node("MatMul", [x, f"{name}.weight"], [name])
 
     def attend(self, x: str, layer: int, qkv: np.ndarray, back: np.ndarray, output: str) -> str:
-        """Attention of one layer with its cache, and the way back."""
+        """Add the attention of one layer with its cache and output projection."""
         sources = [self.product(x, f"qkv.{layer}", qkv), "", "", f"past.{layer}.key", f"past.{layer}.value", "seqlens_k", "total_sequence_length"]
         attended = [f"attended.{layer}", f"present.{layer}.key", f"present.{layer}.value"]
         sizes = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, "do_rotary": int(self.rotates)}
@@ -53,21 +53,21 @@ class HandGraph:
         return self.product(attended[0], output, back)
 
     def normed(self, x: str, before: str, name: str, weight: np.ndarray, epsilon: float) -> List[str]:
-        """The norm of x + before, and that sum."""
+        """Add the norm of x + before; return the norm and the sum."""
         self.weights[f"{name}.weight"] = weight
         outputs = [name, "", "", f"{name}.sum"]
         self.node("SkipSimplifiedLayerNormalization", [x, before, f"{name}.weight"], outputs, DOMAIN, epsilon=epsilon)
         return [outputs[0], outputs[3]]
 
     def gated(self, x: str, name: str, gate_and_up: np.ndarray, down: np.ndarray) -> str:
-        """A gated MLP; QuickGelu with alpha 1 is SiLU."""
+        """Add a gated MLP. QuickGelu with alpha 1 is SiLU."""
         both = [f"{name}.gate", f"{name}.up"]
         self.node("Split", [self.product(x, f"{name}.both", gate_and_up)], both, axis=-1, num_outputs=2)
         activated = self.node("QuickGelu", both[:1], [f"{name}.activated"], DOMAIN, alpha=1.0)
         return self.product(self.node("Mul", [activated, both[1]], [f"{name}.inner"]), name, down)
 
     def model(self, source: Any, result: Any, layers: int) -> bytes:
-        """Serialised: source, caches [B,K,M,D], seqlens_k [B] and total_sequence_length [] to result and the caches."""
+        """Return the serialised model with inputs source, caches [B,K,M,D], seqlens_k [B] and total_sequence_length [], and outputs result and caches."""
         cache = ["batch", self.kv_heads, "capacity", self.head_size]
         names = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
         inputs = [source, *(helper.make_tensor_value_info(f"past.{name}", FLOAT, cache) for name in names)]
@@ -81,7 +81,7 @@ class HandGraph:
 
 
 def block(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """The graph of a block that `shapes.is_plain_block` takes: hidden_states [B,S,E] to output [B,S,E]. weights: under the names of AttentionBlock."""
+    """Return the graph of a block that `shapes.is_plain_block` accepts: hidden_states [B,S,E] to output [B,S,E]. weights: by parameter name of AttentionBlock."""
     graph = HandGraph(config["attention"], config["max_positions"])
     graph.attend("hidden_states", 0, weights["attention.projection.qkv.weight"], weights["attention.projection.output.weight"], "output")
     source, result = (helper.make_tensor_value_info(name, FLOAT, ["batch", "new", config["width"]]) for name in ("hidden_states", "output"))
@@ -89,7 +89,7 @@ def block(config: Dict[str, Any], weights: Arrays) -> bytes:
 
 
 def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """The graph of a decoder that `shapes.is_llama` takes: input_ids [B,S] to the logits of the last tokens [B,1,V]. weights: under the names of Stack."""
+    """Return the graph of a decoder that `shapes.is_llama` accepts: input_ids [B,S] to logits of the last token [B,1,V]. weights: by parameter name of Stack."""
     layers, epsilon = len(config["order"]), config["norm"]["epsilon"]
     graph = HandGraph(config["layers"][config["order"][0]]["attention"], config["max_positions"])
     table = graph.weights["table"] = weights["tokens.embedding.weight"]
@@ -104,7 +104,7 @@ def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
         following = "norm.weight" if layer == layers - 1 else f"layers.{layer + 1}.residual.attention_norm.weight"
         x, total = graph.normed(total, added, f"norm.after.{layer}", weights[following], epsilon)
     graph.weights["head"] = weights.get("head.linear.weight", table).T
-    graph.weights |= {"from": np.array([-1]), "to": np.array([np.iinfo(np.int64).max]), "of_tokens": np.array([1])}
-    graph.node("MatMul", [graph.node("Slice", [x, "from", "to", "of_tokens"], ["last"]), "head"], ["logits"])
+    graph.weights |= {"from": np.array([-1]), "to": np.array([np.iinfo(np.int64).max]), "token_axis": np.array([1])}
+    graph.node("MatMul", [graph.node("Slice", [x, "from", "to", "token_axis"], ["last"]), "head"], ["logits"])
     source = helper.make_tensor_value_info("input_ids", INT64, ["batch", "new"])
     return graph.model(source, helper.make_tensor_value_info("logits", FLOAT, ["batch", 1, config["tokens"]["vocabulary"]]), layers)

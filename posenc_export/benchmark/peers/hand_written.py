@@ -1,4 +1,4 @@
-"""A graph written by hand, run with everything bound and caches written in place."""
+"""A hand-written graph on ONNX Runtime, with bound inputs and outputs and caches that are updated in place."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ WRITE = {"block": hand_graph.block, "decoder": hand_graph.decoder}
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
-    torch.set_num_threads(1)  # a second thread pool would slow that of ONNX Runtime down
+    torch.set_num_threads(1)  # a second thread pool would slow down that of ONNX Runtime
     start = time.perf_counter()
     model, source = rebuilt(manifest)
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
@@ -26,11 +26,11 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class HandSession:
-    """Calls of a graph of hand_graph.
+    """Session on a graph of hand_graph.
 
     Args:
         graph: serialised model.
-        threads: of one operator.
+        threads: intra-op threads.
         batch: rows B of every call.
         capacity: slots M of the caches.
     """
@@ -54,7 +54,7 @@ class HandSession:
         self.length = 0
 
     def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
+        """Append a prompt. A batch is one call, because GroupQueryAttention supports several rows of several tokens only with an empty cache."""
         return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
@@ -78,7 +78,7 @@ class HandSession:
         self.seqlens[:], self.total[...] = self.length - 1, self.length
 
     def _bound(self, inputs: np.ndarray) -> Any:
-        """A binding of inputs and caches, and the array that the output goes to; OrtValues only borrow arrays, which the session keeps."""
+        """Return a binding of inputs and caches, and the array of the output. OrtValues do not own their arrays; the session keeps them alive."""
         source, result = self.session.get_inputs()[0], self.session.get_outputs()[0]
         rows = result.shape[1] if isinstance(result.shape[1], int) else inputs.shape[1]
         output = np.zeros((len(inputs), rows, result.shape[-1]), np.float32)

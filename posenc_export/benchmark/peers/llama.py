@@ -1,4 +1,4 @@
-"""LlamaForCausalLM of transformers with the same weights, eager, with its growing cache."""
+"""LlamaForCausalLM of transformers with the same weights, in eager mode with a DynamicCache."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def described(config: Dict[str, Any]) -> LlamaConfig:
-    """The configuration of a model that `shapes.is_llama` takes, with rope."""
+    """Return the transformers configuration of a model that `shapes.is_llama` accepts, with RoPE."""
     layer = config["layers"][config["order"][0]]
     attention = layer["attention"]
     return LlamaConfig(
@@ -41,7 +41,7 @@ def described(config: Dict[str, Any]) -> LlamaConfig:
 
 
 def renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
-    """Our weights under the names of LlamaForCausalLM."""
+    """Return the model's weights under the parameter names of LlamaForCausalLM."""
     attention = config["layers"][config["order"][0]]["attention"]
     sizes = [heads * attention["head_size"] for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])]
     own = dict(model.named_parameters())
@@ -59,7 +59,7 @@ def renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
 
 
 class LlamaSession:
-    """Calls of the model with a DynamicCache."""
+    """Session on the model with a DynamicCache."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

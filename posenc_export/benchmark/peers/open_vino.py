@@ -1,4 +1,4 @@
-"""OpenVINO on the graph of target `onnx`, with the caches kept inside as its variables, in float32."""
+"""OpenVINO on the graph of target `onnx`, in float32, with the caches converted to internal state variables."""
 
 import time
 from pathlib import Path
@@ -27,7 +27,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class OpenVinoSession:
-    """Calls of one request; its variables hold keys and values."""
+    """Session on one infer request, whose state variables hold keys and values."""
 
     def __init__(self, request: Any) -> None:
         self.request = request

@@ -1,4 +1,4 @@
-"""optimum-onnx on the folder of an artefact, by its config.json."""
+"""optimum-onnx, which loads an artefact folder by its config.json."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from posenc_export.runtime.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
-    torch.set_num_threads(1)  # a second thread pool would slow that of ONNX Runtime down
+    torch.set_num_threads(1)  # a second thread pool would slow down that of ONNX Runtime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     start = time.perf_counter()
@@ -23,7 +23,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class OptimumSession:
-    """Calls of the model with growing tensors of keys and values."""
+    """Session on the model, with growing tensors of keys and values."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class OptimumSession:
         self.length = 0
 
     def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        """GroupQueryAttention takes several rows of several tokens on an empty cache alone: a batch is one call."""
+        """Append a prompt. A batch is one call, because GroupQueryAttention supports several rows of several tokens only with an empty cache."""
         return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
 
     def step(self, inputs: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The model of an artefact built anew from its description: with its own weights where they can be built again, otherwise with random ones of seed 0."""
+"""The model of an artefact, rebuilt from its description: with its own weights if they come from a preset or a seed, otherwise with random weights of seed 0."""
 
 from typing import Mapping, Tuple, Union
 
@@ -13,6 +13,6 @@ Weights = Mapping[str, Union[str, int]]
 
 
 def rebuilt(manifest: Manifest) -> Tuple[Model, Weights]:
-    """The module in the artefact's dtype, and where its weights come from."""
+    """Return the module in the artefact's dtype, and the origin of its weights."""
     weights = manifest.source if {"preset", "seed"} & set(manifest.source) else RANDOM
     return rebuild(from_json(manifest.config), weights, manifest.packages).to(getattr(torch, manifest.dtype)), weights

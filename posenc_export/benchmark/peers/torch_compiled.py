@@ -1,4 +1,4 @@
-"""The live module through torch.compile, with symbolic sizes."""
+"""The eager module compiled by torch.compile with dynamic sizes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The live module, driven by the session of this package."""
+"""The eager module, run by the session of this package."""
 
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def opened(manifest: Manifest, threads: int, batch: int, finish: Callable[[Any], Any]) -> Opened:
-    """finish: from the module to what is called in its place."""
+    """Open a session on the module that `finish` returns, such as a compiled one."""
     torch.set_num_threads(threads)
     start = time.perf_counter()
     model, weights = rebuilt(manifest)

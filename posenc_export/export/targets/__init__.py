@@ -1,4 +1,4 @@
-"""The targets, by name: what each writes and how its caches behave."""
+"""The export targets, by name: the graph that each writes and the behaviour of its caches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,17 @@ from posenc_export.runtime.manifest import Manifest
 
 @dataclass(frozen=True)
 class Target:
-    """One way to deploy.
+    """Properties of one export target.
 
     Args:
-        graph: what the file holds, in a line.
-        cache: how its caches behave, in a line.
-        write: (source, manifest, folder) to the finished manifest.
-        layout: of each signature, "rows" or "columns" (runtime.manifest).
-        update: of its caches, "append" or "in_place".
-        geometry: capacity_bucket, continuation_rows, contiguous of the manifest.
-        dtypes: it can be written in, the usual one first.
-        few_bits: whether it takes weights of few bits, in float32.
+        graph: description of the graph, in one line.
+        cache: description of the caches, in one line.
+        write: writes the graph; takes (source, manifest, folder) and returns the completed manifest.
+        layout: "rows" or "columns" (runtime.manifest), by signature.
+        update: update rule of the caches, "append" or "in_place".
+        geometry: the manifest's capacity_bucket, continuation_rows and contiguous.
+        dtypes: supported dtypes, the default first.
+        few_bits: supports quantized weights with float32 activations.
     """
 
     graph: str
@@ -41,7 +41,7 @@ class Target:
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
 ROWS = {"positions": "rows", "mask": "columns"}
-BUCKET = 256  # slots; the cost of the standard operators follows the capacity, not the number of valid slots
+BUCKET = 256  # slots; small, because the cost of standard operators depends on the capacity instead of the number of valid slots
 
 TARGETS = {
     "onnx": Target(
@@ -83,7 +83,7 @@ TARGETS = {
         "torch.export program",
         "tensors written in place, cost of the valid length",
         write_pt2,
-        {"positions": "rows"},  # torch.export cannot express that a mask is longer than its tokens by the length of the cache
+        {"positions": "rows"},  # no "mask": torch.export cannot express that the mask is longer than the tokens by the length of the cache
         "in_place",
         TORCH,
     ),
@@ -91,7 +91,7 @@ TARGETS = {
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
         lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
-        {"positions": "rows"},  # its GroupQueryAttention reads lengths on the host: those computed from a mask on the device read as 0
+        {"positions": "rows"},  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         ("float16",),  # GroupQueryAttention has no float32 kernel for CUDA

@@ -1,4 +1,4 @@
-"""Target `onnx`: ai.onnx operators, opset 23, past in and present out."""
+"""Target `onnx`: ai.onnx operators, opset 23; caches are past inputs and present outputs."""
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Attention-23 with past and present: it appends and attends in one node, in float32, where nothing else reads keys and values."""
+    """Use one Attention-23 node with past and present, which appends and attends, if the dtype is float32 and no other node reads keys and values."""
     appended = standard.appended_here(node)
     if appended is None or rewriter.dtype != "float32" or standard.sinks_of(node) is not None or standard.shares_of(node) is not None:
         return standard.attend(rewriter, node)
@@ -44,5 +44,5 @@ LOWERING = (
         "Mask": standard.mask,
         "Attend": attend,
     },
-    {"Append": append},  # what no Attention node took over
+    {"Append": append},  # those that were not merged into an Attention node
 )

@@ -17,7 +17,7 @@ def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def fit_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Pad [B,T] with -1 to the M slots of the cache."""
+    """Pad key positions [B,T] with -1 to the capacity M of the cache: [B,M]."""
     key_positions, past = node.inputs
     capacity = rewriter.emit("Shape", [past], attributes={"start": 2, "end": 3})
     missing = rewriter.emit("Sub", [capacity, rewriter.emit("Shape", [key_positions], attributes={"start": 1, "end": 2})])

@@ -1,8 +1,8 @@
-"""Target `ort`: patterns of standard nodes around attention for which ONNX Runtime has fewer or cheaper nodes. Where a pattern does not hold, nothing changes.
+"""Target `ort`: fusions of standard nodes outside attention for which ONNX Runtime has fewer or cheaper nodes. Nodes that match no pattern are unchanged.
 
-A sum and the norm behind it stay two nodes: on a CPU, SkipSimplifiedLayerNormalization of ONNX Runtime 1.31 takes 1.2 to 2.7 times as long as Add and
-RMSNormalization at widths of 576 and more, SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. BiasGelu is made when the graph is loaded.
-One product for gate and up, split behind it, takes 0.96 to 1.03 of the time of two products (decoders of 1 to 134 M parameters): they stay apart.
+A sum and the norm after it stay two nodes: on a CPU, SkipSimplifiedLayerNormalization of ONNX Runtime 1.31 takes 1.2 to 2.7 times as long as Add and
+RMSNormalization at widths of 576 and more, SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. ONNX Runtime itself fuses BiasGelu
+when it loads the graph. Gate and up stay two products: one product followed by Split takes 0.96 to 1.03 of their time (decoders of 1 to 134 M parameters).
 """
 
 from typing import Optional, TypeGuard
@@ -14,9 +14,9 @@ from posenc_export.export.targets.ort import DOMAIN
 
 
 def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
-    """x times the transpose of a constant: FusedMatMul reads the constant as it is, a tied token table above all.
+    """Fuse the product of x and a transposed constant, such as a tied token table, to FusedMatMul, which reads the constant without transposing it.
 
-    ONNX Runtime would transpose it at every load, into memory of its own.
+    Otherwise ONNX Runtime stores a transposed copy of the constant whenever it loads the graph.
     """
     x, turned = node.inputs
     transpose = None if turned is None else turned.producer()
@@ -29,7 +29,7 @@ def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
 
 
 def sigmoid_unit(rewriter: Rewriter, node: ir.Node) -> Replaced:
-    """x sigmoid(x), or x sigmoid(alpha x) with a constant alpha: QuickGelu."""
+    """Fuse x sigmoid(x), or x sigmoid(alpha x) with a constant alpha, to QuickGelu."""
     read, share = node.inputs[0], node.outputs[0]
     users = list(share.uses())
     if len(users) != 1 or users[0].node.op_type != "Mul":
@@ -41,7 +41,7 @@ def sigmoid_unit(rewriter: Rewriter, node: ir.Node) -> Replaced:
 
 
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
-    """alpha, where read is alpha x; None where it is something else."""
+    """Return alpha if `read` is alpha x with a constant alpha, otherwise None."""
     if x is None or read is None:
         return None
     if read is x:
@@ -54,7 +54,7 @@ def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
 
 
 def _is_matrix(value: Optional[ir.Value]) -> TypeGuard[ir.Value]:
-    """Whether value is a constant of two axes."""
+    """Return whether value is a constant matrix."""
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
 
 

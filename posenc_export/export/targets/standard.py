@@ -1,4 +1,4 @@
-"""What the targets share: rotation, mask and attention by parts, as standard operators."""
+"""Lowerings to standard operators that the ONNX targets share: rotation, mask, attention and its separate steps."""
 
 import functools
 from typing import Dict, Optional, Tuple
@@ -9,14 +9,14 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, number, producer, size
 
 NEVER = -np.inf
-LEAST = -1e30  # of scores in a softmax, as in ops.shares: one of nothing but -inf is not a number
+LEAST = -1e30  # lower bound of scores, as in ops.shares; a softmax over -inf only gives NaN
 
 
 def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """RotaryEmbedding-23 on packed heads; -1 reads row 0, whose result nobody sees.
+    """Rotate packed heads with RotaryEmbedding-23. Position -1 reads row 0; the result belongs to padding and is masked.
 
-    With position_ids the node refuses more columns than its tables have rows. Keys that are turned when they are read may have more of them, padding
-    included, although every position is in range: what is not linear reads its rows beforehand.
+    With position_ids, the node refuses more columns than its tables have rows. Keys that are rotated when read can have more columns, padding included, although
+    every position is in range. For encodings that are not linear, Gather therefore reads the rows before the node.
     """
     x, positions, cos, sin = node.inputs
     assert x is not None and cos is not None and sin is not None
@@ -35,14 +35,14 @@ def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Key minus query position, subtracted as int64: exact at any offset."""
+    """Subtract query positions from key positions as int64, which is exact at any offset: [B,1,S,T] float32."""
     queries = rewriter.emit("Unsqueeze", [node.inputs[0], rewriter.constant([1, 3])])
     keys = rewriter.emit("Unsqueeze", [node.inputs[1], rewriter.constant([1, 2])])
     return rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], attributes={"to": int(ir.DataType.FLOAT)})
 
 
 def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Additive [B,1 or H,S,T] in the dtype of activations: bias or 0 where visible, -inf elsewhere."""
+    """Additive mask [B,1 or H,S,T] in the dtype of activations: the bias, or 0, for visible keys, -inf for the others."""
     positions, key_positions, bias, _ = node.inputs
     before, after, chunk = (number(node, name) for name in ("before", "after", "chunk"))
     keys = rewriter.emit("Unsqueeze", [key_positions, rewriter.constant([1])])
@@ -52,12 +52,12 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
         rules.append(("LessOrEqual", keys, rewriter.emit("Add", [queries, rewriter.constant(after)]) if after else queries))
     if before >= 0:
         rules.append(("GreaterOrEqual", keys, rewriter.emit("Sub", [queries, rewriter.constant(before)])))
-    if chunk:  # whole numbers divide towards 0, which is downwards for all that are seen
-        of_keys, of_queries = (rewriter.emit("Div", [value, rewriter.constant(chunk)]) for value in (keys, queries))
-        rules.append(("Equal", of_keys, of_queries))
+    if chunk:  # integer Div rounds towards 0, which equals floor for visible keys, whose positions are at least 0
+        key_chunks, query_chunks = (rewriter.emit("Div", [value, rewriter.constant(chunk)]) for value in (keys, queries))
+        rules.append(("Equal", key_chunks, query_chunks))
     found = [rewriter.emit(op, [left, right]) for op, left, right in rules]
     visible = rewriter.emit("Unsqueeze", [functools.reduce(lambda a, b: rewriter.emit("And", [a, b]), found), rewriter.constant([1])])
-    if bias is None:  # 0 for every query: Attention does not broadcast a mask over queries
+    if bias is None:  # expanded over queries, over which Attention does not broadcast a mask
         zero = rewriter.constant(0, "float32")
         scores = zero if len(found) > 1 else _for_every_query(rewriter, positions, zero)
     else:
@@ -66,28 +66,28 @@ def mask(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def _for_every_query(rewriter: Rewriter, positions: Optional[ir.Value], zero: ir.Value) -> ir.Value:
-    """zero as [1,1,S,1], S from positions [B,S]."""
+    """Expand zero to [1,1,S,1], with S taken from positions [B,S]."""
     count = rewriter.emit("Shape", [positions], attributes={"start": 1, "end": 2})
     return rewriter.emit("Expand", [zero, rewriter.emit("Concat", [rewriter.constant([1, 1]), count, rewriter.constant([1])], attributes={"axis": 0})])
 
 
 def in_dtype(rewriter: Rewriter, value: ir.Value) -> ir.Value:
-    """A float32 value in the dtype of activations."""
+    """Cast a float32 value to the dtype of activations."""
     if rewriter.dtype == "float32":
         return value
-    value.dtype = ir.DataType.FLOAT  # for in_float: values made here carry no type of their own
+    value.dtype = ir.DataType.FLOAT  # read by in_float; emitted values have no dtype otherwise
     return rewriter.emit("Cast", [value], attributes={"to": int(rewriter.onnx_dtype)})
 
 
 def as_is(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """The first input, unchanged."""
+    """Return the first input of the node."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
 def appended_here(node: ir.Node) -> Optional[Tuple[ir.Node, ir.Node]]:
-    """The Append nodes of the keys and values of an Attend, where it is their only reader; None where others read them too, or they are made otherwise."""
+    """Return the Append nodes that produce keys and values of an Attend; None if another node reads them or another kind of node produces them."""
     found = [producer(value, "Append") for value in node.inputs[1:3]]
     if any(append is None or [user for user, _ in append.outputs[0].uses()] != [node] for append in found):
         return None
@@ -95,29 +95,29 @@ def appended_here(node: ir.Node) -> Optional[Tuple[ir.Node, ir.Node]]:
 
 
 def content_of(node: ir.Node) -> Optional[ir.Value]:
-    """The content scores of an Attend, if it has any."""
+    """Return the content scores [B,H,S,T] of an Attend, or None."""
     return node.inputs[4] if len(node.inputs) > 4 else None
 
 
 def sinks_of(node: ir.Node) -> Optional[ir.Value]:
-    """The sinks of an Attend [H], if it has any."""
+    """Return the sinks [H] of an Attend, or None."""
     return node.inputs[5] if len(node.inputs) > 5 else None
 
 
 def whole_mask(rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
-    """The mask of an Attend with its content scores, float32."""
+    """Return the sum of mask and content scores of an Attend, float32."""
     wide, content = in_float(rewriter, node.inputs[3]), content_of(node)
     return wide if content is None else rewriter.emit("Add", [wide, content])
 
 
 def scores_of(node: ir.Node) -> Dict[str, float]:
-    """Attributes of an attention node by which scores are scaled and capped."""
+    """Return the attributes of an attention node for scaling and capping scores."""
     softcap = float(node.attributes["softcap"].value)
     return {"scale": float(node.attributes["scale"].value), **({"softcap": softcap} if softcap else {})}
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Attention over keys and values [B,K,T,D] that stand as they are, in float32: Attention keeps its products in the dtype of q, and float16 ends at 65504."""
+    """Attention over given keys and values [B,K,T,D] in float32. In float16, the products of Attention could exceed 65504."""
     if shares_of(node) is not None:
         return _attend_with_shares(rewriter, node)
     q, keys, values = (in_float(rewriter, value) for value in node.inputs[:3])
@@ -130,12 +130,12 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def shares_of(node: ir.Node) -> Optional[ir.Node]:
-    """The Shares of an Attend, where they are read."""
+    """Return the Shares node of an Attend, or None."""
     return next((user for user, _ in node.outputs[0].uses() if user.op_type == "Shares"), None)
 
 
 def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Product, softmax and mixture one by one, as ops.attend_with_shares."""
+    """Emit product, softmax and weighted sum as separate nodes, as in ops.attend_with_shares."""
     reader = shares_of(node)
     assert reader is not None
     found = rewriter.emit("Mul", [_products(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
@@ -146,7 +146,7 @@ def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], values: Optional[ir.Value], mask: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value, ir.Value]:
-    """Keys, values and mask with a key and a value of zeros in front, which every query of head h sees with the score of its sink."""
+    """Prepend a key and a value of zeros, and a mask column with the sink of each head as score. Return keys, values and mask."""
     front = [rewriter.constant([1, 0]), rewriter.constant(0, "float32"), rewriter.constant([2])]
     keys, values = (rewriter.emit("Pad", [value, *front]) for value in (keys, values))
     sinks = rewriter.emit("Unsqueeze", [in_float(rewriter, sinks_of(node)), rewriter.constant([0, 2, 3])])
@@ -160,7 +160,7 @@ def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], val
 
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """q k of grouped heads: [B,S,H,D] and [B,K,T,D] to [B,H,S,T] float32."""
+    """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
     return _products(rewriter, node, *node.inputs)
 
 
@@ -171,7 +171,7 @@ def _products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Op
 
 
 def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """shares [B,H,S,T] of grouped values [B,K,T,D] to [B,S,H*D]."""
+    """Sum grouped values [B,K,T,D] weighted by shares [B,H,S,T]: [B,S,H*D]."""
     return _mix(rewriter, node, *node.inputs)
 
 
@@ -181,7 +181,10 @@ def _mix(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: 
 
 
 def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value]) -> ir.Value:
-    """left [B,H,S,*] times right [B,K,*,n], a right for every H/K lefts: [B,H,S,n]. The lefts of a right are rows of one product, which reads the right once."""
+    """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand: [B,H,S,n].
+
+    These heads are stacked as rows of one product, so that each right operand is read once.
+    """
     heads, kv_heads = number(node, "heads"), number(node, "kv_heads")
     if heads == kv_heads:
         return rewriter.emit("MatMul", [left, right])
@@ -191,7 +194,7 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
 
 
 def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """RotaryEmbedding of the keys for each query, as rows of a batch [B*S,K,T,D], and one product for each."""
+    """Rotate the keys for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
     q, keys, angles = (in_float(rewriter, value) for value in node.inputs)
     heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(node.inputs[0], 3), size(node.inputs[2], 4)
     queries = rewriter.emit("Shape", [q], attributes={"start": 1, "end": 2})
@@ -217,6 +220,7 @@ def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
     rows, index = node.inputs
     return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
 
@@ -230,7 +234,7 @@ def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
-    """index [B,1 or H,S,T] as [B,H,S,T], H from like."""
+    """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
     known = like is not None and like.shape is not None and isinstance(like.shape[1], int)
     heads = rewriter.constant([size(like, 1)]) if known else rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
     shape = rewriter.emit("Concat", [rewriter.constant([1]), heads, rewriter.constant([1, 1])], attributes={"axis": 0})
@@ -242,7 +246,7 @@ def suffix_sum(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """GRU over the first tokens of each row; a row without any keeps its hidden vector."""
+    """GRU over the first `count` tokens of each row. A row with count 0 keeps its hidden vector."""
     x, hidden, weight, recurrent, bias, recurrent_bias = (in_float(rewriter, value) for index, value in enumerate(node.inputs) if index != 2)
     count = rewriter.emit("Cast", [node.inputs[2]], attributes={"to": int(ir.DataType.INT32)})
     width, front = number(node, "hidden"), rewriter.constant([0])
@@ -252,8 +256,8 @@ def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     lengths = rewriter.emit("Squeeze", [count, rewriter.constant([1])])
     sources = [by_time, *gates, rewriter.emit("Unsqueeze", [biases, front]), lengths, rewriter.emit("Unsqueeze", [hidden, front])]
     y, last = rewriter.emit_all("GRU", sources, 2, attributes={"hidden_size": width, "linear_before_reset": 1})
-    moved = rewriter.emit("Greater", [count, rewriter.constant(0, "int32")])
-    kept = rewriter.emit("Where", [moved, rewriter.emit("Squeeze", [last, front]), hidden])
+    has_tokens = rewriter.emit("Greater", [count, rewriter.constant(0, "int32")])
+    kept = rewriter.emit("Where", [has_tokens, rewriter.emit("Squeeze", [last, front]), hidden])
     for user, _ in list(node.outputs[0].uses()):
         if user.op_type == "LastHidden":
             user.outputs[0].replace_all_uses_with(in_dtype(rewriter, kept), replace_graph_outputs=True)
@@ -262,13 +266,13 @@ def recur(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def _reordered(rewriter: Rewriter, weight: Optional[ir.Value], width: int) -> ir.Value:
-    """Gates of torch (reset, update, new) in the order of ONNX (update, reset, new)."""
+    """Reorder the gates of torch (reset, update, new) to the order of ONNX (update, reset, new)."""
     order = np.concatenate((np.arange(width, 2 * width), np.arange(width), np.arange(2 * width, 3 * width)))
     return rewriter.emit("Gather", [weight, rewriter.constant(order)], attributes={"axis": 0})
 
 
 def in_float(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """A value in the dtype of activations as float32; one that was float32 before, with the digits it had."""
+    """Return a value in the dtype of activations as float32. For a value that was cast from float32, return the value before the cast."""
     if rewriter.dtype == "float32":
         return value
     cast = None if value is None else value.producer()

@@ -1,4 +1,4 @@
-"""The registry of model families: one file each reads its config.json into a description and says where its weights stand."""
+"""Registry of model families. Each family has a file that converts its config.json to a description and maps its weights."""
 
 import importlib
 from dataclasses import dataclass, field, replace
@@ -8,8 +8,8 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
-EMBEDDINGS = "embeddings"  # the part before the layers, of every family that is read as a whole
-# model_type of config.json: the file.
+EMBEDDINGS = "embeddings"  # name of the part before the layers, in every family that can be read as a whole model
+# Module of the family for each model_type.
 FILES = {
     **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
     **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3")},
@@ -26,28 +26,29 @@ FILES = {
 }
 
 
-def _nothing(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def _no_rules(description: StackConfig, config: Mapping[str, Any]) -> Table:
     return {}
 
 
-def _none(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
+def _no_patterns(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
     return ()
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a family of checkpoints.
+    """A family of checkpoints.
 
     Args:
-        describe: from the keys of config.json to the description of the model.
-        weights: our parameters, or the modules they belong to, by rules over tensors of the checkpoint.
-        base: what the names of a whole model start with, and those of its base model do not.
-        other_bases: what they start with in other versions, the longest first.
-        unused: regular expressions of names that take no part: buffers of older versions, heads of other tasks.
-        further: from the description and config.json, lines that depend on them; they go before those of `weights`.
-        left_out: from the same, what goes to `unused` besides.
-        keys: from config.json to what `describe` reads, where that is a part of it.
-        parts: of a model in two parts, the encoder that a decoder reads and that decoder.
+        describe: converts the keys of config.json to the description of the model.
+        weights: rules that form our parameters from tensors of the checkpoint, by name of the parameter or of its module. Empty if the family is read only in
+            parts.
+        base: prefix of tensor names that transformers' models with a head have and its base models do not have.
+        other_bases: prefixes used in place of `base` by other versions, the longest first.
+        unused: regular expressions for names of tensors to ignore, such as buffers of older versions and heads of other tasks.
+        further_weights: returns further rules for a description and its config.json. They take precedence over `weights`.
+        further_unused: returns further entries of `unused` for a description and its config.json.
+        keys: selects and renames the keys of config.json that `describe` reads.
+        parts: families of the encoder and decoder of a model with both, by name of the part.
     """
 
     describe: Callable[[Settings], StackConfig]
@@ -55,41 +56,45 @@ class Family:
     base: str = "model."
     other_bases: Tuple[str, ...] = ()
     unused: Tuple[str, ...] = ()
-    further: Callable[[StackConfig, Mapping[str, Any]], Table] = _nothing
-    left_out: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _none
+    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = _no_rules
+    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _no_patterns
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     parts: Mapping[str, "Family"] = field(default_factory=dict)
 
 
 def parts_of(name: str) -> Tuple[str, ...]:
-    """The parts that a known model_type is read in; empty where it is read as a whole, with or without parts."""
+    """Return the parts in which a known model_type must be read; empty if it can be read as a whole model."""
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return () if family.weights else tuple(family.parts)
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None) -> Tuple[StackConfig, Family]:
-    """The description of a config.json, and its family.
+    """Convert a config.json to a description.
 
     Args:
-        config: of a model, as transformers writes it.
-        max_positions: range of positions of the model; max_position_embeddings where None.
-        part: "encoder" or "decoder" of a model that has both. With "embeddings" the description is that of the whole model.
+        config: contents of config.json, as transformers writes it.
+        max_positions: number of positions; None for max_position_embeddings.
+        part: "encoder" or "decoder" for a model that has both. "embeddings" and None give the description of the whole model.
+
+    Returns:
+        The description, and the family with all rules for this config.
 
     Raises:
-        ValueError: an unknown model_type; a part of a model that has none; a key that is missing, unknown, or has a value that cannot be exported.
+        ValueError: an unknown model_type; a part that the model does not have; a key that is missing, unknown or has a value that cannot be exported.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
         known = ", ".join(FILES)
-        raise ValueError(f"checkpoint: model_type is one of {known}, got {name!r}; describe it as a StackConfig, or give AttentionBlock.from_weights its attention")
+        remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
+        raise ValueError(f"checkpoint: expected model_type to be one of {known}, got {name!r}; {remedy}")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
-            raise ValueError(f"{name}: expected part {known}, got {part!r}; choose one of them, or leave it out for the whole model")
+            raise ValueError(f"{name}: expected part {known}, got {part!r}; choose one of them, or leave part out for the whole model")
         family = family.parts[part]
     settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)
     settings.finish()
-    weights, unused = {**family.weights, **family.further(description, config)}, (*family.unused, *family.left_out(description, config))
+    weights, unused = {**family.weights, **family.further_weights(description, config)}, (*family.unused, *family.further_unused(description, config))
     return description, replace(family, weights=weights, unused=unused)

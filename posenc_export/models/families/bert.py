@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018): learned positions, segments, norms behind sums, attention both ways."""
+"""BERT (Devlin et al. 2018): learned positions, segments, post-norm layers, bidirectional attention."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,8 +7,8 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """To hidden states: heads of its tasks are left out, the pooler among them."""
+    """Describe the encoder up to hidden states, without pooler and task heads."""
     return post_norm(config, [{"name": "learned"}], [], table_rows(config), segments(config))
 
 
-FAMILY = Family(describe, weights("bert."), base="bert.", unused=UNUSED, further=one_segment("bert."))
+FAMILY = Family(describe, weights("bert."), base="bert.", unused=UNUSED, further_weights=one_segment("bert."))

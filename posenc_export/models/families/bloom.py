@@ -1,4 +1,4 @@
-"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm over embedded tokens."""
+"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm after the token embedding."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from posenc_export.models.families.rules import Grouped, Same, Table
 from posenc_export.models.families.settings import Settings
 
 LAYER = "transformer.h.{layer}."
-# What Megatron was run with; transformers reads none of it.
+# Settings of Megatron, which transformers does not read.
 MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
 WEIGHTS: Table = {
     "tokens.embedding": Same("transformer.word_embeddings"),
@@ -27,13 +27,13 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """The MLP is four times as wide as the model. The range is seq_length, or given: ALiBi has no end. slow_but_exact is about the order of sums."""
+    """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no limit. slow_but_exact only affects the order of sums."""
     for key in (*MEGATRON, "slow_but_exact"):
         config.take(key, None)
     config.only("apply_residual_connection_post_layernorm", False, False)
     hidden, norm = 4 * config.width, layer_norm(config, "layer_norm_epsilon")
     if config.whole("intermediate_size", hidden) != hidden:
-        raise ValueError(f"bloom: n_inner is null or {hidden}, four times the width, got another; correct config.json")
+        raise ValueError(f"bloom: expected n_inner to be null or {hidden}, four times the width, got another value; correct config.json")
     kind = layer(attention(config, bias=True), norm, hidden, "gelu_tanh")
     described = decoder(config, *alike(kind, config.layers, [{"name": "alibi"}]), tied=True)
     return msgspec.structs.replace(described, tokens=msgspec.structs.replace(described.tokens, norm=norm))

@@ -1,4 +1,4 @@
-"""Command R (Cohere 2024): attention and MLP side by side behind one LayerNorm without biases, neighbours turn as pairs, scaled logits."""
+"""Command R (Cohere 2024): parallel attention and MLP after one LayerNorm without bias, interleaved rotary pairs, scaled logits."""
 
 from typing import Any, Dict
 
@@ -10,13 +10,13 @@ from posenc_export.models.families.settings import Settings
 
 
 def layer_norm(config: Settings) -> Dict[str, Any]:
-    """LayerNorm without biases."""
+    """Describe LayerNorm without bias."""
     return {"name": "layer", "epsilon": config.number("layer_norm_eps"), "bias": False}
 
 
 def describe(config: Settings) -> StackConfig:
-    """With use_qk_norm (Command R+), each head of queries and keys has a norm of its own."""
-    config.take("model_max_length", None)  # how far the authors went; transformers reads nothing of it
+    """Describe the decoder. With use_qk_norm (Command R+), each head of queries and keys has a norm with separate weights."""
+    config.take("model_max_length", None)  # not read by transformers
     rotation, norm, bias = config.rotation(theta=500000.0, layout="interleaved"), layer_norm(config), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=norm)
     if config.flag("use_qk_norm", False):

@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R; what sees a window turns, what sees all does not."""
+"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R with rotation only in layers with a window."""
 
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families import Family
@@ -6,8 +6,8 @@ from posenc_export.models.families.cohere import layer_norm
 from posenc_export.models.families.gated import WEIGHTS, attention, decoder, layer
 from posenc_export.models.families.settings import Settings
 
-# What published configs name, transformers reads nothing of, and every model has.
-SAID = {
+# Keys of published configs that transformers does not read, with the value that all published models have.
+FIXED = {
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
     "rotary_pct": 1.0,
@@ -19,10 +19,10 @@ SAID = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Every fourth layer sees all keys where neither layer_types nor sliding_window_pattern says otherwise."""
+    """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer attends to all keys, the others to a window."""
     config.needs("sliding_window")
-    config.flag("use_parallel_embedding", False)  # how the table was spread over machines
-    for key, value in SAID.items():
+    config.flag("use_parallel_embedding", False)  # distribution of the table over devices in training
+    for key, value in FIXED.items():
         config.only(key, value, value)
     rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")
     kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=layer_norm(config))

@@ -1,11 +1,11 @@
-"""DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT's shape, scores from content and distance, no absolute positions."""
+"""DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
 from posenc_export.models.config import Named, StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.encoder_rules import Biases, NoBias
 from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
 from posenc_export.models.families.rules import Grouped, Same, Table, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
@@ -17,12 +17,12 @@ WEIGHTS: Table = {
     ENCODING + ".of_keys.bias": NoBias(),
     ENCODING + ".of_queries": Same(LAYER + "pos_q_proj"),
 }
-POSITIONS = r"embeddings\.position_embeddings\._?weight$"  # read by the mask decoder of pretraining alone where position_biased_input is false
-TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}  # pos_att_type in order: our name
+POSITIONS = r"embeddings\.position_embeddings\._?weight$"  # without position_biased_input, only the mask decoder of pretraining uses it
+TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}  # sorted pos_att_type to our name
 
 
 def describe(config: Settings) -> StackConfig:
-    """Distances from max_relative_positions on share the last row of their side."""
+    """Describe the encoder. Distances of max_relative_positions and more share the last row of their direction."""
     config.only("talking_head", False, False)
     relative = distances(config)
     encoding = {"name": "deberta", "version": "v1", "span": relative, **terms(config)}
@@ -30,32 +30,32 @@ def describe(config: Settings) -> StackConfig:
 
 
 def terms(config: Settings) -> Named:
-    """Which of the two terms of distances there are, as a parameter of the encoding; nothing for both.
+    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are used, which is the default.
 
     Raises:
-        ValueError: none of them, others.
+        ValueError: pos_att_type has no term or an unknown term.
     """
     given = config.take("pos_att_type")
     found = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
     name = TERMS.get(tuple(sorted(found, key=str)), "") if isinstance(found, list) else ""
     if not name:
-        raise ValueError(f"{config.family}: pos_att_type is c2p, p2c or both, got {given!r}; nothing else of it can be exported yet")
+        raise ValueError(f"{config.family}: expected pos_att_type to be c2p, p2c or both, got {given!r}; {UNSUPPORTED}")
     return {} if name == "both" else {"terms": name}
 
 
 def distances(config: Settings) -> int:
-    """The number of distances on each side; what all versions have but for buckets.
+    """Return the number of distances in each direction, and take the keys that all versions share.
 
     Raises:
-        ValueError: attention without distances, absolute positions beside them.
+        ValueError: attention without distances, or with absolute positions too.
     """
     config.only("relative_attention", True, False)
     config.only("position_biased_input", False, True)
     as_wide_as_model(config)
     relative = config.take("max_relative_positions", -1)
     if isinstance(relative, bool) or not isinstance(relative, int):
-        raise ValueError(f"{config.family}: max_relative_positions is a whole number, got {relative!r}; correct config.json")
+        raise ValueError(f"{config.family}: expected max_relative_positions to be an integer, got {relative!r}; correct config.json")
     return relative if relative > 0 else config.trained_positions
 
 
-FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further=one_segment("deberta."))
+FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further_weights=one_segment("deberta."))

@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, whose projections may be those of content."""
+"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, which may share the projections of content."""
 
 from typing import Any, Mapping
 
@@ -8,7 +8,7 @@ from posenc_export.models.families.deberta import POSITIONS, distances, terms
 from posenc_export.models.families.encoder_rules import NormalisedRows
 from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
 from posenc_export.models.families.rules import Joined, Same, Table, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
@@ -22,26 +22,27 @@ SHARED: Table = {ENCODING + ".of_keys": Same(LAYER + "key_proj"), ENCODING + ".o
 
 
 def describe(config: Settings) -> StackConfig:
-    """Without position_buckets, every distance has a row. The convolution behind the first layer (v2-xlarge and xxlarge) is refused."""
+    """Describe the encoder. Without position_buckets, every distance has a row. The convolution after the first layer (v2-xlarge, v2-xxlarge) is refused."""
     config.only("conv_kernel_size", 0, 0)
     config.only("attention_head_size", config.width // config.heads, config.width // config.heads)
     config.flag("share_att_key", False)
     norm = config.take("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
-        raise ValueError(f"deberta-v2: norm_rel_ebd is none or layer_norm, got {norm!r}; nothing else of it can be exported yet")
+        raise ValueError(f"deberta-v2: expected norm_rel_ebd to be none or layer_norm, got {norm!r}; {UNSUPPORTED}")
     relative, buckets = distances(config), config.take("position_buckets", -1)
     if isinstance(buckets, bool) or not isinstance(buckets, int) or (buckets > 0 and (buckets % 2 or buckets >= relative)):
-        raise ValueError(f"deberta-v2: position_buckets is -1, or even and below max_relative_positions, got {buckets!r} and {relative}; correct config.json")
+        rule = "expected position_buckets to be -1, or even and below max_relative_positions"
+        raise ValueError(f"deberta-v2: {rule}, got {buckets!r} and {relative}; correct config.json")
     by_bucket = {"version": "v2", "span": buckets, "max_relative": relative}
     encoding = {"name": "deberta", **terms(config), **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
     return post_norm(config, [], [encoding], config.max_positions, segments(config))
 
 
 def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Where projections and rows of distances stand."""
+    """Return the rules for rows and projections of distances, and for a single token type."""
     norm = NormalisedRows("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm", config["layer_norm_eps"])
     table: Table = {ENCODING + ".table": norm} if config.get("norm_rel_ebd") == "layer_norm" else {}
     return {**one_segment("deberta.")(description, config), **table, **(SHARED if config.get("share_att_key") else {})}
 
 
-FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further=lines)
+FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further_weights=lines)

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): keys and values from one short vector, experts chosen from the best groups."""
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): latent attention, experts chosen from the best groups."""
 
 import math
 from typing import Any, Mapping, Optional, Tuple
@@ -11,9 +11,9 @@ from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, decoder, l
 from posenc_export.models.families.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
 from posenc_export.models.families.settings import Settings
 
-EPSILON = 1e-6  # of the norms within attention, whatever rms_norm_eps is
-# What published configs name, transformers reads nothing of, and every model has.
-SAID = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
+# Keys of published configs that transformers does not read, with the value that all published models have.
+FIXED = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
 def _attention(config: Settings) -> AttentionConfig:
@@ -23,7 +23,7 @@ def _attention(config: Settings) -> AttentionConfig:
     config.only("num_key_value_heads", config.heads)
     rotation = config.rotation(layout="interleaved" if config.flag("rope_interleave", True) else "half")
     if rotation["name"] == "rope_proportional":
-        raise ValueError("deepseek_v3: rope_type turns all entries of qk_rope_head_dim, got proportional; nothing else of it can be exported yet")
+        raise ValueError("deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, got proportional; choose another rope_type")
     config.needs("q_lora_rank")
     projection = {
         **{"name": "latent", "rotary": rotary, "value_size": value, "rank": config.whole("kv_lora_rank"), "query_rank": config.whole("q_lora_rank", 0)},
@@ -36,22 +36,22 @@ def _attention(config: Settings) -> AttentionConfig:
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
-    """With mscale_all_dim, scores are longer by the square of YaRN's temperature."""
+    """Return the factor on scores with the square of YaRN's magnitude; None, for the default, without mscale_all_dim."""
     if not rotation.get("mscale_all_dim"):
         return None
     return size**-0.5 * (1 + 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))) ** 2
 
 
 def describe(config: Settings) -> StackConfig:
-    """Layers from first_k_dense_replace on have experts. Weights of layers behind the last, which predict further tokens, are left out."""
-    for key, value in SAID.items():
+    """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for multi-token prediction are left out."""
+    for key, value in FIXED.items():
         config.only(key, value, value)
     config.take("num_nextn_predict_layers", None)
     config.take("num_mtp_layers", None)
     dense = layer(config, _attention(config))
     inner, first = config.whole("moe_intermediate_size"), config.take("first_k_dense_replace")
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"deepseek_v3: first_k_dense_replace is a whole number of 0 or more, got {first!r}; correct config.json")
+        raise ValueError(f"deepseek_v3: expected first_k_dense_replace to be an integer of 0 or more, got {first!r}; correct config.json")
     experts = with_experts(
         msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
         config.whole("n_routed_experts"),
@@ -66,13 +66,13 @@ def describe(config: Settings) -> StackConfig:
 
 
 def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Where queries come from, with a rank and without."""
+    """Return the rule for the projection of queries, whose name depends on q_lora_rank."""
     ranked = description.kinds[0].attention.projection["query_rank"]
     return {PROJECTION + "query_up": TurningFirst(READ + ("q_b_proj" if ranked else "q_proj"))}
 
 
-def _behind(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Layers that predict further tokens stand behind those of the model."""
+def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Return a pattern for the layers for multi-token prediction, which follow the last layer of the model."""
     inside = "|".join(str(index) for index in range(len(description.order)))
     return (rf"^model\.layers\.(?!(?:{inside})\.)",) if config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) else ()
 
@@ -93,4 +93,4 @@ EXPERTS: Table = {
     OURS + "mlp.downs": Linears(FEED + "experts.{row}.down_proj.weight"),
     **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
 }
-FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further=_queries, left_out=_behind)
+FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further_weights=_queries, further_unused=_prediction_layers)

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): BERT's shape without segments, and with names of its own."""
+"""DistilBERT (Sanh et al. 2019): BERT without segments, with other tensor names."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -19,7 +19,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Sinusoids, where they were chosen, stand in the position table like any other rows."""
+    """Describe the encoder. With sinusoidal_pos_embds, sinusoids are saved in the position table, so nothing differs here."""
     config.flag("sinusoidal_pos_embds", False)
     config.take("tie_weights_", None)
     return post_norm(config, [{"name": "learned"}], [], table_rows(config), 0, activation="activation", epsilon=1e-12)

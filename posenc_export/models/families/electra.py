@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): BERT's shape. Small ones, whose token table is narrower than the model, are refused."""
+"""ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower than the model, are refused."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,9 +7,9 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """Discriminator and generator alike, without their heads."""
+    """Describe a discriminator or generator without its head."""
     as_wide_as_model(config, default=128)
     return post_norm(config, [{"name": "learned"}], [], table_rows(config), segments(config))
 
 
-FAMILY = Family(describe, weights("electra."), base="electra.", unused=UNUSED, further=one_segment("electra."))
+FAMILY = Family(describe, weights("electra."), base="electra.", unused=UNUSED, further_weights=one_segment("electra."))

@@ -1,4 +1,4 @@
-"""Rules of weight tables that encoders alone need (rules.py has those of all families)."""
+"""Further rules for weight tables of encoders and of encoder-decoder models."""
 
 from dataclasses import dataclass
 from typing import Dict, List, Tuple
@@ -12,11 +12,11 @@ from posenc_export.models.families.rules import Shape
 
 @dataclass(frozen=True)
 class PlusRow:
-    """A table with the one row of another added to each of its rows: a model with a single token type (RoBERTa).
+    """A table with a row vector added to each row, for models with a single token type (RoBERTa).
 
     Args:
-        module: in the checkpoint.
-        row: module of the table of one row.
+        module: module of the table in the checkpoint.
+        row: module of the table with one row.
     """
 
     module: str
@@ -31,10 +31,10 @@ class PlusRow:
 
 @dataclass(frozen=True)
 class Biases:
-    """Biases of queries and values that are saved by themselves, beside keys that have none (DeBERTa).
+    """Bias of a packed projection from separate biases of queries and values; keys get 0 (DeBERTa).
 
     Args:
-        q, v: names in the checkpoint, of the tensors themselves.
+        q, v: full names of the tensors in the checkpoint.
     """
 
     q: str
@@ -50,10 +50,10 @@ class Biases:
 
 @dataclass(frozen=True)
 class NoTable:
-    """Zeros for a table that the family has not.
+    """A table of zeros, for models without that table.
 
     Args:
-        rows, columns: its sizes.
+        rows, columns: sizes of the table.
     """
 
     rows: int
@@ -68,7 +68,7 @@ class NoTable:
 
 @dataclass(frozen=True)
 class NoBias:
-    """Zeros for a bias over all query heads that the family has not."""
+    """A bias of zeros over all query heads, for models without that bias."""
 
     def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
         return {}
@@ -79,11 +79,11 @@ class NoBias:
 
 @dataclass(frozen=True)
 class NormalisedRows:
-    """A table whose rows are read through a LayerNorm, which is taken once (DeBERTa-v2).
+    """A table after LayerNorm over each row, for models that normalise rows when they read them (DeBERTa-v2).
 
     Args:
-        table, norm: modules in the checkpoint.
-        epsilon: of the norm.
+        table, norm: names of the modules in the checkpoint.
+        epsilon: epsilon of the norm.
     """
 
     table: str
@@ -100,10 +100,10 @@ class NormalisedRows:
 
 @dataclass(frozen=True)
 class JoinedHeads:
-    """Projections of queries, keys and values by tensors [E,heads,D], one behind the other (XLNet).
+    """Concatenation of projections of queries, keys and values from tensors [E,heads,D] (XLNet).
 
     Args:
-        q, k, v: names in the checkpoint, of the tensors themselves.
+        q, k, v: full names of the tensors in the checkpoint.
     """
 
     q: str
@@ -120,10 +120,10 @@ class JoinedHeads:
 
 @dataclass(frozen=True)
 class FlatHeads:
-    """A projection of mixed heads by a tensor [E,heads,D] (XLNet).
+    """An output projection from a tensor [E,heads,D] (XLNet).
 
     Args:
-        name: in the checkpoint, of the tensor itself.
+        name: full name of the tensor in the checkpoint.
     """
 
     name: str
@@ -137,11 +137,11 @@ class FlatHeads:
 
 @dataclass(frozen=True)
 class Permuted:
-    """A tensor whose axes stand in another order.
+    """A tensor with permuted axes.
 
     Args:
-        name: in the checkpoint, of the tensor itself.
-        axes: of that tensor, in our order.
+        name: full name of the tensor in the checkpoint.
+        axes: axes of that tensor in our order, as for torch.permute.
     """
 
     name: str
@@ -156,12 +156,12 @@ class Permuted:
 
 @dataclass(frozen=True)
 class KeysAndValues:
-    """What a decoder makes of an encoder, for all its layers: keys of the first, values of the first, keys of the second, and so on. A bias that is not there is 0.
+    """Concatenation of the cross-attention projections of all layers of a decoder: keys and values of the first layer, of the second, and so on.
 
     Args:
-        k, v: modules in the checkpoint; `{row}` stands for the layer of the decoder.
-        layers: of the decoder.
-        biases: which of the two have a bias.
+        k, v: names of the modules in the checkpoint; `{row}` is replaced by the layer of the decoder.
+        layers: number of layers of the decoder.
+        biases: which of k and v have a bias; a missing bias is 0.
     """
 
     k: str

@@ -1,4 +1,4 @@
-"""What BERT and the encoders after it have in common: a norm over tokens, positions and segments, layers with norms behind (Devlin et al. 2018, BERT, 3)."""
+"""Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm, and post-norm layers (Devlin et al. 2018, BERT, 3)."""
 
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -10,16 +10,16 @@ from posenc_export.models.families.settings import Settings
 OURS = "layers.{layer}."
 QKV = OURS + "attention.projection.qkv"
 ENCODING = OURS + "attention.encoding"
-# Keys that say nothing about hidden states: dropout, initialisation, heads of other tasks.
+# Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
 UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id
     decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
     initializer_cutoff_factor language legacy mlp_dropout name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout reference_compile repad_logits_with_grad sep_token_id
     seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout summary_last_dropout summary_type
     summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
-# Keys of a decoder, and of positions and heads that transformers has no more: the one value of each that is an encoder.
+# Keys of decoders, and of positions and heads that transformers no longer supports, with the only value allowed in an encoder.
 ENCODER = {"is_decoder": False, "add_cross_attention": False, "is_encoder_decoder": False, "position_embedding_type": "absolute", "pruned_heads": {}}
-# Heads of other tasks, and buffers of older versions.
+# Tensors to ignore: heads of other tasks, buffers of older versions.
 UNUSED = (
     r"^(\w+\.)?pooler\.",
     r"^(classifier|cls|discriminator_predictions|generator_lm_head|generator_predictions|lm_head|lm_predictions|mask_predictions|pre_classifier)\.",
@@ -29,10 +29,13 @@ UNUSED = (
 
 
 def attention(config: Settings, encodings: Sequence[Named] = (), bias: bool = True, sees: Optional[Named] = None) -> AttentionConfig:
-    """As many key heads as query heads; all four projections have biases, or none.
+    """Describe attention with as many key heads as query heads.
 
     Args:
-        sees: all keys where None.
+        config: keys of config.json.
+        encodings: encodings in the attention.
+        bias: whether all four projections have biases.
+        sees: which keys a query attends to; None for all.
     """
     return AttentionConfig(
         heads=config.heads,
@@ -45,12 +48,14 @@ def attention(config: Settings, encodings: Sequence[Named] = (), bias: bool = Tr
 
 
 def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[Named], max_positions: int, segments: int, **keys: Any) -> StackConfig:
-    """BERT's shape.
+    """Describe an encoder with the architecture of BERT.
 
     Args:
-        on_tokens, in_layers: encodings.
-        segments: number of token types; a single one is folded into the token table (`one_segment`).
-        keys: activation, epsilon where config.json names them otherwise or not at all.
+        config: keys of config.json.
+        on_tokens, in_layers: encodings of tokens, and in layers.
+        max_positions: number of positions.
+        segments: number of token types. A single type is added to the token table (`one_segment`).
+        keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the epsilon of norms if config.json does not give it.
     """
     norm = {"name": "layer", "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps")}
     mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation(keys.get("activation", "hidden_act")), "bias": True}
@@ -61,7 +66,11 @@ def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[
 
 
 def encoder_only(config: Settings) -> None:
-    """Take keys that say nothing about hidden states, and refuse decoders."""
+    """Take keys that do not affect hidden states, and refuse decoders.
+
+    Raises:
+        ValueError: config.json describes a decoder.
+    """
     for key in UNREAD:
         config.take(key, None)
     for key, value in ENCODER.items():
@@ -69,48 +78,55 @@ def encoder_only(config: Settings) -> None:
 
 
 def table_rows(config: Settings, unused: int = 0) -> int:
-    """Range of positions of a model with a table of them.
+    """Return the number of positions of a model with a position table.
 
     Args:
-        unused: rows at the front that no position reads.
+        config: keys of config.json.
+        unused: number of rows at the beginning that no position uses.
 
     Raises:
-        ValueError: another range asked for, a table without rows.
+        ValueError: another range was requested, or the table has no rows for positions.
     """
     rows = config.trained_positions - unused
     if rows < 1:
-        raise ValueError(f"{config.family}: max_position_embeddings is above the {unused} rows of padding, got {config.trained_positions}; correct config.json")
+        rule = f"expected max_position_embeddings to be above {unused}, the number of unused rows"
+        raise ValueError(f"{config.family}: {rule}, got {config.trained_positions}; correct config.json")
     if config.max_positions not in (rows, config.trained_positions):
-        raise ValueError(f"{config.family}: max_positions is the {rows} rows of its position table, got {config.max_positions}; leave it out and call grown(model, N)")
+        rule = f"expected max_positions to be {rows}, the rows of the position table"
+        raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
     return rows
 
 
 def segments(config: Settings) -> int:
-    """Number of token types, 0 or more.
+    """Return the number of token types, 0 or more.
 
     Raises:
-        ValueError: no such number.
+        ValueError: type_vocab_size is not an integer of 0 or more.
     """
     value = config.take("type_vocab_size")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{config.family}: type_vocab_size is a whole number of 0 or more, got {value!r}; correct config.json")
+        raise ValueError(f"{config.family}: expected type_vocab_size to be an integer of 0 or more, got {value!r}; correct config.json")
     return value
 
 
 def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:
-    """Refuse token tables of another width than the model: what widens them stands behind their norm.
+    """Check that the token table is as wide as the model. A projection after the norm of a narrower table is not supported.
 
     Args:
-        default: of the family, where config.json has no embedding_size; the width of the model where None.
+        config: keys of config.json.
+        default: the family's default of embedding_size; None for the width of the model.
+
+    Raises:
+        ValueError: another embedding_size.
     """
     config.only("embedding_size", config.width, config.width if default is None else default)
 
 
 def weights(base: str) -> Table:
-    """BERT's names.
+    """Return the weight table of BERT.
 
     Args:
-        base: what they start with.
+        base: prefix of tensor names.
     """
     layer, tokens = base + "encoder.layer.{layer}.", base + "embeddings."
     read = layer + "attention.self."
@@ -129,10 +145,10 @@ def weights(base: str) -> Table:
 
 
 def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
-    """The token table of models with a single token type: its row is part of every token.
+    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`.
 
     Args:
-        base: what names start with.
+        base: prefix of tensor names.
     """
     tokens = base + "embeddings."
 

@@ -1,4 +1,4 @@
-"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): attention and MLP side by side, few key heads; older ones with ALiBi."""
+"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): parallel attention and MLP, few key heads; ALiBi in older models."""
 
 from typing import Any, Mapping
 
@@ -22,27 +22,30 @@ WEIGHTS: Table = {
 
 
 def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """The norms of a layer, whose names say how many of them stand before its two halves."""
+    """Return the rules for the norms of a layer, whose names depend on whether attention and MLP have separate norms."""
     apart = description.kinds[0].residual["name"] == "parallel_norms"
     first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
     return {OURS + "residual.attention_norm": Same(LAYER + first), OURS + "residual.mlp_norm": Same(LAYER + second)}
 
 
 def describe(config: Settings) -> StackConfig:
-    """ALiBi is added before scores are divided by sqrt(D). transformers rounds it to bfloat16, which is exact for powers of two as slopes and 256 positions."""
+    """Describe the decoder. ALiBi is added before scores are divided by sqrt(D).
+
+    transformers rounds ALiBi to bfloat16, which is exact only if slopes are powers of two and for up to 256 positions.
+    """
     config.only("apply_residual_connection_post_layernorm", False, False)
-    config.take("ff_factor", None)  # beside ffn_hidden_size, which is read
+    config.take("ff_factor", None)  # transformers reads ffn_hidden_size
     new, many, apart = config.flag("new_decoder_architecture", False), not config.flag("multi_query", True), not config.flag("parallel_attn", True)
     kv_heads, count = config.whole("num_kv_heads", config.heads), config.whole("num_ln_in_parallel_attn", 2 if new else 1)
     for wrong, rule, got in (
-        (new and apart, "parallel_attn is true with new_decoder_architecture", "false"),
-        (not new and many and kv_heads != config.heads, f"num_kv_heads is {config.heads} without multi_query and new_decoder_architecture", kv_heads),
-        (not apart and count > 1 + new, f"num_ln_in_parallel_attn is {'1 or 2 with' if new else '1 without'} new_decoder_architecture", count),
+        (new and apart, "parallel_attn to be true with new_decoder_architecture", "false"),
+        (not new and many and kv_heads != config.heads, f"num_kv_heads to be {config.heads} without multi_query and new_decoder_architecture", kv_heads),
+        (not apart and count > 1 + new, f"num_ln_in_parallel_attn to be {'1 or 2 with' if new else '1 without'} new_decoder_architecture", count),
     ):
         if wrong:
-            raise ValueError(f"falcon: {rule}, got {got}; correct config.json")
+            raise ValueError(f"falcon: expected {rule}, got {got}; correct config.json")
     rotation = {"name": "alibi", "added": "before"} if config.flag("alibi", False) else config.rotation()
-    config.rotation_keys()  # without a meaning beside ALiBi
+    config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
     residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
     bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)
     heads = kv_heads if new or many else 1
@@ -50,4 +53,4 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, [rotation]), tied=True)
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", further=norms)
+FAMILY = Family(describe, WEIGHTS, base="transformer.", further_weights=norms)

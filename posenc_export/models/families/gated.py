@@ -1,4 +1,4 @@
-"""What Llama and the families after it have in common: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
+"""Common code of Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -27,10 +27,11 @@ HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_n
 
 
 def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
-    """The attention that the sizes in a config describe; encodings and sight are given to layers.
+    """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
 
     Args:
-        bias, output_bias: of the projections.
+        config: keys of config.json.
+        bias, output_bias: whether queries, keys and values have biases, and whether the output projection has one.
         parts: further fields of AttentionConfig.
     """
     return AttentionConfig(
@@ -51,11 +52,16 @@ def layer(
     norms: int = 2,
     norm: Optional[Dict[str, Any]] = None,
 ) -> LayerConfig:
-    """A layer with a gated MLP.
+    """Describe a layer with a gated MLP.
 
     Args:
-        activation: key of the config that names it.
-        norm: every norm of the layer; RMSNorm where None.
+        config: keys of config.json.
+        attention: attention of the layer.
+        activation: key of the activation in the config.
+        mlp_bias: whether the MLP has biases.
+        residual: key of parts.PARTS["residual"].
+        norms: number of norms.
+        norm: specification of all norms; None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
@@ -63,29 +69,31 @@ def layer(
 
 
 def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-    """Kinds and order of layers that are all alike."""
+    """Return kinds and order of identical layers with these encodings."""
     return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, ("layer",) * layers
 
 
 def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
-    """The same layer with other fields of its attention."""
+    """Return the layer with changed fields of its attention."""
     return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
 
 
 def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
-    """The same layer with norms of queries and keys like its first one.
+    """Return the layer with norms of queries and keys, specified like its first norm.
 
     Args:
-        name: over what, "head" or "projection".
+        kind: the layer.
+        name: "head" for norms over each head, "projection" for norms over all heads.
     """
     return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
 
 
 def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
-    """The same layer with experts like its MLP in place of it.
+    """Return the layer with experts in place of its MLP, each with the MLP's hidden width and activation.
 
     Args:
-        experts, chosen, weights, parts: as parts.experts.Experts.
+        kind: the layer.
+        experts, chosen, weights, parts: as in parts.experts.Experts.
     """
     unit = {"name": "gated", "activation": kind.mlp["activation"]}
     mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
@@ -93,10 +101,10 @@ def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **p
 
 
 def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """The same layer seeing a window of keys, in families of which transformers gives all layers the same.
+    """Return the layer with an attention window, for families in which all layers have the same window.
 
     Raises:
-        ValueError: layer_types that say otherwise.
+        ValueError: layer_types with other values.
     """
     if window is None:
         config.full_attention()
@@ -114,12 +122,14 @@ def decoder(
     head: Optional[HeadConfig] = None,
     **tokens: Any,
 ) -> StackConfig:
-    """The whole decoder.
+    """Describe the whole decoder.
 
     Args:
-        tied: where config.json does not say whether the head reads the embedding.
-        norm: behind the last layer; that of the first kind of layers where None.
-        head: with factors or biases; tie_word_embeddings decides whether it is tied.
+        config: keys of config.json.
+        layers, order: as in StackConfig.
+        tied: the family's default of tie_word_embeddings.
+        norm: norm after the last layer; None for the first norm of the layers.
+        head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
         tokens: further fields of TokensConfig.
     """
     return StackConfig(

@@ -1,4 +1,4 @@
-"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times sqrt(E), norms with factors 1 + w, GELU gates."""
+"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times sqrt(E), norms with weight 1 + w, GELU in the gated MLP."""
 
 import math
 
@@ -12,12 +12,13 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """hidden_act "gelu" of the first checkpoints is GELU by tanh, as transformers reads it. Keys without which transformers would take its own sizes are needed."""
+    """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints as the tanh approximation."""
     for key in ("num_key_value_heads", "head_dim"):
         config.needs(key)
     config.off("use_bidirectional_attention")
     if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
-        raise ValueError("gemma: hidden_activation is null or gelu_pytorch_tanh, got another; hidden_act is what transformers reads, so remove it")
+        rule = "expected hidden_activation to be null or gelu_pytorch_tanh"
+        raise ValueError(f"gemma: {rule}, got another value; remove it, since transformers reads hidden_act")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias))
     if kind.mlp["activation"] == "gelu":

@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024, Improving Open Language Models at a Practical Size): norms on either side, capped scores and logits, every other layer a window."""
+"""Gemma 2 (Gemma Team 2024, Improving Open Language Models at a Practical Size): norms before and after sublayers, softcaps, a window in every second layer."""
 
 import math
 
@@ -20,7 +20,7 @@ WEIGHTS: Table = {
 
 
 def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
-    """Attention with scores q k / sqrt(query_pre_attn_scalar); keys without which transformers would take its own sizes are needed."""
+    """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
     for key in ("num_key_value_heads", "head_dim", "sliding_window"):
         config.needs(key)
     bias = config.flag("attention_bias", False)
@@ -28,9 +28,9 @@ def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Layers 0, 2, 4, .. see a window where layer_types does not say otherwise."""
+    """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window."""
     config.off("use_bidirectional_attention")
-    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # hidden_activation is what counts
+    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
     kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich", norms=4)
     head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)), config.window("sliding_window")

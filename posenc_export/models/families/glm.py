@@ -1,4 +1,4 @@
-"""GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama's shape; half of each head turns, neighbours as pairs; gate and up are packed."""
+"""GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama with partial rotation, interleaved rotary pairs, and packed gate and up."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,7 +8,7 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """With attention_bias, queries, keys and values have one, the output has none."""
+    """Describe the decoder. attention_bias applies to queries, keys and values, not to the output."""
     for key in ("num_key_value_heads", "head_dim"):
         config.needs(key)
     rotation = config.rotation(partial=True, layout="interleaved", share=0.5)

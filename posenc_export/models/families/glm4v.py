@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.6V, their text model (GLM-V Team 2025, GLM-4.1V-Thinking): four norms, gate and up packed; time, height and width turn."""
+"""The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms, packed gate and up, rotation by time, height and width."""
 
 from posenc_export.models.config import LayerConfig, Named, StackConfig
 from posenc_export.models.families import Family
@@ -19,25 +19,26 @@ WEIGHTS: Table = {
 
 
 def rotation(config: Settings) -> Named:
-    """Neighbours are pairs; published models turn half of each head."""
+    """Return the rotation: interleaved rotary pairs, and in published models half of each head."""
     return {**rotation_of_axes(config, 10000.0, (8, 12, 12), partial=True), "layout": "interleaved"}
 
 
 def sandwich(config: Settings, bias: bool) -> LayerConfig:
-    """A layer with four norms.
+    """Describe a layer with four norms.
 
     Args:
-        bias: of queries, keys and values.
+        config: keys of config.json.
+        bias: whether queries, keys and values have biases.
     """
     return layer(config, attention(config, bias), residual="sandwich", norms=4)
 
 
 def describe(config: Settings) -> StackConfig:
-    """Heads share the width: transformers reads head_dim for the rotation alone."""
+    """Describe the decoder. The head size is width / heads; transformers reads head_dim only for the rotation."""
     config.needs("num_key_value_heads")
     config.only("head_dim", config.width // config.heads, config.width // config.heads)
-    turned = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=True), config.layers, [turned]))
+    axes_rotation = rotation(config)
+    return decoder(config, *alike(sandwich(config, bias=True), config.layers, [axes_rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

@@ -1,4 +1,4 @@
-"""GLM-OCR, its text model (Z.ai 2026, GLM-OCR): that of GLM-4V without biases, heads of any size."""
+"""The text model of GLM-OCR (Z.ai 2026, GLM-OCR): that of GLM-4.1V without biases, with any head size."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -10,8 +10,8 @@ from posenc_export.models.families.vision import BASES, UNUSED, keys_tied_by_eit
 
 def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
-    turned = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [turned]))
+    axes_rotation = rotation(config)
+    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [axes_rotation]))
 
 
 FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, trained rows for positions."""
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, learned positions."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -23,7 +23,10 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1; reorder_and_upcast_attn is about float16 alone."""
+    """Describe the decoder.
+
+    scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1. reorder_and_upcast_attn only affects float16.
+    """
     config.only("add_cross_attention", False, False)
     config.take("reorder_and_upcast_attn", None)
     hidden, activation = config.whole("intermediate_size", 4 * config.width), config.activation("activation_function", "gelu_new")

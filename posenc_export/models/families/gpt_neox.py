@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): attention and MLP side by side, a part of each head turns."""
+"""GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): parallel attention and MLP, partial rotation."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -22,10 +22,10 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """With use_parallel_residual, which is the default, both halves of a layer read what comes in, each through a norm of its own."""
+    """Describe the decoder. With use_parallel_residual, the default, attention and MLP both read the input of the layer, each after its own norm."""
     config.take("is_decoder", None)
-    config.spelled("rotary_emb_base", "rope_theta")
-    config.spelled("rotary_pct", "partial_rotary_factor")
+    config.rename("rotary_emb_base", "rope_theta")
+    config.rename("rotary_pct", "partial_rotary_factor")
     rotation = config.rotation(partial=True, share=0.25)
     residual = "parallel_norms" if config.flag("use_parallel_residual", True) else "pre"
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu")

@@ -1,4 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021): attention and MLP side by side behind one norm, neighbouring entries of each head turn, a head with biases."""
+"""GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation of interleaved pairs, an output head with bias."""
 
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families import Family
@@ -21,7 +21,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """rotary_dim entries of each head turn. The published config names two switches that transformers does not have."""
+    """Describe the decoder. rotary_dim entries of each head are rotated. transformers does not have the switches `rotary` and `scale_attn_weights`."""
     config.only("rotary", True, True)
     config.only("scale_attn_weights", True, True)
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}

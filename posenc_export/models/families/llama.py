@@ -1,4 +1,4 @@
-"""Llama 1 to 3 (Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models) and what is saved in its shape."""
+"""Llama 1 to 3 (Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models) and other models saved as Llama."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,8 +7,8 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """With attention_bias, all four projections have one."""
-    config.only("rope_interleaved", False, False)  # SmolLM2 names it; transformers turns halves
+    """Describe the decoder. attention_bias applies to all four projections."""
+    config.only("rope_interleaved", False, False)  # key of SmolLM2; transformers always uses layout half
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias), mlp_bias=config.flag("mlp_bias", False))
     return decoder(config, *alike(kind, config.layers, [rotation]))

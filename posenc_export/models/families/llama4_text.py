@@ -1,4 +1,4 @@
-"""Llama 4, its text model (Meta 2025): chunks of positions in layers that turn, a temperature in those that do not, a shared expert beside one of many."""
+"""The text model of Llama 4 (Meta 2025): chunked attention in layers with rotation, a temperature in layers without, experts with a shared expert."""
 
 from typing import List
 
@@ -8,37 +8,39 @@ from posenc_export.models.config import LayerConfig, StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_attention, with_experts
 from posenc_export.models.families.rules import Half, Same, Table, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.settings import UNSUPPORTED, Settings
 
 
-def _turned(config: Settings) -> List[bool]:
-    """Whether each layer turns: no_rope_layers has a 1 where it does; where it is missing or empty, no_rope_layer_interval counts."""
+def _rotated(config: Settings) -> List[bool]:
+    """Return whether each layer has rotation, from no_rope_layers (1 for rotation) or, if that is missing or empty, from no_rope_layer_interval."""
     interval = config.whole("no_rope_layer_interval", 4)
-    return [bool(turns) for turns in config.per_layer("no_rope_layers", [(index + 1) % interval for index in range(config.layers)], or_empty=True)]
+    return [bool(flag) for flag in config.per_layer("no_rope_layers", [(index + 1) % interval for index in range(config.layers)], or_empty=True)]
 
 
 def _attention(config: Settings) -> List[LayerConfig]:
-    """The layer of each index, but for its MLP."""
-    rotation, turned, size = config.rotation(theta=500000.0, layout="interleaved"), _turned(config), config.window("attention_chunk_size")
+    """Describe each layer, with an MLP that the caller replaces."""
+    rotation, rotated, size = config.rotation(theta=500000.0, layout="interleaved"), _rotated(config), config.window("attention_chunk_size")
     bias = config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias))
     period, slope = config.whole("floor_scale", 8192), config.number("attn_scale", 0.1)
     plain = [{"name": "logn", "form": "steps", "temperature": slope, "period": period}] if config.flag("attn_temperature_tuning", True) else []
     norm = {"name": "head", "norm": {**kind.norms[0], "weight": False}} if config.flag("use_qk_norm", True) else None
-    if norm and rotation["name"] in ("rope_yarn", "rope_longrope"):  # the norm stands behind the rotation there, which then has another length
-        raise ValueError(f"llama4_text: rotations beside use_qk_norm keep lengths, got {rotation['name'].removeprefix('rope_')}; nothing else of it can be exported yet")
-    types = config.per_layer("layer_types", ["chunked_attention" if turns else "full_attention" for turns in turned])
+    if norm and rotation["name"] in ("rope_yarn", "rope_longrope"):  # transformers normalises after rotation, which differs if rotation changes lengths
+        rule = "expected a rope_type that keeps the lengths of queries and keys with use_qk_norm"
+        raise ValueError(f"llama4_text: {rule}, got {rotation['name'].removeprefix('rope_')}; {UNSUPPORTED}")
+    types = config.per_layer("layer_types", ["chunked_attention" if flag else "full_attention" for flag in rotated])
     if not set(types) <= ({"full_attention"} if size is None else {"full_attention", "chunked_attention"}):
-        raise ValueError(f"llama4_text: layer_types are full_attention, or chunked_attention beside attention_chunk_size, got {', '.join(types)} and {size}")
+        rule = "expected layer_types to be full_attention, or chunked_attention with attention_chunk_size"
+        raise ValueError(f"llama4_text: {rule}, got {', '.join(types)} and {size}; correct config.json")
     sights = {"full_attention": {"name": "causal"}, "chunked_attention": {"name": "chunk", "size": size}}
     return [
-        with_attention(kind, sees=sights[name], encodings=(rotation,) if turns else tuple(plain), head_norm=norm if turns else None)
-        for name, turns in zip(types, turned, strict=True)
+        with_attention(kind, sees=sights[name], encodings=(rotation,) if flag else tuple(plain), head_norm=norm if flag else None)
+        for name, flag in zip(types, rotated, strict=True)
     ]
 
 
 def describe(config: Settings) -> StackConfig:
-    """Every interleave_moe_layer_step-th layer has experts where moe_layers does not say which. Weights multiply what experts read."""
+    """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has experts. Weights multiply the inputs of experts."""
     for key in ("num_key_value_heads", "head_dim", "attention_chunk_size"):
         config.needs(key)
     config.only("for_llm_compressor", False, False)

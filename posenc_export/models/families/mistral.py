@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's shape; older models see a window of keys."""
+"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's architecture; older models have an attention window."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,7 +7,7 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """No biases. A config without sliding_window is refused: transformers would take 4096."""
+    """Describe the decoder. A config without sliding_window is refused: the default in transformers is 4096."""
     config.needs("num_key_value_heads")
     rotation, window = config.rotation(), config.window("sliding_window")
     return decoder(config, *alike(windowed(config, layer(config, attention(config)), window), config.layers, [rotation]))

@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral's shape; two of eight experts act on a token."""
+"""Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each token."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,7 +8,7 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """Weights of experts are the softmax over those chosen."""
+    """Describe the decoder. Expert weights are the softmax over the chosen experts."""
     config.needs("num_key_value_heads")
     rotation, window = config.rotation(theta=1000000.0), config.window("sliding_window", None)
     kind = windowed(config, layer(config, attention(config)), window)

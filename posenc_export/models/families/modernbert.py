@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): norms in front, a gated MLP, rotation; most layers see keys near the query and turn by another theta."""
+"""ModernBERT (Warner et al. 2024): pre-norm layers, a gated MLP, rotation; most layers attend to nearby keys only and have another theta."""
 
 from typing import Dict
 
@@ -22,44 +22,44 @@ WEIGHTS: Table = {
     OURS + "mlp.down": Same(LAYER + "mlp.Wo"),
     "norm": Same("model.final_norm"),
 }
-# By layer type: the key of older configs that names theta, and transformers' own number.
+# For each layer type, the key of theta in older configs and transformers' default.
 THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
 
 
 def describe(config: Settings) -> StackConfig:
-    """The first layer reads the norm over tokens, and has none of its own for attention."""
+    """Describe the encoder. The attention of the first layer has no norm, since the token embedding ends with one."""
     encoder_only(config)
-    config.take("layer_norm_eps", None)  # named in published configs beside norm_eps, and not read
+    config.take("layer_norm_eps", None)  # in published configs, but only norm_eps is read
     norm = {"name": "layer", "epsilon": config.number("norm_eps"), "bias": config.flag("norm_bias", False)}
     bias, reach, every = config.flag("attention_bias", False), config.whole("local_attention") // 2, config.whole("global_attn_every_n_layers", 3)
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
     mlp = {"name": "gated", "hidden": hidden, "activation": activation, "bias": config.flag("mlp_bias", False)}
     sights: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
-    turned, kinds, order = rotations(config), {}, []
+    rotation_of, kinds, order = rotations(config), {}, []
     for index, name in enumerate(config.per_layer("layer_types", ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)])):
         if name not in sights:
-            raise ValueError(f"modernbert: layer_types are {' or '.join(sights)}, got {name!r}; correct config.json")
+            raise ValueError(f"modernbert: expected layer_types to be {' or '.join(sights)}, got {name!r}; correct config.json")
         order.append(name if index else "first")
         first = {"name": "none"} if index == 0 else norm
         kinds[order[-1]] = LayerConfig(
-            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [turned[name]], bias, sights[name]), mlp=mlp
+            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [rotation_of[name]], bias, sights[name]), mlp=mlp
         )
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm)
 
 
 def rotations(config: Settings) -> Dict[str, Named]:
-    """The rotation of each layer type.
+    """Return the rotation of each layer type.
 
     Raises:
-        ValueError: one rotation for all, where each layer type has its own; as rope_spec.
+        ValueError: as rope_spec; rope_parameters that are not nested by layer type.
     """
     config.only("rope_scaling", None, None)
     given = config.take("rope_parameters", None)
     if given is None:
         given = {name: {"rope_type": "default", "rope_theta": config.take(key, theta)} for name, (key, theta) in THETAS.items()}
     if not isinstance(given, dict) or not set(given) <= set(THETAS) or not all(isinstance(part, dict) for part in given.values()):
-        raise ValueError(f"modernbert: rope_parameters is a mapping for {' and '.join(THETAS)}, got {given!r}; correct config.json")
+        raise ValueError(f"modernbert: expected rope_parameters to map {' and '.join(THETAS)} to mappings, got {given!r}; correct config.json")
     sizes = {"hidden_size": config.width, "num_attention_heads": config.heads, "max_position_embeddings": config.trained_positions}
     return {name: rope_spec({**sizes, "rope_parameters": {"rope_theta": theta, **given.get(name, {})}}) for name, (_, theta) in THETAS.items()}
 

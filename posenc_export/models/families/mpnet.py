@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020): BERT's shape without segments, learned positions from 2 on, and T5's buckets as a bias that all layers share."""
+"""MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2, and T5's relative bias shared by all layers."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -14,11 +14,11 @@ WEIGHTS: Table = {
     OURS + "attention.projection.output": Same(LAYER + "attn.o"),
     OURS + "residual.attention_norm": Same(LAYER + "LayerNorm"),
 }
-UNUSED_ROWS = 2  # padding_idx is 1 whatever config.json says
+UNUSED_ROWS = 2  # transformers uses padding_idx 1 for all configs
 
 
 def describe(config: Settings) -> StackConfig:
-    """32 buckets whatever config.json says, as transformers reads no other number."""
+    """Describe the encoder. transformers always uses 32 buckets, so another number is refused."""
     config.only("relative_attention_num_buckets", 32, 32)
     buckets = {"name": "t5", "buckets": 32, "max_distance": 128, "scores": "scaled"}
     return post_norm(config, [{"name": "learned", "offset": UNUSED_ROWS}], [buckets], table_rows(config, UNUSED_ROWS), 0)

@@ -1,11 +1,11 @@
-"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, queries, keys and values that may be clipped."""
+"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of queries, keys and values."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.gated import OURS, alike, decoder
 from posenc_export.models.families.plain import attention, layer, layer_norm
 from posenc_export.models.families.rules import Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.settings import UNSUPPORTED, Settings
 
 LAYER = "transformer.blocks.{layer}."
 WEIGHTS: Table = {
@@ -19,21 +19,24 @@ WEIGHTS: Table = {
     "norm": Same("transformer.norm_f"),
     "head.linear": Same("lm_head"),
 }
-# Switches of MosaicML's own code that transformers does not have: their values in what it computes.
+# Switches of MosaicML's code that transformers does not have, with the values that match transformers' computation.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
 ONLY_IN_ATTENTION = {"alibi": True, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "prefix_lm": False, "qk_ln": False}
 
 
 def describe(config: Settings) -> StackConfig:
-    """learned_pos_emb has no meaning beside ALiBi, embedding_fraction none but in training; norm_type says how LayerNorm is computed. alibi_bias_max is what
-    MosaicML's code takes it for, 16 in MPT-7B-StoryWriter; transformers 5 computes with 8 whatever it says."""
-    config.opened("attn_config")
+    """Describe the decoder.
+
+    learned_pos_emb has no effect with ALiBi, embedding_fraction has none outside training, and norm_type only affects the precision of LayerNorm.
+    alibi_bias_max is used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
+    """
+    config.flatten("attn_config")
     for key, value in {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}.items():
         config.only(key, value, value)
     for key in ("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"):
         config.take(key, None)
     if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
-        raise ValueError(f"mpt: norm_type is layernorm or low_precision_layernorm, got {kind_of_norm!r}; nothing else of it can be exported yet")
+        raise ValueError(f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}")
     clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")
     slopes = config.number("attn_config.alibi_bias_max", 8.0)
     encoding = {"name": "alibi", **({} if slopes == 8 else {"max_bias": slopes})}

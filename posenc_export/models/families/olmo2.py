@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of what attention and MLP give, and RMSNorm over all heads of queries and keys."""
+"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and RMSNorm over all heads of queries and keys."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,7 +8,7 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """With attention_bias, all four projections have one."""
+    """Describe the decoder. attention_bias applies to all four projections."""
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias), residual="after"), "projection")
     return decoder(config, *alike(kind, config.layers, [rotation]))

@@ -1,16 +1,16 @@
-"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2's shape with ReLU; rows for positions stand behind two for padding."""
+"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the position table begins with two unused rows."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
 from posenc_export.models.families.gated import OURS, QKV, alike, decoder
 from posenc_export.models.families.plain import attention, layer, learned
-from posenc_export.models.families.rules import From, Joined, Same, Table
+from posenc_export.models.families.rules import Joined, RowsFrom, Same, Table
 from posenc_export.models.families.settings import Settings
 
 LAYER = "model.decoder.layers.{layer}."
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.decoder.embed_tokens"),
-    "token_encoding.table": From("model.decoder.embed_positions", 2),
+    "token_encoding.table": RowsFrom("model.decoder.embed_positions", 2),
     OURS + "residual.attention_norm": Same(LAYER + "self_attn_layer_norm"),
     QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
     OURS + "attention.projection.output": Same(LAYER + "self_attn.out_proj"),
@@ -23,7 +23,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Norms stand behind sums without do_layer_norm_before, and there is none behind the last layer then; as with _remove_final_layer_norm."""
+    """Describe the decoder. Without do_layer_norm_before, layers are post-norm. Then, or with _remove_final_layer_norm, there is no final norm."""
     config.only("word_embed_proj_dim", config.width, config.width)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
     removed, trained = config.flag("_remove_final_layer_norm", False), config.flag("layer_norm_elementwise_affine", True)

@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, a part of each head turns."""
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families import Family
@@ -22,7 +22,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """qk_layernorm normalises each head of queries and keys before it turns. Half of each head turns where the config does not say how much."""
+    """Describe the decoder. qk_layernorm normalises each head of queries and keys before rotation. partial_rotary_factor defaults to 0.5."""
     rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
     head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu_new")

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama's shape with packed projections, LongRoPE, partial rotation."""
+"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed projections, LongRoPE and partial rotation."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -16,12 +16,12 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Phi-4-mini names biases that it has not, and two factors of 1."""
+    """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and two factors that are always 1."""
     for key, value in {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1}.items():
         config.only(key, value, value)
     window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
     if rotation["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
-        raise ValueError(f"phi3: rope_type is default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")
+        raise ValueError(f"phi3: expected rope_type default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")
     return decoder(config, *alike(windowed(config, layer(config, attention(config)), window), config.layers, [rotation]))
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama's shape; queries, keys and values have biases, the output has none."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama with biases of queries, keys and values, and none of the output."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,11 +7,11 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """With use_sliding_window, layers from max_window_layers on see a window."""
+    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a window."""
     config.needs("num_key_value_heads")
     config.only("use_mrope", False, False)
     used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 28)
-    if used:  # transformers would take 4096
+    if used:  # transformers' default is 4096
         config.needs("sliding_window")
     rotation, window = config.rotation(), config.window("sliding_window", None)
     kind = layer(config, attention(config, bias=True))

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL, their text model (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2's shape; time, height and width turn."""
+"""The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2 with rotation by time, height and width."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,13 +8,13 @@ from posenc_export.models.families.vision import BASES, UNUSED, keys_tied_by_eit
 
 
 def describe(config: Settings) -> StackConfig:
-    """With use_sliding_window, layers from max_window_layers on see a window where layer_types does not say which."""
+    """Describe the decoder. Without layer_types but with use_sliding_window, layers from max_window_layers on have a window."""
     config.needs("num_key_value_heads")
     size = config.width // config.heads
     config.only("head_dim", size, size)
     rotation = rotation_of_axes(config, 1000000.0, (16, 24, 24))
     used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 80)
-    if used:  # transformers would take 4096
+    if used:  # transformers' default is 4096
         config.needs("sliding_window")
     window = config.window("sliding_window", None)
     kind = layer(config, attention(config, bias=True))

@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025, Qwen3 Technical Report): Llama's shape; RMSNorm over each head of queries and keys."""
+"""Qwen3 (Yang et al. 2025, Qwen3 Technical Report): Llama with RMSNorm over each head of queries and keys."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,7 +7,7 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """With use_sliding_window, layers from max_window_layers on see a window. A config without head_dim is refused: transformers would take 128."""
+    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a window. head_dim is required: transformers' default is 128."""
     for key in ("num_key_value_heads", "head_dim"):
         config.needs(key)
     rotation, used = config.rotation(), config.flag("use_sliding_window", False)

@@ -1,4 +1,4 @@
-"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention; eight of 128 experts act on a token."""
+"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention, and eight of 128 experts for each token."""
 
 import msgspec
 
@@ -10,11 +10,14 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """Every decoder_sparse_step-th layer has experts, but for mlp_only_layers. Weights are shares of all experts, or with norm_topk_prob of those chosen."""
+    """Describe the decoder. Every decoder_sparse_step-th layer has experts, except those in mlp_only_layers.
+
+    Expert weights are the softmax over the chosen experts with norm_topk_prob, and over all experts without.
+    """
     config.needs("num_key_value_heads")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
-    config.take("max_window_layers", None)  # of configs that were made from Qwen3's; transformers reads nothing of it
+    config.take("max_window_layers", None)  # in configs derived from Qwen3's; transformers ignores it
     step, dense_at = config.whole("decoder_sparse_step", 1), config.take("mlp_only_layers", None) or []
     dense = windowed(config, head_norm(layer(config, attention(config, bias, bias)), "head"), window if used else None)
     dense = with_attention(dense, encodings=(rotation,))

@@ -1,4 +1,4 @@
-"""Qwen3-VL, its text model (Qwen 2025, Qwen3-VL Technical Report): Qwen3's shape; time, height and width turn in turn over the whole spectrum."""
+"""The text model of Qwen3-VL (Qwen 2025, Qwen3-VL Technical Report): Qwen3 with rotation by time, height and width, interleaved over the frequencies."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,7 +8,7 @@ from posenc_export.models.families.vision import BASES, UNUSED, rotation_of_axes
 
 
 def describe(config: Settings) -> StackConfig:
-    """A config without head_dim is refused: transformers would take 128. What a vision tower adds behind the first layers (DeepStack) is none of the text model."""
+    """Describe the decoder. head_dim is required: transformers' default is 128. Image features that DeepStack adds after the first layers are not supported."""
     for key in ("num_key_value_heads", "head_dim"):
         config.needs(key)
     rotation, bias = rotation_of_axes(config, 500000.0, (24, 20, 20)), config.flag("attention_bias", False)

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020) and CamemBERT (Martin et al. 2020): BERT's shape, positions counted from padding_idx + 1."""
+"""RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): BERT with positions that begin at row padding_idx + 1."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -7,9 +7,9 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """Valid tokens count, whatever their id; transformers skips ids of padding inside a row."""
+    """Describe the encoder. Positions count all valid tokens; transformers does not count padding ids inside a row."""
     unused = config.padding(1) + 1
     return post_norm(config, [{"name": "learned", "offset": unused}], [], table_rows(config, unused), segments(config))
 
 
-FAMILY = Family(describe, weights("roberta."), base="roberta.", unused=UNUSED, further=one_segment("roberta."))
+FAMILY = Family(describe, weights("roberta."), base="roberta.", unused=UNUSED, further_weights=one_segment("roberta."))

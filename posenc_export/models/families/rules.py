@@ -1,6 +1,7 @@
-"""How a parameter of ours is made of tensors of a checkpoint: the rules that tables of families are written in.
+"""Rules that form parameters of our models from tensors of a checkpoint. The weight table of a family consists of such rules.
 
-A rule has `shapes`, what the checkpoint must hold for one parameter, and `form`, the parameter from it. `{layer}` in a name stands for the layer.
+`shapes` gives the tensors that the checkpoint must hold for one parameter, and `form` computes the parameter. `{layer}` in a name is replaced by the
+index of the layer.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,19 @@ Shape = Tuple[int, ...]
 
 
 class Rule(Protocol):
-    """One line of a table."""
+    """One entry of a weight table."""
 
     def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        """Names and shapes in the checkpoint for our parameter of `kind` "weight" or "bias" and this shape, in a layer with that attention."""
+        """Return names and shapes of the tensors in the checkpoint.
+
+        Args:
+            kind: last component of our parameter's name, such as "weight" or "bias".
+            shape: shape of our parameter.
+            config: attention of the layer.
+        """
 
     def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        """Our parameter, from tensors in the order of `shapes`."""
+        """Return our parameter, from tensors in the order of `shapes`."""
 
 
 Table = Mapping[str, Rule]
@@ -29,10 +36,10 @@ Table = Mapping[str, Rule]
 
 @dataclass(frozen=True)
 class Same:
-    """Another name.
+    """The same tensor under another name.
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str
@@ -46,10 +53,10 @@ class Same:
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor that is no weight or bias of a module.
+    """The same tensor, given by its full name.
 
     Args:
-        name: in the checkpoint, of the tensor itself.
+        name: full name of the tensor in the checkpoint.
     """
 
     name: str
@@ -63,10 +70,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Joined:
-    """Projections of queries, keys and values, one behind the other.
+    """Concatenation of separate projections of queries, keys and values.
 
     Args:
-        q, k, v: modules in the checkpoint.
+        q, k, v: names of the modules in the checkpoint.
     """
 
     q: str
@@ -83,10 +90,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Grouped:
-    """A packed projection in which each group of query heads stands before its key head and its value head (GPT-NeoX, Bloom, Falcon).
+    """A packed projection with a block for each kv head: the group's query heads, the key head, the value head (GPT-NeoX, Bloom, Falcon).
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str
@@ -101,12 +108,12 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Part:
-    """One of several equal parts of a packed projection.
+    """One of several parts of equal size of a packed projection.
 
     Args:
-        module: in the checkpoint.
-        index: of the part, from 0.
-        parts: how many there are.
+        module: name of the module in the checkpoint.
+        index: index of the part, from 0.
+        parts: number of parts.
     """
 
     module: str
@@ -122,10 +129,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A weight whose rows are inputs, as GPT-2's Conv1D has it.
+    """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D.
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str
@@ -139,10 +146,10 @@ class Transposed:
 
 @dataclass(frozen=True)
 class OnePlus:
-    """Factors of a norm that are saved less 1 (Gemma).
+    """The weight of a norm plus 1 (Gemma saves w - 1).
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str
@@ -155,12 +162,12 @@ class OnePlus:
 
 
 @dataclass(frozen=True)
-class From:
-    """Rows of a table from one on: those before it stand for padding (OPT, RoBERTa).
+class RowsFrom:
+    """A table without its first rows, which no position uses (OPT).
 
     Args:
-        module: in the checkpoint.
-        row: the first that is kept.
+        module: name of the module in the checkpoint.
+        row: index of the first row to keep.
     """
 
     module: str
@@ -175,10 +182,10 @@ class From:
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor for each row of ours: of heads that have norms of their own, of experts.
+    """A stack of tensors along a new first axis, one for each head or expert.
 
     Args:
-        name: in the checkpoint, of the tensors themselves; `{row}` stands for the row.
+        name: full name of the tensors in the checkpoint; `{row}` is replaced by the index.
     """
 
     name: str
@@ -192,10 +199,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Linears:
-    """A linear layer for each expert, as one tensor [experts, inputs, outputs].
+    """A stack of the linear layers of experts, as one tensor [experts, inputs, outputs].
 
     Args:
-        name: of their weights in the checkpoint; `{row}` stands for the expert.
+        name: full name of the weights [outputs, inputs] in the checkpoint; `{row}` is replaced by the index of the expert.
     """
 
     name: str
@@ -209,10 +216,10 @@ class Linears:
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the last axis: gates before what they act on (Llama 4).
+    """One half of the last axis of a tensor that holds all gate entries, then all up entries (Llama 4).
 
     Args:
-        name: in the checkpoint, of the tensor itself.
+        name: full name of the tensor in the checkpoint.
         index: 0 for the first half, 1 for the second.
     """
 
@@ -228,11 +235,11 @@ class Half:
 
 @dataclass(frozen=True)
 class EveryOther:
-    """Every other entry of the last axis: gates in turn with what they act on (gpt-oss).
+    """Every second entry of the last axis of a tensor in which gate and up entries alternate (gpt-oss).
 
     Args:
-        name: in the checkpoint, of the tensor itself.
-        first: 0 or 1.
+        name: full name of the tensor in the checkpoint.
+        first: index of the first entry, 0 or 1.
     """
 
     name: str
@@ -247,10 +254,10 @@ class EveryOther:
 
 @dataclass(frozen=True)
 class TurningFirst:
-    """Queries of which the last entries of a head turn: ours are the first (DeepSeek).
+    """Queries with the rotated entries of each head moved from the end to the beginning (DeepSeek).
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str
@@ -264,10 +271,10 @@ class TurningFirst:
 
 @dataclass(frozen=True)
 class KeysThenValues:
-    """Keys and values of each head in turn: ours are the keys of all heads before their values (DeepSeek).
+    """Keys of all heads, then values of all heads, from a tensor with key and value of each head in turn (DeepSeek).
 
     Args:
-        module: in the checkpoint.
+        module: name of the module in the checkpoint.
     """
 
     module: str

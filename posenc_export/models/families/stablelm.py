@@ -1,4 +1,4 @@
-"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, a quarter of each head turns."""
+"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, rotation of a quarter of each head."""
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families import Family
@@ -8,7 +8,11 @@ from posenc_export.models.families.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:
-    """qk_layernorm gives each head of queries and keys a norm of its own; use_parallel_residual puts attention and MLP side by side behind one norm."""
+    """Describe the decoder.
+
+    With qk_layernorm, each head of queries and keys has a norm with separate weights. With use_parallel_residual, attention and MLP are parallel after one
+    norm.
+    """
     config.needs("num_key_value_heads")
     rotation = config.rotation(partial=True, share=0.25)
     size = config.width // config.heads

@@ -1,4 +1,4 @@
-"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): norms in front, no biases, buckets of distances."""
+"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): pre-norm layers, no biases, buckets of distances."""
 
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -7,7 +7,7 @@ from posenc_export.models.families import Family
 from posenc_export.models.families.encoder_rules import KeysAndValues
 from posenc_export.models.families.encoders import ENCODING, OURS, QKV
 from posenc_export.models.families.rules import Joined, Rule, Same, Table
-from posenc_export.models.families.settings import ACTIVATIONS, Settings
+from posenc_export.models.families.settings import ACTIVATIONS, UNSUPPORTED, Settings
 
 LAYER = "encoder.block.{layer}."
 READ = LAYER + "layer.0.SelfAttention."
@@ -22,22 +22,22 @@ WEIGHTS: Table = {
     "norm": Same("encoder.final_layer_norm"),
 }
 BLOCK = "decoder.block.{row}."
-# Of the decoder, the keys and values that it makes of the encoder, which belong to our encoder; and the rest of it.
+# Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
 KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
 DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
-# Of training.
+# Keys that do not affect outputs.
 UNREAD = "classifier_dropout decoder_start_token_id dense_act_fn dropout_rate initializer_factor is_encoder_decoder is_gated_act output_past".split()
 
 
 def describe(config: Settings) -> StackConfig:
-    """The encoder, to hidden states."""
+    """Describe the encoder up to hidden states."""
     _decoder_size(config)
     kind = _layer(config, {"name": "both"})
     return _stack(config, {"layer": kind}, ("layer",) * config.layers)
 
 
 def describe_encoder(config: Settings) -> StackConfig:
-    """The encoder, to the keys and values of the decoder."""
+    """Describe the encoder up to the keys and values of the decoder's cross-attention."""
     layers, _ = _decoder_size(config)
     kind = _layer(config, {"name": "both"})
     size = 2 * layers * kind.attention.heads * kind.attention.head_size
@@ -45,7 +45,7 @@ def describe_encoder(config: Settings) -> StackConfig:
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """The decoder: a layer of attention to itself, and one of attention to the encoder with the MLP, in turn."""
+    """Describe the decoder. Each layer of T5 becomes two: self-attention, then cross-attention with the MLP."""
     layers, head = _decoder_size(config)
     kind = _layer(config, {"name": "causal"})
     norm, own = kind.norms[0], kind.attention
@@ -60,7 +60,7 @@ def describe_decoder(config: Settings) -> StackConfig:
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
-    """Layers of the decoder, and its head, whose inputs are scaled where the token table is its weights."""
+    """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with scale_decoder_outputs, by default if the head is tied."""
     for key in ("task_specific_params", "tokenizer_class"):
         config.take(key, None)
     tied = config.flag("tie_word_embeddings", True)
@@ -71,15 +71,15 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
 
 
 def _layer(config: Settings, sees: Named) -> LayerConfig:
-    """Scores are not divided by sqrt(D). Distances are bounded by buckets alone, so that any range may be given."""
+    """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any number of positions is possible."""
     for key in UNREAD:
         config.take(key, None)
     config.only("is_decoder", False, False)
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
     if gated not in ("", "gated") or activation not in ACTIVATIONS:
-        rule = f"one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
-        raise ValueError(f"{config.family}: feed_forward_proj is {rule}, got {gated}-{named}; nothing else of it can be exported yet")
+        rule = f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
+        raise ValueError(f"{config.family}: {rule}, got {gated}-{named}; {UNSUPPORTED}")
     norm = {"name": "rms", "epsilon": config.number("layer_norm_epsilon")}
     mlp = {"name": "gated" if gated else "plain", "hidden": config.whole("intermediate_size"), "activation": ACTIVATIONS[activation], "bias": False}
     buckets = {
@@ -111,19 +111,19 @@ def _stack(
 
 
 def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """The first layer of an MLP, which is two where it is gated."""
+    """Return the rules for the first linear layers of the MLP."""
     return _mlp(description, OURS + "mlp.", LAYER + "layer.1.DenseReluDense.")
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """The same, and the keys and values of the decoder."""
+    """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
     module = BLOCK + "layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
     return {**names(description, config), "head.linear": KeysAndValues(module + "k", module + "v", layers)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Two layers of ours are one of theirs."""
+    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
         block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
@@ -149,7 +149,7 @@ def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
 PARTS = {
-    "encoder": Family(describe_encoder, WEIGHTS, base="", unused=(*UNUSED, DECODER), further=names_of_encoder),
-    "decoder": Family(describe_decoder, {}, base="", unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES), further=names_of_decoder),
+    "encoder": Family(describe_encoder, WEIGHTS, base="", unused=(*UNUSED, DECODER), further_weights=names_of_encoder),
+    "decoder": Family(describe_decoder, {}, base="", unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES), further_weights=names_of_decoder),
 }
-FAMILY = Family(describe, WEIGHTS, base="", unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."), further=names, parts=PARTS)
+FAMILY = Family(describe, WEIGHTS, base="", unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."), further_weights=names, parts=PARTS)

@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022, Robust Speech Recognition via Large-Scale Weak Supervision): spectrogram in, text out; norms in front, rows for positions."""
+"""Whisper (Radford et al. 2022, Robust Speech Recognition via Large-Scale Weak Supervision): spectrogram to text; pre-norm layers, learned positions."""
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
@@ -10,17 +10,17 @@ from posenc_export.models.families.rules import Joined, Rule, Same, Table
 from posenc_export.models.families.settings import Settings
 
 NORM = {"name": "layer", "epsilon": 1e-5}
-# Of training, of other tasks, and of what `generate` of transformers suppresses.
+# Keys of training, of other tasks, of transformers' `generate` and of the other part.
 UNREAD = """apply_spec_augment begin_suppress_tokens classifier_proj_size forced_decoder_ids is_encoder_decoder mask_feature_length mask_feature_min_masks
     mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_length median_filter_width suppress_tokens use_weighted_layer_sum
     num_mel_bins tie_word_embeddings vocab_size""".split()
-# Keys of each part: what they are called in a model of one part.
+# Keys of each part, without the part's prefix, to the names in models with one part.
 PART_KEYS = {"layers": "num_hidden_layers", "attention_heads": "num_attention_heads", "ffn_dim": "intermediate_size"}
 POSITIONS = {"encoder": "max_source_positions", "decoder": "max_target_positions"}
 
 
 def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """From config.json to the keys of a part; those of the other one are left out."""
+    """Return a function that selects the keys of one part of config.json, under their usual names."""
 
     def keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {POSITIONS[part]: "max_position_embeddings"}
@@ -32,16 +32,20 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
 
 
 def describe(config: Settings) -> NoReturn:
-    """Neither part alone is the model."""
+    """Refuse the whole model: only its parts can be exported.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError("whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'")
 
 
 def describe_encoder(config: Settings) -> StackConfig:
-    """From two frames of the spectrogram a token to the keys and values of the decoder."""
+    """Describe the encoder: two frames of the spectrogram for each token to the keys and values of the decoder's cross-attention."""
     kind = _layer(config, {"name": "both"})
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
-    features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # whatever the layers have
+    features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # fixed; activation_function applies to layers
     return StackConfig(
         width=config.width,
         max_positions=config.max_positions,
@@ -54,7 +58,7 @@ def describe_encoder(config: Settings) -> StackConfig:
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """A layer of attention to itself, and one of attention to the encoder with the MLP, in turn."""
+    """Describe the decoder. Each layer of Whisper becomes two: self-attention, then cross-attention with the MLP."""
     kind = _layer(config, {"name": "causal"})
     own = LayerConfig(residual={"name": "alone"}, norms=(NORM,), attention=kind.attention, mlp={"name": "none"})
     queries = {"name": "queries", "bias": True, "output_bias": True}
@@ -80,13 +84,13 @@ def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
 
 
 def _unread(config: Settings) -> None:
-    config.only("scale_embedding", False, False)  # no published model has it, and transformers does not read it
+    config.only("scale_embedding", False, False)  # false in all published models; transformers does not read it
     for key in UNREAD:
         config.take(key, None)
 
 
 def _sublayers(ours: str, theirs: str, norm: str, attention: str) -> Dict[str, Rule]:
-    """Weights of attention to itself."""
+    """Return the rules of self-attention."""
     read = f"{theirs}{attention}."
     return {
         ours + "residual.attention_norm": Same(theirs + norm),
@@ -105,14 +109,14 @@ def _mlp(ours: str, theirs: str) -> Dict[str, Rule]:
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """The keys and values of the decoder stand in the decoder."""
+    """Return the rule for the keys and values of cross-attention, which the checkpoint stores in the decoder."""
     read = "model.decoder.layers.{row}.encoder_attn."
     layers = int(config["decoder_layers"])
     return {"head.linear": KeysAndValues(read + "k_proj", read + "v_proj", layers, biases=(read + "v_proj",))}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Two layers of ours are one of theirs."""
+    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
         theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
@@ -140,9 +144,9 @@ DECODER: Table = {
 }
 OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
 PARTS = {
-    "encoder": Family(describe_encoder, ENCODER, unused=(OF_DECODER, r"^proj_out\."), further=names_of_encoder, keys=keys_of("encoder")),
+    "encoder": Family(describe_encoder, ENCODER, unused=(OF_DECODER, r"^proj_out\."), further_weights=names_of_encoder, keys=keys_of("encoder")),
     "decoder": Family(
-        describe_decoder, DECODER, unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."), further=names_of_decoder, keys=keys_of("decoder")
+        describe_decoder, DECODER, unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."), further_weights=names_of_decoder, keys=keys_of("decoder")
     ),
 }
 FAMILY = Family(describe, {}, keys=keys_of("encoder"), parts=PARTS)

@@ -1,4 +1,4 @@
-"""XGLM (Lin et al. 2021, Few-shot Learning with Multilingual Language Models): GPT-2's shape with fairseq's sinusoids, whose first token is at position 2."""
+"""XGLM (Lin et al. 2021, Few-shot Learning with Multilingual Language Models): GPT-2 with fairseq's sinusoids, in which the first token has row 2."""
 
 import math
 
@@ -7,7 +7,7 @@ from posenc_export.models.families import Family
 from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, decoder
 from posenc_export.models.families.plain import attention, layer
 from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import GIVEN, Settings
+from posenc_export.models.families.settings import REQUIRED, Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.embed_tokens"),
@@ -23,10 +23,10 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """transformers has zeros at the row of pad_token_id: tokens never read rows 0 and 1."""
+    """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which has no effect for rows 0 and 1."""
     config.only("add_cross_attention", False, False)
-    if config.padding_id not in (GIVEN, None, 0, 1):
-        raise ValueError(f"xglm: pad_token_id is null, 0 or 1, got {config.padding_id!r}, the row of a position that is read; correct config.json")
+    if config.padding_id not in (REQUIRED, None, 0, 1):
+        raise ValueError(f"xglm: expected pad_token_id to be null, 0 or 1, got {config.padding_id!r}, which is the row of a position; correct config.json")
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0
     hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")

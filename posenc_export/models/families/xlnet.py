@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, attention both ways, norms behind sums. Its content stream, without memory."""
+"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention, post-norm layers. Only the content stream, without memory."""
 
 from typing import Any, Mapping
 
@@ -25,22 +25,22 @@ WEIGHTS: Table = {
     OURS + "mlp.down": Same(LAYER + "ff.layer_2"),
     OURS + "residual.mlp_norm": Same(LAYER + "ff.layer_norm"),
 }
-SEGMENTS = 4  # of two texts, of the token behind them and of padding, as its tokenizer numbers them
-# What pretraining alone reads, and heads of tasks.
+SEGMENTS = 4  # token types of XLNet's tokenizer: first text, second text, final token, padding
+# Tensors of pretraining and of task heads.
 NOT_READ = (r"mask_emb$", r"^(lm_loss|logits_proj|start_logits|end_logits|answer_class)\.")
-# Keys of memory and of heads.
+# Keys of memory and of task heads.
 UNREAD = ("end_n_top", "mem_len", "reuse_len", "start_n_top", "untie_r", "use_mems_eval", "use_mems_train")
 
 
 def describe(config: Settings) -> StackConfig:
-    """Token types enter scores and not tokens: the table of segments is zeros."""
+    """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of segments is zero."""
     for key, value in {"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads}.items():
         config.only(key, value, value)
     for key in UNREAD:
         config.take(key, None)
     clamp = config.take("clamp_len", -1)
     if isinstance(clamp, bool) or not isinstance(clamp, int):
-        raise ValueError(f"xlnet: clamp_len is a whole number, got {clamp!r}; correct config.json")
+        raise ValueError(f"xlnet: expected clamp_len to be an integer, got {clamp!r}; correct config.json")
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
     mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}
@@ -51,8 +51,8 @@ def describe(config: Settings) -> StackConfig:
 
 
 def no_table(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """What stands where other families add segments to tokens."""
+    """Return the rule for the table of segments, which is zero."""
     return {"tokens.segments": NoTable(SEGMENTS, description.width)}
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further=no_table)
+FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further_weights=no_table)

@@ -1,6 +1,6 @@
-"""The parts that models are made of, by name: one line each brings a part into every description.
+"""Registry of the parts of models, by kind and name. Add a line to PARTS to make a part available in descriptions.
 
-Every part has `exact`, which computes the same in float64 numpy, written differently: the oracle of a model is made of these.
+Every part has a method `exact` with an independent implementation in float64 numpy. The oracle of a model is composed of these methods.
 """
 
 from typing import Any, Dict, Type
@@ -13,7 +13,7 @@ from posenc_export.models.parts.mlps import Gated, NoMLP, Plain
 from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.residuals import After, Alone, Parallel, ParallelNorms, Post, Pre, Sandwich
-from posenc_export.models.parts.sight import Both, Causal, Chunk, Near, OfEncoder, Window
+from posenc_export.models.parts.sight import Both, Causal, Chunk, EncoderTokens, Near, Window
 from posenc_export.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
@@ -21,14 +21,19 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "norm": {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm},
     "head_norm": {"none": NoHeadNorm, "head": Heads, "each": Each, "projection": Projection},
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
-    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near, "encoder": OfEncoder},
+    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near, "encoder": EncoderTokens},
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": NoMLP},
     "residual": {"pre": Pre, "alone": Alone, "post": Post, "after": After, "sandwich": Sandwich, "parallel": Parallel, "parallel_norms": ParallelNorms},
 }
 
 
 def build(kind: str, spec: Spec, *context: Any) -> Any:
-    """The part of a kind that a specification {"name": ..., parameter: value} describes, from what its class takes before its parameters.
+    """Build the part that a specification describes.
+
+    Args:
+        kind: key of PARTS.
+        spec: {"name": key of PARTS[kind], parameter: value}.
+        context: leading arguments of the class, such as the width.
 
     Raises:
         ValueError: as registry.build.

@@ -1,4 +1,4 @@
-"""Activations by name: in torch, and in float64 written differently."""
+"""Activation functions by name, each in torch and in an independent form in float64 numpy."""
 
 import math
 
@@ -18,7 +18,7 @@ class SiLU(torch.nn.Module):
 
 
 class GELU(torch.nn.Module):
-    """x times the probability that a normal number is below x (Hendrycks and Gimpel 2016)."""
+    """x Phi(x), where Phi is the distribution function of the standard normal distribution (Hendrycks and Gimpel 2016)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.gelu(x)
@@ -28,7 +28,7 @@ class GELU(torch.nn.Module):
 
 
 class GELUTanh(torch.nn.Module):
-    """GELU by tanh, as GPT-2 has it."""
+    """The tanh approximation of GELU, used by GPT-2."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.gelu(x, approximate="tanh")
@@ -51,11 +51,11 @@ ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU}
 
 
 def activation(name: str) -> torch.nn.Module:
-    """The activation of a name.
+    """Build an activation by name.
 
     Raises:
         ValueError: an unknown name.
     """
     if name not in ACTIVATIONS:
-        raise ValueError(f"mlp: activation is one of {', '.join(ACTIVATIONS)}, got {name!r}")
+        raise ValueError(f"mlp: expected activation to be one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return ACTIVATIONS[name]()

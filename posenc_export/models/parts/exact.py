@@ -1,4 +1,4 @@
-"""Weights in float64, as the oracles read them: one tensor at a time, so that a model is never held twice."""
+"""Conversion of weights to float64 for oracles, one tensor at a time, so that no second copy of a model is held in memory."""
 
 from typing import Optional
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def numbers(tensor: Optional[Tensor]) -> np.ndarray:
-    """A tensor as float64; 0 for none."""
+    """Return a tensor as float64; None gives 0."""
     return np.zeros(()) if tensor is None else tensor.detach().double().numpy()
 
 
 def linear(layer: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
-    """x [...,n] through a linear layer to [...,m], in float64."""
+    """Apply a linear layer to x [...,n], to [...,m], in float64."""
     return x @ numbers(layer.weight).T + numbers(layer.bias)

@@ -1,4 +1,4 @@
-"""Experts in place of one perceptron: a router gives each token to a few of many (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
+"""Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
 
 from typing import Any, Mapping, Optional, Tuple
 
@@ -12,52 +12,52 @@ from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
 
 
-class OfAll(torch.nn.Module):
-    """The share of an expert in the softmax over all of them (Qwen 3 without norm_topk_prob)."""
+class SoftmaxOverAll(torch.nn.Module):
+    """Expert weights from the softmax over the logits of all experts (Qwen 3 without norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """logits [B,S,N], those of the chosen experts [B,S,k], which they are [B,S,k] to [B,S,k]."""
+        """logits [B,S,N], logits of the chosen experts top [B,S,k], their indices chosen [B,S,k] to weights [B,S,k]."""
         return torch.softmax(logits, -1).gather(-1, chosen)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """logits [N] of a token, chosen [k], float64."""
+        """logits [N] of a token, chosen [k] to weights [k], float64."""
         return np.array([1 / np.exp(logits - logits[one]).sum() for one in chosen])
 
 
-class OfChosen(torch.nn.Module):
-    """The share of an expert in the softmax over those chosen (Mixtral, gpt-oss)."""
+class SoftmaxOverChosen(torch.nn.Module):
+    """Expert weights from the softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As OfAll.forward."""
+        """As SoftmaxOverAll.forward."""
         return torch.softmax(top, -1)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As OfAll.exact."""
+        """As SoftmaxOverAll.exact."""
         return np.array([1 / np.exp(logits[chosen] - logits[one]).sum() for one in chosen])
 
 
 class Sigmoid(torch.nn.Module):
-    """The sigmoid of each logit by itself (Llama 4)."""
+    """Expert weights from the sigmoid of each logit (Llama 4)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As OfAll.forward."""
+        """As SoftmaxOverAll.forward."""
         return torch.sigmoid(top)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As OfAll.exact."""
+        """As SoftmaxOverAll.exact."""
         return (1 + np.tanh(logits[chosen] / 2)) / 2
 
 
 class SigmoidOfChosen(torch.nn.Module):
-    """The share of the sigmoid of a logit in those of the experts chosen (DeepSeek-V3 with norm_topk_prob)."""
+    """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As OfAll.forward."""
+        """As SoftmaxOverAll.forward."""
         found = torch.sigmoid(top)
         return found / (found.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As OfAll.exact."""
+        """As SoftmaxOverAll.exact."""
         found = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
         return np.array([one / sum(found) for one in found])
 
@@ -66,7 +66,7 @@ class Highest(torch.nn.Module):
     """The experts with the highest logits.
 
     Args:
-        experts, chosen: how many there are, N, and how many are chosen, k.
+        experts, chosen: number of experts N and of chosen experts k.
     """
 
     def __init__(self, experts: int, chosen: int) -> None:
@@ -74,34 +74,36 @@ class Highest(torch.nn.Module):
         self.chosen = chosen
 
     def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
-        """logits [B,S,N] to those of the chosen experts [B,S,k], and which they are [B,S,k]."""
+        """logits [B,S,N] to logits [B,S,k] and indices [B,S,k] of the chosen experts."""
         top, chosen = torch.topk(logits, self.chosen, dim=-1)
         return top, chosen
 
     def exact(self, logits: np.ndarray) -> np.ndarray:
-        """logits [N] of a token, float64, to the chosen ones [k]."""
+        """logits [N] of a token, float64, to indices [k] of the chosen experts."""
         return np.argsort(-logits, kind="stable")[: self.chosen]
 
 
-class OfGroups(torch.nn.Module):
-    """The experts e with the highest sigmoid(logit_e) + correction_e in those groups that have the highest sums of their two best (DeepSeek-AI 2024,
-    DeepSeek-V3, 2.1.2: `correction` keeps loads even and takes no part in weights).
+class HighestInGroups(torch.nn.Module):
+    """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
+
+    A group's rank is the sum of its two highest scores. `correction` balances the load and does not affect the weights of experts.
 
     Args:
-        experts, chosen: how many there are, N, and how many are chosen, k.
-        groups: of experts that stand side by side, as many in each.
-        kept: groups that experts are chosen from.
+        experts, chosen: number of experts N and of chosen experts k.
+        groups: number of groups of consecutive experts, all of the same size.
+        kept: number of groups from which experts are chosen.
 
     Raises:
-        ValueError: groups of different sizes or of one expert, kept groups that hold fewer than the chosen experts.
+        ValueError: groups of different sizes or with a single expert, fewer experts in the kept groups than are chosen.
     """
 
     def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
         super().__init__()
         if groups < 1 or experts % groups or experts // groups < 2:
-            raise ValueError(f"choice groups: groups divide the experts and hold at least 2 each, got {groups} of {experts} experts")
+            raise ValueError(f"choice groups: expected groups to divide the experts, with at least 2 in each, got {groups} groups of {experts} experts")
         if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
-            raise ValueError(f"choice groups: kept is 1 .. {groups} groups that hold {chosen} experts or more, got {kept} of {experts // groups} each")
+            rule = f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} experts together"
+            raise ValueError(f"{rule}, got {kept} groups of {experts // groups} each")
         self.chosen, self.groups, self.kept = chosen, groups, kept
         self.correction = torch.nn.Parameter(torch.zeros(experts))
 
@@ -127,7 +129,7 @@ class GatedUnit(torch.nn.Module):
     """act(gate) up (Shazeer 2020, GLU Variants Improve Transformer).
 
     Args:
-        activation: name in parts/activations.py.
+        activation: key of ACTIVATIONS in parts/activations.py.
     """
 
     def __init__(self, activation: str = "silu") -> None:
@@ -135,7 +137,7 @@ class GatedUnit(torch.nn.Module):
         self.activation = activation_of(activation)
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Two of one shape to the same."""
+        """gate and up of one shape to that shape."""
         return self.activation(gate) * up
 
     def exact(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -144,11 +146,11 @@ class GatedUnit(torch.nn.Module):
 
 
 class ClampedUnit(torch.nn.Module):
-    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit), u = up within -limit .. limit (OpenAI 2025, gpt-oss).
+    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit (OpenAI 2025, gpt-oss).
 
     Args:
         alpha: slope of the sigmoid.
-        limit: of both.
+        limit: bound of gate and up.
 
     Raises:
         ValueError: a limit that is not above 0.
@@ -157,11 +159,11 @@ class ClampedUnit(torch.nn.Module):
     def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
         super().__init__()
         if not limit > 0:
-            raise ValueError(f"unit clamped: limit is above 0, got {limit}")
+            raise ValueError(f"unit clamped: expected limit to be above 0, got {limit}")
         self.alpha, self.limit = float(alpha), float(limit)
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Two of one shape to the same."""
+        """gate and up of one shape to that shape."""
         g = gate.clamp(max=self.limit)
         return g * torch.sigmoid(self.alpha * g) * (up.clamp(-self.limit, self.limit) + 1)
 
@@ -171,33 +173,33 @@ class ClampedUnit(torch.nn.Module):
         return (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up)) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
 
 
-WEIGHTS = {"all": OfAll, "chosen": OfChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
-CHOICES = {"highest": Highest, "groups": OfGroups}
+WEIGHTS = {"all": SoftmaxOverAll, "chosen": SoftmaxOverChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
+CHOICES = {"highest": Highest, "groups": HighestInGroups}
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
 ON = ("output", "input")
 
 
 class Experts(torch.nn.Module):
-    """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), and a shared perceptron of x where there is one.
+    """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), plus a shared expert if there is one.
 
-    Every expert is computed for every token and those not chosen are weighted by 0: one product of all experts, which every target has, at the cost of
-    all of them.
+    All experts are computed for all tokens, and those not chosen get weight 0. This needs only batched matrix products, which every target supports, but
+    costs as much as all experts together.
 
     Args:
         width: model width E.
-        experts: how many there are, N.
-        chosen: how many act on a token, k.
-        hidden: inner width of each.
-        weights: "all", "chosen", "sigmoid" or "sigmoid_of_chosen": what logits of chosen experts become.
-        on: what the weight multiplies, the "output" of an expert or its "input".
-        unit: {"name": "gated" or "clamped", ...}: of gate and up; gated with silu where None.
-        bias: biases on router and experts.
-        shared: inner width of a gated perceptron that acts on every token; 0 for none. It has the activation of the unit.
-        choice: {"name": "highest" or "groups", ...}: which experts act; those with the highest logits where None.
-        factor: on weights.
+        experts: number of experts N.
+        chosen: number of experts for each token k.
+        hidden: hidden width of each expert.
+        weights: how weights follow from router logits: "all", "chosen", "sigmoid" or "sigmoid_of_chosen".
+        on: whether the weight multiplies the "output" or the "input" of an expert.
+        unit: {"name": "gated" or "clamped", ...}, the function of gate and up; None for "gated" with silu.
+        bias: whether router and experts have biases.
+        shared: hidden width of a gated MLP that is added for every token, with the activation of the unit; 0 for none.
+        choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the highest logits.
+        factor: factor on weights.
 
     Raises:
-        ValueError: more chosen than there are, sizes below 1, a factor that is not above 0, an unknown name.
+        ValueError: more chosen experts than experts, sizes below 1, a factor that is not above 0, an unknown name.
     """
 
     gates: Tensor
@@ -223,11 +225,12 @@ class Experts(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
-            raise ValueError(f"mlp experts: chosen is 1 .. experts, hidden at least 1, shared at least 0, got {chosen} of {experts}, {hidden} and {shared}")
+            rule = "mlp experts: expected chosen to be 1 .. experts, hidden at least 1 and shared at least 0"
+            raise ValueError(f"{rule}, got {chosen} of {experts}, {hidden} and {shared}")
         if weights not in WEIGHTS or on not in ON:
-            raise ValueError(f"mlp experts: weights is one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}")
+            raise ValueError(f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}")
         if not 0 < factor < float("inf"):
-            raise ValueError(f"mlp experts: factor is a finite number above 0, got {factor}")
+            raise ValueError(f"mlp experts: expected factor to be a finite number above 0, got {factor}")
         unit = unit or {"name": "gated"}
         self.factor, self.on_input = float(factor), on == "input"
         self.choose = registry.build("choice", CHOICES, choice or {"name": "highest"}, experts, chosen)
@@ -256,7 +259,7 @@ class Experts(torch.nn.Module):
         return y if self.shared is None else y + self.shared(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E], float64, one token and one expert at a time."""
+        """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
         logits, y = exact.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
             chosen = self.choose.exact(logits[token])
@@ -265,7 +268,7 @@ class Experts(torch.nn.Module):
         return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
-        """One expert of one token, [E] to [E]."""
+        """Apply one expert to one token [E], to [E]."""
 
         def through(name: str, values: np.ndarray) -> np.ndarray:
             bias: Optional[Tensor] = getattr(self, name + "_bias")
@@ -275,6 +278,6 @@ class Experts(torch.nn.Module):
 
 
 def _linear(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """x [B,1 or N,S,n] through all experts, weights [N,n,m] and bias [N,m], to [B,N,S,m]."""
+    """Apply the linear layers of all experts, weights [N,n,m] and bias [N,m], to x [B,1 or N,S,n], to [B,N,S,m]."""
     y = x @ weights
     return y if bias is None else y + bias.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""From measured features, such as the spectrogram of speech, to hidden states."""
+"""Conversion of features, such as the spectrogram of speech, to hidden states."""
 
 import numpy as np
 import torch
@@ -11,32 +11,35 @@ from posenc_export.models.parts.activations import activation as activation_of
 class Convolutions(torch.nn.Module):
     """Two convolutions over time, kernel 3: act(conv x), then act(conv x) with stride 2 (Radford et al. 2022, Whisper, 2.2).
 
-    A token is two frames of `channels` numbers, one behind the other. Frames before the first token and behind the last one are 0.
+    The features of a token are two consecutive frames of C numbers. Frames before the first and after the last token are 0.
 
     Args:
         width: model width E.
-        channels: numbers of a frame C; mel bins of a spectrogram.
-        activation: name in parts/activations.py.
+        channels: numbers C in a frame, for example mel bins.
+        activation: key of ACTIVATIONS in parts/activations.py.
+
+    Raises:
+        ValueError: channels below 1, an unknown activation.
     """
 
     def __init__(self, width: int, channels: int, activation: str = "gelu") -> None:
         super().__init__()
         if channels < 1:
-            raise ValueError(f"features convolutions: expected channels as at least 1, got {channels}")
+            raise ValueError(f"features convolutions: expected channels to be at least 1, got {channels}")
         self.channels, self.size = channels, 2 * channels
         self.first = torch.nn.Conv1d(channels, width, kernel_size=3, padding=1)
         self.second = torch.nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
         self.activation = activation_of(activation)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,2*C], positions [B,S] int64, -1 at padding, to [B,S,E]."""
+        """x [B,S,2*C], positions [B,S] int64 with -1 at padding to [B,S,E]."""
         inside = positions.ge(0).to(x.dtype).unsqueeze(2).expand(-1, -1, 2).flatten(1).unsqueeze(1)
         frames = x.unflatten(2, [2, self.channels]).flatten(1, 2).transpose(1, 2)
-        between = self.activation(self.first(frames * inside)) * inside  # padding would bring the bias into the last token
+        between = self.activation(self.first(frames * inside)) * inside  # else the bias at padding would reach the last token
         return self.activation(self.second(between)).transpose(1, 2)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """One row x [n,2*C] to [n,E], float64, one frame at a time."""
+        """Compute one row x [n,2*C] to [n,E], float64, one frame at a time."""
         frames = x.astype(np.float64).reshape(2 * len(x), self.channels)
         between = self._exact(self.first, frames, range(len(frames)))
         return self._exact(self.second, between, range(0, len(frames), 2))

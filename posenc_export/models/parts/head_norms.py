@@ -1,4 +1,4 @@
-"""Norms of projected queries and keys, before they turn (Henry et al. 2020, Query-Key Normalization; Dehghani et al. 2023)."""
+"""Norms of projected queries and keys, before rotation (Henry et al. 2020, Query-Key Normalization; Dehghani et al. 2023)."""
 
 from typing import Any, Mapping
 
@@ -18,10 +18,10 @@ def _norm(spec: Mapping[str, Any], size: int) -> Any:
 
 
 class NoHeadNorm(torch.nn.Module):
-    """x as it is.
+    """No norm: x unchanged.
 
     Args:
-        heads, size: of queries or keys.
+        heads, size: number of heads N and head size D; not used.
     """
 
     def __init__(self, heads: int, size: int) -> None:
@@ -37,10 +37,10 @@ class NoHeadNorm(torch.nn.Module):
 
 
 class Heads(torch.nn.Module):
-    """Each head by itself, with the same weights (Qwen 3, Gemma 3).
+    """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3).
 
     Args:
-        heads, size: of what is normalised.
+        heads, size: number of heads N and head size D.
         norm: {"name": "rms" or "layer", ...}.
     """
 
@@ -58,11 +58,11 @@ class Heads(torch.nn.Module):
 
 
 class Each(torch.nn.Module):
-    """Each head by itself, with weights of its own (StableLM 2, Command R+).
+    """Norm over each head, with separate weights for each head (StableLM 2, Command R+).
 
     Args:
-        heads, size: of what is normalised.
-        norm: {"name": "rms" or "layer", ...}; its weights are left out, those of the heads stand in for them.
+        heads, size: number of heads N and head size D.
+        norm: {"name": "rms" or "layer", ...}. Its own weight and bias are replaced by a weight [N,D].
     """
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
@@ -82,10 +82,10 @@ class Each(torch.nn.Module):
 
 
 class Projection(torch.nn.Module):
-    """All heads together (OLMo 2).
+    """Norm over all heads together (OLMo 2).
 
     Args:
-        heads, size: of what is normalised.
+        heads, size: number of heads N and head size D.
         norm: {"name": "rms" or "layer", ...}.
     """
 

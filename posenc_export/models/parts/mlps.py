@@ -1,4 +1,4 @@
-"""What stands behind attention in a layer: perceptrons over each token."""
+"""MLPs, the second sublayer of a layer. They act on each token separately."""
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ class Plain(torch.nn.Module):
 
     Args:
         width: model width E.
-        hidden: inner width.
-        activation: name in parts/activations.py.
-        bias: biases on both.
+        hidden: hidden width.
+        activation: key of ACTIVATIONS in parts/activations.py.
+        bias: whether both linear layers have biases.
     """
 
     def __init__(self, width: int, hidden: int, activation: str = "gelu", bias: bool = True) -> None:
@@ -37,9 +37,9 @@ class Gated(torch.nn.Module):
 
     Args:
         width: model width E.
-        hidden: inner width.
-        activation: name in parts/activations.py.
-        bias: biases on all three.
+        hidden: hidden width.
+        activation: key of ACTIVATIONS in parts/activations.py.
+        bias: whether the three linear layers have biases.
     """
 
     def __init__(self, width: int, hidden: int, activation: str = "silu", bias: bool = False) -> None:
@@ -58,10 +58,10 @@ class Gated(torch.nn.Module):
 
 
 class NoMLP(torch.nn.Module):
-    """x as it is: for layers of attention alone.
+    """No MLP: x unchanged, for layers with attention only.
 
     Args:
-        width: model width E.
+        width: model width E; not used.
     """
 
     def __init__(self, width: int) -> None:

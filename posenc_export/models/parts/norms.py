@@ -1,4 +1,4 @@
-"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), and none."""
+"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016) and no norm."""
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ class RMSNorm(torch.nn.RMSNorm):
     """w x / sqrt(mean(x^2) + epsilon).
 
     Args:
-        size: of the last axis.
+        size: size of the last axis.
         epsilon: added to the mean square.
-        weight: trained factors w; 1 where False.
+        weight: whether w is trained; w = 1 if False.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True) -> None:
@@ -29,10 +29,10 @@ class LayerNorm(torch.nn.LayerNorm):
     """w (x - mean x) / sqrt(var x + epsilon) + b.
 
     Args:
-        size: of the last axis.
+        size: size of the last axis.
         epsilon: added to the variance.
-        weight: trained factors w; 1 where False.
-        bias: trained b; 0 where False.
+        weight: whether w is trained; w = 1 if False.
+        bias: whether b is trained; b = 0 if False.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True) -> None:
@@ -46,10 +46,10 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class NoNorm(torch.nn.Module):
-    """x as it is.
+    """No norm: x unchanged.
 
     Args:
-        size: of the last axis.
+        size: size of the last axis; not used.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""From hidden states to queries, keys and values, and from mixed values back."""
+"""Projections of hidden states to queries, keys and values, and of attention outputs to hidden states."""
 
 from typing import Optional, Tuple
 
@@ -11,14 +11,14 @@ from posenc_export.models.parts.norms import RMSNorm
 
 
 class Grouped(torch.nn.Module):
-    """One packed linear layer for queries, keys and values; keys and values may have fewer heads (Ainslie et al. 2023, GQA).
+    """One linear layer for queries, keys and values. Keys and values may have fewer heads than queries (Ainslie et al. 2023, GQA).
 
     Args:
         width: model width E.
         heads, kv_heads, head_size: H, K, D.
-        bias: on queries, keys and values.
-        output_bias: on the way back.
-        clip: queries, keys and values are kept within -clip .. clip (MPT); no bound where None.
+        bias: whether queries, keys and values have biases.
+        output_bias: whether the output projection has a bias.
+        clip: clamp queries, keys and values to -clip .. clip (MPT); None for no bound.
 
     Raises:
         ValueError: clip not above 0.
@@ -29,7 +29,7 @@ class Grouped(torch.nn.Module):
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
-            raise ValueError(f"projection grouped: clip is above 0, got {clip}")
+            raise ValueError(f"projection grouped: expected clip to be above 0, got {clip}")
         self.clip = clip or 0.0
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         self.head_size = self.value_size = head_size
@@ -54,13 +54,13 @@ class Grouped(torch.nn.Module):
 
 
 class Queries(torch.nn.Module):
-    """Queries alone, for attention to an encoder, which gives keys and values (Vaswani et al. 2017, 3.2.3).
+    """Queries only, for cross-attention, where keys and values come from an encoder (Vaswani et al. 2017, 3.2.3).
 
     Args:
         width: model width E.
         heads, kv_heads, head_size: H, K, D.
-        bias: on queries.
-        output_bias: on the way back.
+        bias: whether queries have a bias.
+        output_bias: whether the output projection has a bias.
     """
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_size: int, bias: bool = False, output_bias: bool = False) -> None:
@@ -78,22 +78,23 @@ class Queries(torch.nn.Module):
 
 
 class Latent(torch.nn.Module):
-    """Keys and values of all heads from one short vector of a token, queries from another (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2; Multi-head Latent Attention).
+    """Multi-head Latent Attention: low-rank keys and values, and optionally low-rank queries (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2).
 
-    A key is the part that turns, one for all heads, and behind it the head's own part. Whole keys and values are kept, not what they are made of.
+    Keys and values of all heads come from a latent vector of size `rank`. The first `rotary` entries of each key are rotated and shared by all heads; the
+    others belong to the head. The cache holds full keys and values, not latent vectors.
 
     Args:
         width: model width E.
-        heads, kv_heads, head_size: H, K = H, D of queries and keys.
-        rotary: entries of a head that turn, r: its first ones.
-        value_size: D of values.
-        rank: size of what keys and values are made of.
-        query_rank: size of what queries are made of; 0 where they are made of hidden states.
-        bias: on what is made of hidden states, but for queries without a rank, and on the way back.
-        epsilon: of both norms.
+        heads, kv_heads, head_size: H, K = H, and head size D of queries and keys.
+        rotary: number of rotated entries r of a head; they are the first.
+        value_size: head size of values.
+        rank: size of the latent vector of keys and values.
+        query_rank: size of the latent vector of queries; 0 projects queries directly from hidden states.
+        bias: whether the projections to latent vectors and the output projection have biases.
+        epsilon: epsilon of both norms.
 
     Raises:
-        ValueError: fewer key heads than heads, sizes below 1, no part of a head beside the one that turns.
+        ValueError: kv_heads unlike heads, sizes below 1, no entries of a head that are not rotated.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Latent(torch.nn.Module):
     ) -> None:
         super().__init__()
         if kv_heads != heads:
-            raise ValueError(f"projection latent: kv_heads are heads, got {kv_heads} and {heads}; keys are made for each head")
+            raise ValueError(f"projection latent: expected kv_heads to equal heads, got {kv_heads} and {heads}; set kv_heads={heads}")
         if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
-            rule = f"rotary is 1 .. {head_size - 1}, value_size and rank at least 1, query_rank at least 0"
+            rule = f"expected rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, query_rank at least 0"
             raise ValueError(f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}")
         self.heads, self.rotary, self.rank, self.value_size, own = heads, rotary, rank, value_size, head_size - rotary
         self.parts = [heads * own, heads * value_size]
@@ -127,13 +128,13 @@ class Latent(torch.nn.Module):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""
         q = self.query_up(self.query_norm(self.query_down(x)))
-        latent, turning = self.down(x).split([self.rank, self.rotary], dim=-1)
+        latent, rotated = self.down(x).split([self.rank, self.rotary], dim=-1)
         own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
-        k = torch.cat((turning.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
+        k = torch.cat((rotated.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
         return q, k, v
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
+        """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
         read = x
         if isinstance(self.query_down, torch.nn.Linear):
             read = self.query_norm.exact(exact.linear(self.query_down, x))  # type: ignore[operator]

@@ -1,4 +1,8 @@
-"""Where norms and sums stand around attention and MLP. A layer calls the four methods of a shape in turn; `exact` is the whole layer at once."""
+"""Arrangements of norms and residual sums around attention and MLP.
+
+A layer calls the four methods of an arrangement in order: x is the input of the layer, y the output of a sublayer, and `between` the result of
+`after_attention`. `exact` computes the whole layer.
+"""
 
 from typing import Callable, Sequence
 
@@ -13,7 +17,7 @@ class Pre(torch.nn.Module):
     """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama).
 
     Args:
-        norms: two.
+        norms: two norms.
     """
 
     COUNT = 2
@@ -41,10 +45,10 @@ class Pre(torch.nn.Module):
 
 
 class Alone(torch.nn.Module):
-    """x + attention(norm x), without an MLP: the first sublayer of a decoder that reads an encoder, whose second one is a layer of its own (T5, Whisper).
+    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder that reads an encoder (T5, Whisper).
 
     Args:
-        norms: one.
+        norms: one norm.
     """
 
     COUNT = 1
@@ -74,7 +78,7 @@ class Post(torch.nn.Module):
     """norm(x + attention x), then norm(x + mlp x) (Vaswani et al. 2017, 3.1; BERT).
 
     Args:
-        norms: two.
+        norms: two norms.
     """
 
     COUNT = 2
@@ -105,7 +109,7 @@ class After(torch.nn.Module):
     """x + norm(attention x), then x + norm(mlp x) (Liu et al. 2022, Swin v2; OLMo 2).
 
     Args:
-        norms: two.
+        norms: two norms.
     """
 
     COUNT = 2
@@ -136,7 +140,7 @@ class Sandwich(torch.nn.Module):
     """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma 2 and 3).
 
     Args:
-        norms: four, in the order in which they are met.
+        norms: four norms, in the order of computation.
     """
 
     COUNT = 4
@@ -164,10 +168,10 @@ class Sandwich(torch.nn.Module):
 
 
 class Parallel(torch.nn.Module):
-    """x + attention(norm x) + mlp(norm x), one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R).
+    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R).
 
     Args:
-        norms: one.
+        norms: one norm.
     """
 
     COUNT = 1
@@ -195,10 +199,10 @@ class Parallel(torch.nn.Module):
 
 
 class ParallelNorms(torch.nn.Module):
-    """x + attention(norm x) + mlp(norm x), a norm for each (Black et al. 2022, GPT-NeoX).
+    """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX).
 
     Args:
-        norms: two.
+        norms: two norms.
     """
 
     COUNT = 2

@@ -1,27 +1,27 @@
-"""What a query sees of the keys: reach on either side, and chunks. Plain numbers that a mask is made of."""
+"""Which keys a query attends to. Attributes `before`, `after` and `chunk` define the mask; `exact` states the rule for one query and key."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Causal:
-    """All keys up to the query."""
+    """All keys up to and including that of the query."""
 
-    before = -1  # keys on that side: a number of positions, -1 for all of them
+    before = -1  # number of positions before the query, or after it in `after`; -1 for all
     after = 0
     chunk = 0
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return key <= query
 
 
 @dataclass(frozen=True)
 class Window:
-    """The query's own key and the size - 1 before it (Child et al. 2019; Mistral, Gemma 2).
+    """The keys of the `size` last positions, including that of the query (Child et al. 2019; Mistral, Gemma 2).
 
     Args:
-        size: keys that a query sees.
+        size: number of positions.
 
     Raises:
         ValueError: a size below 1.
@@ -33,23 +33,23 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"sees window: size is at least 1 key, got {self.size}")
+            raise ValueError(f"sees window: expected size to be at least 1 key, got {self.size}")
 
     @property
     def before(self) -> int:
         return self.size - 1
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return 0 <= query - key < self.size
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The keys up to the query in its own chunk of positions (Llama 4).
+    """The keys up to and including that of the query, in the query's chunk of positions (Llama 4).
 
     Args:
-        size: positions in a chunk.
+        size: number of positions in a chunk.
 
     Raises:
         ValueError: a size below 1.
@@ -61,14 +61,14 @@ class Chunk:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"sees chunk: size is at least 1 position, got {self.size}")
+            raise ValueError(f"sees chunk: expected size to be at least 1 position, got {self.size}")
 
     @property
     def chunk(self) -> int:
         return self.size
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return query - query % self.size <= key <= query
 
 
@@ -81,7 +81,7 @@ class Both:
     chunk = 0
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return True
 
 
@@ -90,7 +90,7 @@ class Near:
     """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer; ModernBERT).
 
     Args:
-        reach: positions.
+        reach: number of positions on either side.
 
     Raises:
         ValueError: a reach below 0.
@@ -101,7 +101,7 @@ class Near:
 
     def __post_init__(self) -> None:
         if self.reach < 0:
-            raise ValueError(f"sees near: reach is at least 0 positions, got {self.reach}")
+            raise ValueError(f"sees near: expected reach to be at least 0 positions, got {self.reach}")
 
     @property
     def before(self) -> int:
@@ -112,18 +112,18 @@ class Near:
         return self.reach
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return abs(query - key) <= self.reach
 
 
 @dataclass(frozen=True)
-class OfEncoder:
-    """All tokens of another sequence, which an encoder has read (Vaswani et al. 2017, 3.2.3, encoder-decoder attention)."""
+class EncoderTokens:
+    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3, encoder-decoder attention)."""
 
     before = -1
     after = -1
     chunk = 0
 
     def exact(self, query: int, key: int) -> bool:
-        """Whether the query at one position sees the key at another."""
+        """Return whether the query at position `query` attends to the key at position `key`."""
         return True

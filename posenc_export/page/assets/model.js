@@ -1,8 +1,8 @@
-// The decoder of page.json on onnxruntime-web: tokens in at any offset, logits, states and attention out.
+// Runs the decoder of page.json with onnxruntime-web: feeds tokens after cached ones and returns logits, states and attention.
 
 import * as ort from "./onnxruntime-web/ort.wasm.min.mjs";
 
-const LIKELIEST = 12; // ids to choose among
+const LIKELIEST = 12; // number of most probable ids to sample from
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 export const page = await (await fetch("page.json")).json();
@@ -14,12 +14,12 @@ function tensor(dtype, shape, value) {
 
 const integers = (values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
 
-// Inputs of the graph for new tokens behind `held` ones.
+// Graph inputs for new tokens after `held` cached tokens.
 const FEEDS = {
   input_ids: (tokens) => integers(tokens, [1, tokens.length]),
   position_ids: (tokens, held) => {
-    const places = Array.from(tokens, (_, index) => held + index);
-    return page.axes ? integers(Array(1 + page.axes).fill(places).flat(), [1 + page.axes, 1, tokens.length]) : integers(places, [1, tokens.length]);
+    const positions = Array.from(tokens, (_, index) => held + index);
+    return page.axes ? integers(Array(1 + page.axes).fill(positions).flat(), [1 + page.axes, 1, tokens.length]) : integers(positions, [1, tokens.length]);
   },
   logits_index: (tokens) => integers(tokens.keys(), [1, tokens.length]),
   attention_mask: (tokens, held) => tensor("int64", [1, held + tokens.length], 1),
@@ -27,15 +27,15 @@ const FEEDS = {
 
 export function open() {
   ort.env.wasm.wasmPaths = new URL("./onnxruntime-web/", import.meta.url).href;
-  ort.env.wasm.numThreads = 1; // more need headers that a plain file server does not send
+  ort.env.wasm.numThreads = 1; // threads need cross-origin isolation headers, which a plain file server does not send
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
   return ort.InferenceSession.create("model.onnx", { externalData: [{ path: "model.onnx.data", data: "model.onnx.data" }], extra, logSeverityLevel: 3 });
 }
 
-// The cache of a row that has read nothing.
+// Returns the cache of a row without tokens.
 export const empty = () => ({ tokens: [], states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(dtype, shape, fill)])) });
 
-// What is cached with `tokens` behind it, their logits and attention; the cache that was given stays as it is.
+// Feeds `tokens` after those in `cache`. Returns a new cache, logits and attention; the given cache is not changed.
 export async function read(session, cache, tokens) {
   const held = cache.tokens.length;
   const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](tokens, held)]));
@@ -45,10 +45,10 @@ export async function read(session, cache, tokens) {
   return { cache: { tokens: [...cache.tokens, ...tokens], states }, logits: results[page.output], attention };
 }
 
-// Logits of the last token.
+// Returns the logits of the last token.
 export const last = (logits) => logits.data.subarray(logits.data.length - logits.dims[2]);
 
-// Numbers in [0, 1), the same for the same seed (mulberry32).
+// Returns a random generator of numbers in [0, 1) with a seed (mulberry32).
 export function numbers(seed) {
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;
@@ -58,11 +58,11 @@ export function numbers(seed) {
   };
 }
 
-// The likeliest id at temperature 0, else a draw; ties go to the lower id.
+// Returns the most probable id at temperature 0, otherwise a sample. Ties go to the lower id.
 export function choose(scores, temperature, random) {
   const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a] || a - b);
   if (!temperature) return order[0];
   const shares = order.slice(0, LIKELIEST).map((id) => Math.exp((scores[id] - scores[order[0]]) / temperature));
-  let left = random() * shares.reduce((a, b) => a + b);
-  return order[Math.max(0, shares.findIndex((share) => (left -= share) < 0))];
+  let remaining = random() * shares.reduce((a, b) => a + b);
+  return order[Math.max(0, shares.findIndex((share) => (remaining -= share) < 0))];
 }

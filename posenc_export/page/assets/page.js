@@ -1,17 +1,17 @@
-// The page: text that goes on as one types, attention of the heads, and the check of the certificate.
+// The page: continues text while the user types, draws the attention of each head, and repeats the check of the certificate.
 
 import { choose, empty, last, numbers, open, page, read } from "./model.js";
 
-// The address may give text and temperature: index.html?temperature=0&text=import
+// The URL may set text and temperature: index.html?temperature=0&text=import
 const asked = new URLSearchParams(location.search);
 const EXAMPLE = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
-const LENGTH = Math.min(96, page.context >> 1); // bytes to add
-const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms after a key, tokens of a call, ms between two looks at the keyboard
+const LENGTH = Math.min(96, page.context >> 1); // bytes to generate
+const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms from a key press to generation, tokens per call, ms between two checks for input events
 const $ = (id) => document.getElementById(id);
 
 const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
 
-// Attention by distance, summed over the queries that have a key so far back.
+// Mean attention by distance in tokens, over all queries that have a key at that distance.
 
 class Distances {
   constructor() {
@@ -47,20 +47,20 @@ class Distances {
   }
 }
 
-// The editor: what is typed, and behind it what the model adds.
+// The editor: the user's text, followed by the text that the model generates.
 
-const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes in front that were not read
+const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes at the start that were not fed
 let session, base, timer, turn = 0, seed = 0;
 
-// Reads the text, only what is new where it goes on from the text before.
-async function readTyped(mine, tokens) {
+// Feeds the text, or only its new part if it continues the text of the last call. Returns null if another call has started meanwhile.
+async function readTyped(started, tokens) {
   const known = base?.cache.tokens ?? [];
-  const goesOn = known.length && known.length < tokens.length && known.every((token, index) => token === tokens[index]);
+  const continues = known.length && known.length < tokens.length && known.every((token, index) => token === tokens[index]);
   if (base && known.length === tokens.length && known.every((token, index) => token === tokens[index])) return base;
-  let state = goesOn ? base : { cache: empty(), distances: new Distances() };
+  let state = continues ? base : { cache: empty(), distances: new Distances() };
   for (let from = state.cache.tokens.length; from < tokens.length; from += CHUNK) {
     const made = await read(session, state.cache, tokens.slice(from, from + CHUNK));
-    if (mine !== turn) return null;
+    if (started !== turn) return null;
     const distances = state.distances.copy();
     distances.add(made.attention);
     state = { ...made, distances };
@@ -68,13 +68,13 @@ async function readTyped(mine, tokens) {
   return (base = state);
 }
 
-async function goOn() {
-  const mine = ++turn;
+async function generate() {
+  const started = ++turn;
   const bytes = Array.from(encoder.encode($("typed").value || "\n"));
   const tokens = bytes.slice(LENGTH - page.context);
   Object.assign(view, { typed: $("typed").value, added: "", skipped: bytes.length - tokens.length });
   const began = performance.now();
-  let state = await readTyped(mine, tokens);
+  let state = await readTyped(started, tokens);
   if (!state) return;
   const from = performance.now();
   const [added, temperature, random] = [[], Number($("temperature").value), numbers(seed)];
@@ -89,13 +89,14 @@ async function goOn() {
     view.added = decoder.decode(Uint8Array.from(added));
     drawText();
     await new Promise((resolve) => setTimeout(resolve));
-    if (mine !== turn) return;
+    if (started !== turn) return;
     looked = performance.now();
   }
   Object.assign(view, { added: decoder.decode(Uint8Array.from(added)), attention: state.attention });
   drawText();
   drawHeads(distances);
-  const [speed, place] = [added.length / ((performance.now() - from) / 1000), state.cache.tokens.length];
+  const milliseconds = Math.max(performance.now() - from, 1); // some browsers round their clock to coarse steps
+  const [speed, place] = [(1000 * added.length) / milliseconds, state.cache.tokens.length];
   $("status").textContent = `${speed.toFixed(0)} tokens per second · text read in ${(from - began).toFixed(0)} ms · position ${place} of ${page.positions}`;
   document.body.dataset.speed = speed.toFixed(1);
   document.body.dataset.added = view.added;
@@ -106,10 +107,10 @@ function schedule(delay = WAIT) {
   clearTimeout(timer);
   Object.assign(view, { typed: $("typed").value, added: "", attention: [] });
   drawText();
-  timer = setTimeout(goOn, delay);
+  timer = setTimeout(generate, delay);
 }
 
-// Text in spans of a character, tinted with what the chosen head reads at the last byte.
+// Draws the text, one span per character, shaded by the attention of the last byte in the selected head.
 function drawText() {
   const shown = $("shown");
   shown.replaceChildren();
@@ -120,7 +121,7 @@ function drawText() {
     return;
   }
   const [, , queries, keys] = weights.dims;
-  const row = (view.head + 1) * queries - 1; // of the last byte
+  const row = (view.head + 1) * queries - 1; // index of the last byte's query
   const given = weights.data.subarray(row * keys, (row + 1) * keys);
   const strongest = given.reduce((a, b) => Math.max(a, b), 0);
   const text = Array.from(view.typed + view.added);
@@ -138,7 +139,7 @@ function drawText() {
   shown.append("\n");
 }
 
-// A small chart for each head: attention by distance, and the pattern of the encoding.
+// Draws a small chart for each head: attention by distance, and the pattern of the encoding.
 function drawHeads(distances) {
   if (!page.attention.length) return;
   $("attention").hidden = false;
@@ -173,9 +174,9 @@ function accept() {
   schedule(0);
 }
 
-const short = (number) => number.toExponential(1).replace("-", "\u2011"); // no line break at the sign
+const short = (number) => number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
 
-// What was measured at export, and the same claim measured here: one call against calls of 17, of 5 and of one byte.
+// The certificate: errors measured at export, and errors measured in this browser, of calls with 17, 5 and 1 bytes against a single call.
 
 function line(list, title, text, state = "") {
   const [name, value] = [document.createElement("dt"), document.createElement("dd")];
@@ -221,7 +222,7 @@ function describe() {
   const made = page.certificate;
   if (made) {
     const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`;
-    line("certificate", "at export", `${made.cells} ways to cut a text: ${said}`, made.passed ? "good" : "bad");
+    line("certificate", "at export", `${made.cells} ways to split a text into calls: ${said}`, made.passed ? "good" : "bad");
     line("certificate", "measured on", made.machine);
     if (made.against) line("certificate", "compared with", made.against);
   } else line("certificate", "at export", "not measured");
@@ -252,9 +253,9 @@ describe();
 drawText();
 try {
   session = await open();
-  await goOn();
+  await generate();
   await check();
 } catch (error) {
-  $("status").textContent = `The model does not run here: ${error.message}`;
+  $("status").textContent = `The model does not run in this browser: ${error.message}`;
   throw error;
 }
