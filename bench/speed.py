@@ -48,7 +48,7 @@ class Part:
 
 LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
 PARTS: Dict[str, Part] = {
-    "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written",), 1.5),
+    "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5),
     "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
     "model": Part(("ort",), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
 }

@@ -1,40 +1,19 @@
 """The semantic operations of an attention block: eager references, and the nodes a lowering sees.
 
-Inside `semantic_graph()` each function emits one node of the `posenc` domain, which export/ rewrites for its target; everywhere else,
-TorchScript included, it computes its reference. References are functional and grow their caches: past in, present out.
+Inside `semantic.semantic_graph()` each function emits one node of the `posenc` domain, which export/ rewrites for its target; everywhere else,
+TorchScript included, it computes its reference. References write caches in place and change nothing else.
 
-Shapes: B batch, S new tokens, P past, T = P + S, N heads of one kind, H query heads, K kv heads, D head size, M table rows, r rotary size.
+Shapes: B batch, S new tokens, T slots of a cache, N heads of one kind, H query heads, K kv heads, D head size, M table rows, r rotary size.
 """
 
-import contextlib
 import math
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-DOMAIN = "posenc"
-_emitting = [False]
-
-
-@contextlib.contextmanager
-def semantic_graph() -> Iterator[None]:
-    """While open, the operations below emit `posenc` nodes instead of computing."""
-    _emitting[0] = True
-    try:
-        yield
-    finally:
-        _emitting[0] = False
-
-
-@torch.jit.unused
-def emitting() -> bool:
-    return _emitting[0]
-
-
-@torch.jit.unused
-def _node(name: str, inputs: List[Optional[Tensor]], attributes: Dict[str, float], like: Tensor, shape: List[int]) -> Tensor:
-    return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, {**attributes}, dtype=like.dtype, shape=shape, version=1)
+from posenc_export.semantic import emitting
+from posenc_export.semantic import node as _node
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -55,9 +34,22 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
             attributes = {"interleaved": float(interleaved), "linear": float(linear)}
             return _node("Rotate", [x, positions, cos, sin], attributes, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
     rows = positions.clamp(min=0)
-    c = torch.nn.functional.embedding(rows, cos).unsqueeze(2)
-    s = torch.nn.functional.embedding(rows, sin).unsqueeze(2)
-    return turn_pairs(x, c, s, interleaved)
+    return turn_pairs(x, _of_tokens(rows, cos), _of_tokens(rows, sin), interleaved)
+
+
+def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tuple[Tensor, Tensor]:
+    """`rotate_pairs` of q [B,S,H,D] and of k [B,S,K,D], by the same rows."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return rotate_pairs(q, positions, cos, sin, interleaved, linear), rotate_pairs(k, positions, cos, sin, interleaved, linear)
+    rows = positions.clamp(min=0)
+    c, s = _of_tokens(rows, cos), _of_tokens(rows, sin)
+    return turn_pairs(q, c, s, interleaved), turn_pairs(k, c, s, interleaved)
+
+
+def _of_tokens(rows: Tensor, table: Tensor) -> Tensor:
+    """Rows [B,S] int64 of a table [M,r/2], for every head: [B,S,1,r/2]."""
+    return torch.nn.functional.embedding(rows, table).unsqueeze(2)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -70,7 +62,8 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     else:
         first, second = turned[..., :half], turned[..., half:]
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
+    turned = turned.to(x.dtype)
+    return turned if 2 * half == x.size(3) else torch.cat((turned, x[..., 2 * half :]), dim=-1)
 
 
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:
@@ -81,28 +74,55 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.size(2)))
 
 
+def write_index(held: Tensor, positions: Tensor) -> Tensor:
+    """Slots of the tokens of positions [B,S] in a cache whose rows hold their first held [B] int64 slots: [B,S] int64.
+
+    Only `append` and `append_positions` read it: in a semantic graph it is held itself.
+    """
+    if not torch.jit.is_scripting():
+        if emitting():
+            return held
+    return torch.arange(positions.size(1), device=held.device) + held.unsqueeze(1)
+
+
+def _rows(write_index: Tensor) -> Tensor:
+    """The row of each token, to index a cache with: [B,1] int64."""
+    return torch.arange(write_index.size(0), device=write_index.device).unsqueeze(1)
+
+
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """past [B,N,P,D] with new [B,S,N,D] behind it: [B,N,T,D]. A fixed-capacity target writes at slot write_index [B] int64 instead."""
+    """new [B,S,N,D] written into past [B,N,T,D] at write_index, and past itself; a growing target gives past with new behind it instead.
+
+    A cache without slots, T = 0, is none: new alone [B,N,S,D], which gradients pass.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return _node("Append", [past, new, write_index], {}, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
-    return torch.cat((past, new.transpose(1, 2)), dim=2)
+    if past.size(2) == 0:
+        return new.transpose(1, 2)
+    past.transpose(1, 2).index_put_((_rows(write_index), write_index), new)
+    return past
 
 
 def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """Key positions [B,T] int64 from past [B,P] and new [B,S]; -1 is padding or a slot never written."""
+    """Key positions [B,T] int64: new [B,S] written into past [B,T] at write_index, and past itself; -1 is padding or a slot never written. As `append`."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
-    return torch.cat((past, new), dim=1)
+    if past.size(1) == 0:
+        return new
+    past.index_put_((_rows(write_index), write_index), new)
+    return past
 
 
 def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
-    """Key positions [B,T] as they are; a fixed-capacity target pads them with -1 to the slots of past [B,N,P,D]."""
+    """Key positions of the first slots, with -1 behind them for all slots of past [B,N,T,D]: [B,T]. As they are for a growing target, and without slots."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
-    return key_positions
+    if past.size(2) == 0:
+        return key_positions
+    return torch.nn.functional.pad(key_positions, [0, past.size(2) - key_positions.size(1)], value=-1.0)
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -128,7 +148,7 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     keys, queries = key_positions.unsqueeze(1), positions.unsqueeze(2)
     visible = keys.ge(0)
     if after >= 0:
-        visible = visible & keys.le(queries + after)
+        visible = visible & keys.le(queries + after if after > 0 else queries)
     if before >= 0:
         visible = visible & keys.ge(queries - before)
     if chunk > 0:

@@ -22,17 +22,17 @@ using States = std::vector<at::Tensor>;
 // Returns the states of a row without tokens, in the order of the graph.
 States empty() {
   return {
-      at::full({1, 0}, -1, at::kLong),  // past_positions
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.0.key
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.0.value
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.1.key
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.1.value
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.2.key
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.2.value
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.3.key
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.3.value
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.4.key
-      at::full({1, 2, 0, 32}, 0, at::kFloat),  // past_key_values.4.value
+      at::full({1, CAPACITY}, -1, at::kLong),  // past_positions
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.0.key
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.0.value
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.1.key
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.1.value
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.2.key
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.2.value
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.3.key
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.3.value
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.4.key
+      at::full({1, 2, CAPACITY, 32}, 0, at::kFloat),  // past_key_values.4.value
   };
 }
 
@@ -40,10 +40,11 @@ States empty() {
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
   const int64_t count = x.size(1);
-  const c10::List<at::Tensor> rest(States(states.begin() + 1, states.end()));
-  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), states[0], rest}).toTuple()->elements();
-  states = {results[1].toTensor()};
-  for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);
+  States given;
+  for (size_t index = 0; index < states.size(); ++index)
+    given.push_back(AXES[index] < 0 ? states[index] : states[index].narrow(AXES[index], 0, held + count));
+  const c10::List<at::Tensor> rest(States(given.begin() + 1, given.end()));
+  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), given[0], rest}).toTuple()->elements();
   return results[0].toTensor();
 }
 

@@ -49,6 +49,10 @@ def _hand_written(folder: Path, manifest: Manifest) -> bool:
     return manifest.dtype == "float32" and (shapes.is_plain_block(manifest.config) or shapes.is_llama(manifest.config))
 
 
+def _plain_block(folder: Path, manifest: Manifest) -> bool:
+    return manifest.dtype == "float32" and shapes.is_plain_block(manifest.config)
+
+
 def _genai(folder: Path, manifest: Manifest) -> bool:
     return (folder / "genai_config.json").is_file()
 
@@ -72,6 +76,7 @@ RUNTIMES: Dict[str, Runtime] = {
     "hand-written": Runtime(
         f"{PEERS}.hand_written", (*TORCH, "onnx", "onnxruntime"), "posenc-export[export,cpu]", _hand_written, f"a float32 block, or {LLAMA}; rope or nope alone"
     ),
+    "hand-written-torchscript": Runtime(f"{PEERS}.hand_torchscript", TORCH, "posenc-export[export]", _plain_block, "a float32 block; rope or nope alone"),
     "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
     "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
     "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),

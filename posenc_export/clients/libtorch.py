@@ -3,7 +3,7 @@
 from string import Template
 from typing import Dict
 
-from posenc_export.clients.states import gives, heading
+from posenc_export.clients.states import capacity, gives, heading
 from posenc_export.runtime.manifest import Manifest, State
 
 # By graph input: its value for a call with `count` tokens on one row that holds `held` tokens, the first of them at position `start`.
@@ -34,7 +34,7 @@ $heading
 
 using States = std::vector<at::Tensor>;
 
-// Returns the states of a row without tokens, in the order of the graph.
+$capacity// Returns the states of a row without tokens, in the order of the graph.
 States empty() {
   return {
 $states  };
@@ -49,12 +49,24 @@ $call
 }
 
 $main""")
-WITH_POSITIONS = Template("""  const c10::List<at::Tensor> rest(States(states.begin() + 1, states.end()));
-  const auto results = module.forward({$feeds, states[0], rest}).toTuple()->elements();
-  states = {results[1].toTensor()};
-  for (const at::Tensor& state : results[2].toTensorVector()) states.push_back(state);""")
-WITHOUT_POSITIONS = Template("""  const auto results = module.forward({$feeds, c10::List<at::Tensor>(states)}).toTuple()->elements();
-  states = results[1].toTensorVector();""")
+CAPACITY = Template("""constexpr int64_t CAPACITY = $slots;  // slots of the caches: tokens that the row can hold
+
+// Axis of the slots of each state; -1 for a state that each call replaces.
+const std::vector<int64_t> AXES = {$axes};
+
+""")
+# Caches are written where they are, and the module is given the slots that are in use behind the call.
+SHOWN = """  States given;
+  for (size_t index = 0; index < states.size(); ++index)
+    given.push_back(AXES[index] < 0 ? states[index] : states[index].narrow(AXES[index], 0, held + count));
+"""
+WITH_POSITIONS = Template("""  const c10::List<at::Tensor> rest(States(given.begin() + 1, given.end()));
+  const auto results = module.forward({$feeds, given[0], rest}).toTuple()->elements();""")
+WITHOUT_POSITIONS = Template("""  const auto results = module.forward({$feeds, c10::List<at::Tensor>($states)}).toTuple()->elements();""")
+REPLACED = Template("""
+  const States present = results[$list].toTensorVector();
+  for (size_t index = $first; index < states.size(); ++index)
+    if (AXES[index] < 0) states[index] = present[index - $first];""")
 DECODE = """// Greedy decoding.
 int main(int count, char** arguments) {
   if (count < 4) {
@@ -97,13 +109,13 @@ def program(manifest: Manifest) -> str:
     """Return the text of the program."""
     decodes = manifest.kind == "decoder"
     feeds = ", ".join(_feed(value.name, manifest) for value in manifest.inputs)
-    positions = bool(manifest.states) and manifest.states[0].past == "past_positions"
     return PROGRAM.substitute(
         heading="\n".join(f"// {line}" for line in heading(manifest)),
         source="decode" if decodes else "run",
         usage="decode FOLDER 16 100 101 102   (16 tokens after a prompt of three)" if decodes else "run FOLDER",
+        capacity=_capacity(manifest),
         states="".join(f"      {_state(state)},  // {state.past}\n" for state in manifest.states),
-        call=(WITH_POSITIONS if positions else WITHOUT_POSITIONS).substitute(feeds=feeds),
+        call=_call(feeds, manifest),
         gives=gives(manifest),
         main=_main(manifest),
     )
@@ -114,8 +126,23 @@ def _feed(name: str, manifest: Manifest) -> str:
     return f"({FEEDS[name]}){coordinates}" if coordinates else FEEDS[name]
 
 
+def _capacity(manifest: Manifest) -> str:
+    if not manifest.states:
+        return ""
+    axes = ", ".join(str(state.axis) if state.update == "in_place" else "-1" for state in manifest.states)
+    return CAPACITY.substitute(slots=capacity(manifest), axes=axes)
+
+
+def _call(feeds: str, manifest: Manifest) -> str:
+    positions = bool(manifest.states) and manifest.states[0].past == "past_positions"
+    called = (WITH_POSITIONS if positions else WITHOUT_POSITIONS).substitute(feeds=feeds, states="given" if manifest.states else "states")
+    replaced = any(state.update == "replace" for state in manifest.states)
+    first = int(positions)
+    return (SHOWN if manifest.states else "") + called + (REPLACED.substitute(list=1 + first, first=first) if replaced else "")
+
+
 def _state(state: State) -> str:
-    sizes = ["1", *("0" if isinstance(axis, str) else str(axis) for axis in state.axes[1:])]
+    sizes = ["1", *("CAPACITY" if isinstance(axis, str) else str(axis) for axis in state.axes[1:])]
     return f"at::full({{{', '.join(sizes)}}}, {state.fill}, {DTYPES[state.dtype]})"
 
 

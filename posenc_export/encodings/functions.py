@@ -133,10 +133,7 @@ class FunctionRotation(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return (
-            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-        )
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
     def oracle(self) -> Oracle:
         return FunctionRotationOracle(self)

@@ -100,7 +100,7 @@ class RoPEDynamic(PositionEncoding):
         if self.keys == "raw":
             return q, k
         cos, sin = self.first.rows, self.second.rows
-        return ops.rotate_pairs(q, positions, cos, sin, self.interleaved, False), ops.rotate_pairs(k, positions, cos, sin, self.interleaved, False)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, False)
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]

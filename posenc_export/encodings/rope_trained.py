@@ -73,10 +73,7 @@ class RoPETrained(Rotary):
         if not torch.jit.is_scripting():
             if self.training:
                 return self.trained(q, k, positions)
-        return (
-            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-        )
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
     @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

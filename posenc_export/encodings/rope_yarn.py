@@ -71,10 +71,7 @@ class RoPEYaRN(Rotary):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         if self.on_scores != 1.0:
             q = q * self.on_scores
-        return (
-            ops.rotate_pairs(q, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-            ops.rotate_pairs(k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear),
-        )
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
     def frequency(self, k: int) -> float:
         return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)

@@ -19,7 +19,8 @@ from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
-TRACE = {B: 2, S: 5, P: 3, T: 8, Q: 6, R: 4}  # no 0 or 1: torch.export would fix those sizes
+TRACE = {B: 2, S: 5, P: 3, T: 8, M: 7, Q: 6, R: 4}  # no 0 or 1: torch.export would fix those sizes
+TORCH = {"capacity_bucket": 64, "continuation_rows": 0, "contiguous": False}  # of graphs of torch, which take the first slots of larger memory
 
 
 def dtype_of(model: Model) -> str:
@@ -143,12 +144,15 @@ def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, 
 
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
     """Return the eager module wrapped in a calling convention, and the manifest that a session needs to run it."""
-    manifest = describe(model, "eager", signature, "columns", "append", capacity_bucket=0, continuation_rows=0, contiguous=False)
+    manifest = describe(model, "eager", signature, "rows" if signature == "positions" else "columns", "in_place", **TORCH)
     return wrap(model, signature), manifest
 
 
-def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
-    """Return example arguments of the signature's forward and their dynamic axes. Caches have update rule "append" for every target; encoder inputs follow them."""
+def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+    """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs follow the caches.
+
+    slots: the axis of caches, for every target. Semantic operations append to caches with axis P.
+    """
     arguments: List[Any] = []
     shapes: List[Any] = []
     for value in manifest.inputs:
@@ -156,7 +160,7 @@ def trace_inputs(manifest: Manifest) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
         shapes.append(_dynamic(value.axes))
     caches, dynamic = [], []
     for state in manifest.states:
-        axes = tuple(P if axis == M else axis for axis in state.axes)
+        axes = tuple(slots if axis == M else axis for axis in state.axes)
         caches.append(_example(state.dtype, axes))
         dynamic.append(_dynamic(axes))
     for value in manifest.encoder:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posenc_export import ops
+from posenc_export import semantic
 
 Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
@@ -33,7 +33,7 @@ class Rewriter:
     def run(self, table: Mapping[str, Lowering]) -> None:
         """Lower every semantic node whose type is in the table, in graph order."""
         for node in list(self.graph):
-            if node.domain == ops.DOMAIN and node.op_type in table:
+            if node.domain == semantic.DOMAIN and node.op_type in table:
                 self._at = node
                 node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
 
@@ -120,7 +120,7 @@ class Rewriter:
 
     def unpacked(self, value: ir.Value, heads: int) -> ir.Value:
         """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
-        return self.emit("Heads", [value], ops.DOMAIN, {"heads": float(heads)})
+        return self.emit("Heads", [value], semantic.DOMAIN, {"heads": float(heads)})
 
     def finish(self) -> None:
         """Lower the remaining Heads nodes, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
@@ -129,7 +129,7 @@ class Rewriter:
             ValueError: semantic nodes remain that the target's tables do not lower.
         """
         for node in list(self.graph):
-            if node.domain == ops.DOMAIN and node.op_type == "Heads":
+            if node.domain == semantic.DOMAIN and node.op_type == "Heads":
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
@@ -137,7 +137,7 @@ class Rewriter:
         self._constants.clear()  # unused ones were removed from the graph
         common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
         common.CommonSubexpressionEliminationPass()(self.model)
-        remaining = sorted({node.op_type for node in self.graph if node.domain == ops.DOMAIN})
+        remaining = sorted({node.op_type for node in self.graph if node.domain == semantic.DOMAIN})
         if remaining:
             raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
 
@@ -158,7 +158,7 @@ def size(value: Optional[ir.Value], axis: int) -> int:
 def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
     """Return the semantic node of type `op` that produces `value`, or None."""
     node = None if value is None else value.producer()
-    return node if node is not None and node.domain == ops.DOMAIN and node.op_type == op else None
+    return node if node is not None and node.domain == semantic.DOMAIN and node.op_type == op else None
 
 
 def drop_unused(model: ir.Model) -> None:

@@ -23,7 +23,7 @@ class PositionSignature(torch.nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64, states in layer order to output, key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
-        write_index = past_positions.ge(0).sum(1)
+        write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
         output, present = self.model(x, places, coordinates, key_positions, write_index, states)
         return output, key_positions, present
@@ -41,7 +41,7 @@ class LogitsSignature(torch.nn.Module):
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """logits_index [B,R] int64, the rest as PositionSignature.forward, to logits [B,R,V], key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
-        write_index = past_positions.ge(0).sum(1)
+        write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
         output, present = self.model(x, places, coordinates, key_positions, write_index, states, None, logits_index)
         return output, key_positions, present
@@ -87,7 +87,7 @@ class MaskSignature(torch.nn.Module):
         counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
-        write_index = torch.full_like(counted[:, 0], past)
+        write_index = ops.write_index(torch.full_like(counted[:, 0], past), positions)
         if self.cached:
             counted = ops.fit_positions(counted, states[self.first_cache], positions)
         output, present = self.model(x, positions, positions, counted, write_index, states)

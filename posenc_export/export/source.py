@@ -3,13 +3,13 @@
 import copy
 import logging
 import warnings
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Collection, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from posenc_export import ops
+from posenc_export import semantic
 from posenc_export.export import calibration
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
@@ -91,7 +91,7 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages that are not installed
-    with ops.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
+    with semantic.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # deprecations inside torch.onnx; the resulting graph is checked instead
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None
@@ -99,16 +99,31 @@ def _traced(model: Model, manifest: Manifest) -> ir.Model:
     return program.model
 
 
-def refuse_mutation(program: torch.export.ExportedProgram) -> None:
+def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
     """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation silently, and a session could not rewind such a state.
 
+    Args:
+        caches: names of inputs that may be written in place.
+
     Raises:
-        ValueError: the program mutates a buffer or an input; the message names it.
+        ValueError: the program mutates a buffer or another input; the message names it.
     """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     for node in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
-        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False) and node.args[0].op == "placeholder":
-            mutated.append(signature.inputs_to_buffers.get(node.args[0].name, node.args[0].name))
+        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            written = _viewed(node.args[0])
+            if written.op == "placeholder" and written.name not in caches:
+                mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
         raise ValueError(f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead")
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the tensor that a chain of views starts from."""
+    while node.op == "call_function":
+        returns = getattr(getattr(node.target, "_schema", None), "returns", [])
+        if not returns or returns[0].alias_info is None:
+            break
+        node = node.args[0]  # type: ignore[assignment]
+    return node

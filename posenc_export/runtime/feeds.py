@@ -111,5 +111,5 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
     if manifest.layout == "columns":
         raise ValueError(
             f"session: expected rows with cache slots of their own for {call}, got target {manifest.target} with signature {manifest.signature}, "
-            "whose rows share columns; export target ort or onnx-static with signature positions"
+            "whose rows share columns; export target ort, onnx-static or torchscript with signature positions"
         )

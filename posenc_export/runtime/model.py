@@ -24,7 +24,7 @@ class Model:
     @property
     def provider(self) -> str:
         """The provider that runs the graph, as `load` takes it, never "auto"."""
-        return str(self.graph.device)
+        return str(self.graph.provider)
 
     def session(self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:
         """Open a session with empty caches on this graph.

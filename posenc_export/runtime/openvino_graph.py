@@ -1,18 +1,23 @@
 """Load model.onnx with OpenVINO, in float32 or bfloat16."""
 
+import math
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import numpy as np
 
 try:
     import openvino
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("runtime: expected openvino, got none; pip install 'posenc-export[openvino]'", name="openvino") from error
 
+from posenc_export.runtime.buffered import BufferedCaches
+from posenc_export.runtime.committed import Call, Step
+from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.onnx_files import check_external
-from posenc_export.runtime.openvino_session import OpenVinoSession
-from posenc_export.runtime.ort_caches import OrtCaches
-from posenc_export.runtime.rules import check_graph
+from posenc_export.runtime.openvino_requests import Arrays, Requests
+from posenc_export.runtime.rules import B, R, S, check_graph
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}
@@ -29,7 +34,7 @@ class Port(NamedTuple):
 
 
 class OpenVinoGraph:
-    """A loaded model.onnx.
+    """A loaded model.onnx (runtime.buffered.Graph).
 
     Args:
         path: path of model.onnx.
@@ -41,17 +46,48 @@ class OpenVinoGraph:
         ValueError: OpenVINO is too old, does not support the graph or would compute it in another precision, or the processor has no bfloat16.
     """
 
+    device, strided = "cpu", False
+
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
-        self.manifest, self.device = manifest, provider
+        self.manifest, self.provider = manifest, provider
         _check_version()
         check_external(path, manifest)
         compiled = _compiled(path, provider, threads)
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
-        self.session = OpenVinoSession(compiled, manifest)
+        self._requests = Requests(compiled, manifest)
 
-    def open(self, rows: int, capacity: int) -> OrtCaches:
-        """Return empty caches with `rows` rows and `capacity` slots."""
-        return OrtCaches.open(self.session, self.manifest, "cpu", rows, capacity)
+    def open(self, rows: int, capacity: int) -> BufferedCaches:
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
+        return BufferedCaches.open(self, rows, capacity)
+
+    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
+        output = self.manifest.outputs[0]
+        sizes = {B: call.rows, S: new, R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0}
+        result = np.zeros([axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype)
+        inputs, outputs = self._states(caches, call.first, call.rows, new)
+        self._requests.run({**call.feeds, **inputs}, {output.name: result, **outputs})
+        return result
+
+    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
+        idle = list(range(rows, caches.rows))
+
+        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            caches = caches.with_columns(caches.columns + 1)
+            return self.run(caches, Call(0, rows, feeds), 1)[:, 0], caches.after(1, idle)
+
+        return Step(run)
+
+    def _states(self, caches: BufferedCaches, first: int, rows: int, new: int) -> Tuple[Arrays, Arrays]:
+        """Return views of the states of `rows` rows that the graph reads, and of those that it writes."""
+        inputs: Arrays = {}
+        outputs: Arrays = {}
+        for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
+            grows = state.update == "append"
+            before = caches.shape(state, caches.columns if grows else caches.capacity, rows)
+            after = caches.shape(state, caches.columns + new if grows else caches.capacity, rows)
+            for buffer, shape, name, found in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
+                found[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[first : first + rows]
+        return inputs, outputs
 
 
 def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:

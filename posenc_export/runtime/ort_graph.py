@@ -1,17 +1,23 @@
-"""Load model.onnx with ONNX Runtime."""
+"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the host or on the device."""
 
+import functools
 import platform
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, Tuple
+
+import numpy as np
 
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
 
+from posenc_export.runtime.buffered import BufferedCaches
+from posenc_export.runtime.committed import Call, Step
+from posenc_export.runtime.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.onnx_files import check_external, refused
-from posenc_export.runtime.ort_caches import OrtCaches
 from posenc_export.runtime.rules import check_graph
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
@@ -47,7 +53,7 @@ def _saturates() -> bool:
 
 
 class OrtGraph:
-    """A loaded model.onnx.
+    """A loaded model.onnx (runtime.buffered.Graph).
 
     Args:
         path: the file model.onnx.
@@ -55,6 +61,8 @@ class OrtGraph:
         provider: "cpu" or "cuda".
         threads: threads per operator; None uses all cores.
     """
+
+    strided = False
 
     def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
         options = onnxruntime.SessionOptions()
@@ -65,7 +73,7 @@ class OrtGraph:
             options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
         if threads:
             options.intra_op_num_threads = threads
-        self.manifest, self.device = manifest, provider
+        self.manifest, self.provider, self.device = manifest, provider, provider
         check_external(path, manifest)
         with refused(path):
             self.session = onnxruntime.InferenceSession(
@@ -75,6 +83,51 @@ class OrtGraph:
         if PROVIDERS[provider] not in self.session.get_providers():
             raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
 
-    def open(self, rows: int, capacity: int) -> OrtCaches:
+    def open(self, rows: int, capacity: int) -> BufferedCaches:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
-        return OrtCaches.open(self.session, self.manifest, self.device, rows, capacity)
+        return BufferedCaches.open(self, rows, capacity)
+
+    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
+        binding = self._bind(caches, call.feeds, call.first, call.rows, new)
+        binding.bind_output(self.manifest.outputs[0].name, "cpu")
+        try:
+            self.session.run_with_iobinding(binding)
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
+
+    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
+        output = self.manifest.outputs[0]
+        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
+        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, caches.rows))
+
+        def bound(caches: BufferedCaches) -> Any:
+            binding = self._bind(caches, feeds, 0, rows, 1)
+            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
+            return binding
+
+        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            caches = caches.with_columns(caches.columns + 1)
+            try:
+                session.run_with_iobinding(bound(caches))
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            return last, caches.after(1, idle)
+
+        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
+        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+            return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
+        return Step(run)
+
+    def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int) -> Any:
+        binding = self.session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
+            grows = state.update == "append"
+            before = caches.shape(state, caches.columns if grows else caches.capacity, rows)
+            after = caches.shape(state, caches.columns + new if grows else caches.capacity, rows)
+            offset = 0 if grows else first * past.row_bytes
+            binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
+            binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
+        return binding

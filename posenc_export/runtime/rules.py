@@ -11,7 +11,7 @@ Q, R = "encoder_sequence_length", "logits_count"
 ENDS = {"decoder": ("input_ids", "logits"), "encoder": ("input_ids", "last_hidden_state"), "block": ("hidden_states", "output")}
 GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx", "ort-cuda": "model.onnx", "torchscript": "model.pt", "pt2": "model.pt2"}
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
-GROWING = ("onnx", "torchscript", "pt2")
+GROWING = ("onnx",)
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
 

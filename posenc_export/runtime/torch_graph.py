@@ -1,121 +1,78 @@
 """A TorchScript module, a torch.export program or a live torch module behind the same interface; torch is imported only when used."""
 
-from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.committed import Call, Slots, Step
+from posenc_export.runtime.buffered import BufferedCaches
+from posenc_export.runtime.committed import Call, Step
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
 
 
 class TorchGraph:
-    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states), what an encoder gave behind the states.
+    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states), what an encoder gave behind the states
+    (runtime.buffered.Graph).
 
     Args:
         module: eager, compiled, scripted or exported.
-        manifest: its description; all states "append".
+        manifest: its description; no state "append".
     """
 
-    def __init__(self, module: Any, manifest: Manifest) -> None:
-        self.module, self.manifest, self.device = module, manifest, "cpu"
+    strided = True  # cost follows the slots in use, and memory grows without a copy at each bucket
 
-    def open(self, rows: int, capacity: int) -> "TorchCaches":
-        """Empty caches for `rows` rows; they grow, capacity is not read."""
+    def __init__(self, module: Any, manifest: Manifest) -> None:
+        self.module, self.manifest, self.provider, self.device = module, manifest, "cpu", "cpu"
+        self._positions_first = bool(manifest.states) and manifest.states[0].past == "past_positions"
+        self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
+
+    def open(self, rows: int, capacity: int) -> BufferedCaches:
+        """Empty caches for `rows` rows of `capacity` slots."""
+        return BufferedCaches.open(self, rows, capacity)
+
+    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
+        output, present = self._take(self._arguments(caches, call.feeds, call.first, call.rows))
+        self._keep(caches, present, slice(call.first, call.first + call.rows))
+        return output.numpy()  # type: ignore[no-any-return]
+
+    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
+        idle, window = list(range(rows, caches.rows)), slice(rows)
+        arguments = self._arguments(caches, feeds, 0, rows)  # tensors in the memory of feeds and buffers
+
+        def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            return self._take(arguments)[0].numpy()[:, 0], caches
+
+        def anew(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            output, present = self._take(self._arguments(caches, feeds, 0, rows))
+            self._keep(caches, present, window)
+            return output.numpy()[:, 0], caches.after(1, idle)
+
+        return Step(anew if self._replaced else again)
+
+    def _arguments(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int) -> List[Any]:
         import torch
 
         states = []
-        for state in self.manifest.states:
-            sizes = [0 if isinstance(axis, str) else axis for axis in state.axes[1:]]
-            states.append(torch.zeros([rows, *sizes], dtype=getattr(torch, state.dtype)))
-        return TorchCaches(self, rows, tuple(states))
+        for state, past in zip(self.manifest.states, caches.past, strict=True):
+            slots = (slice(None),) * (state.axis - 1) + (slice(caches.capacity),) if state.update == "in_place" else ()
+            states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
+        fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
+        given = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
+        return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
 
-
-@dataclass(frozen=True)
-class TorchCaches:
-    """The states of one session as tensors, none of them written in place (runtime.committed.Caches).
-
-    Args:
-        rows: R, all of them in use.
-        states: a tensor for each state of the manifest.
-    """
-
-    graph: TorchGraph
-    rows: int
-    states: Tuple[Any, ...]
-
-    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "TorchCaches"]:
-        (call,) = calls  # a graph that takes one row at a time has compact rows, which no torch target has
-        output, caches = self._run(call.feeds)
-        return list(enumerate(output)), caches
-
-    def step(self, feeds: Feeds, rows: int) -> Step:
-        given = {value.name for value in self.graph.manifest.encoder}
-
-        def take(caches: "TorchCaches") -> Tuple[np.ndarray, "TorchCaches"]:
-            moving = {name: array.copy() for name, array in feeds.items() if name not in given}  # states may be views of their inputs
-            output, caches = caches._run({**feeds, **moving})
-            return output[:, 0], caches
-
-        return Step(take)
-
-    def _run(self, feeds: Feeds) -> Tuple[np.ndarray, "TorchCaches"]:
+    def _take(self, arguments: List[Any]) -> Tuple[Any, List[Any]]:
+        """The output and the states behind the first."""
         import torch
 
-        manifest = self.graph.manifest
-        arguments = [torch.from_numpy(feeds[value.name]) for value in manifest.inputs]
-        given = [torch.from_numpy(feeds[value.name]) for value in manifest.encoder]
         try:
             with torch.inference_mode():
-                if manifest.states and manifest.states[0].past == "past_positions":
-                    output, positions, present = self.graph.module(*arguments, self.states[0], [*self.states[1:], *given])
-                    present = [positions, *present]
-                else:
-                    output, present = self.graph.module(*arguments, [*self.states, *given])
+                made = self.module(*arguments)
         except RUN_ERRORS as error:
             raise GraphError(error) from None
-        return output.numpy(), TorchCaches(self.graph, self.rows, tuple(present))
+        return made[0], made[-1]
 
-    def reserve(self, slots: int, rows: int) -> "TorchCaches":
-        return self  # they grow with each call, and rows do not come and go
-
-    def cut(self, keep: np.ndarray) -> "TorchCaches":
-        import torch
-
-        columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
-        mask = torch.from_numpy(keep[:, :columns].copy())
-        states = list(self.states)
-        for index, state in enumerate(self.graph.manifest.states):
-            if state.update == "append":
-                inside = mask.view([self.rows, *([1] * (state.axis - 1)), columns, *([1] * (len(state.axes) - state.axis - 1))])
-                kept = states[index].narrow(state.axis, 0, columns)
-                states[index] = torch.where(inside, kept, torch.full([1], state.fill, dtype=kept.dtype))
-        return TorchCaches(self.graph, self.rows, tuple(states))
-
-    def wipe(self, hidden: Sequence[Slots]) -> None:
-        """Nothing is written in place."""
-
-    def move(self, source: int, target: int, slots: int) -> None:
-        raise NotImplementedError("rows that share columns do not come and go")  # the session refuses it before
-
-    def snapshot(self, row: int) -> List[np.ndarray]:
-        return [value[row].numpy().copy() for state, value in zip(self.graph.manifest.states, self.states, strict=True) if state.update == "replace"]
-
-    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "TorchCaches":
-        import torch
-
-        replaced = [index for index, state in enumerate(self.graph.manifest.states) if state.update == "replace"]
-        present = list(self.states)
-        for number, index in enumerate(replaced):
-            present[index] = present[index].clone()
-            for row, values in states.items():
-                present[index][row] = torch.from_numpy(values[number]) if len(values) else self.graph.manifest.states[index].fill
-        return TorchCaches(self.graph, self.rows, tuple(present))
-
-    def emptied(self) -> "TorchCaches":
-        return self.graph.open(self.rows, 0)
-
-    def fork(self, rows: int, slots: int) -> "TorchCaches":
-        return self
+    def _keep(self, caches: BufferedCaches, present: List[Any], rows: slice) -> None:
+        """Put the states that the call replaced where the next call reads them."""
+        for index in self._replaced:
+            caches.present[index].array[rows] = present[index - self._positions_first].numpy()

@@ -25,8 +25,8 @@ class Faulty(PositionEncoding):
         """Positions of queries and tokens that the encoding receives."""
         return positions
 
-    def changed_key_positions(self, positions: Tensor, new: int) -> Tensor:
-        """Positions of keys, of which the last `new` are of this call, and of embedded tokens, that the encoding receives."""
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
+        """Positions of keys and of embedded tokens that the encoding receives; called: positions of the tokens of this call."""
         return positions
 
     def changed_states(self, states: List[Tensor]) -> List[Tensor]:
@@ -34,14 +34,15 @@ class Faulty(PositionEncoding):
         return states
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        return self.inner.embed_next(x, self.changed_key_positions(self.changed_positions(positions), x.size(1)), self.changed_states(states))
+        changed = self.changed_positions(positions)
+        return self.inner.embed_next(x, self.changed_key_positions(changed, changed), self.changed_states(states))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
-        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, self.changed_key_positions(changed, q.size(1)))[1]
+        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, self.changed_key_positions(changed, changed))[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(self.changed_positions(q_positions), self.changed_key_positions(k_positions, q_positions.size(1)))
+        return self.inner.bias(self.changed_positions(q_positions), self.changed_key_positions(k_positions, q_positions))
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
         return self.inner.observe(x, k, positions, write_index, self.changed_states(states))
@@ -49,7 +50,7 @@ class Faulty(PositionEncoding):
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        changed = self.changed_key_positions(key_positions, positions.size(1))
+        changed = self.changed_key_positions(key_positions, positions)
         return self.inner.rescore(q, keys, values, mask, self.changed_positions(positions), changed, scale, states)
 
     def prepare(self) -> None:
@@ -74,15 +75,15 @@ class FromZero(Faulty):
     def changed_positions(self, positions: Tensor) -> Tensor:
         return torch.arange(positions.size(-1)).expand_as(positions)
 
-    def changed_key_positions(self, positions: Tensor, new: int) -> Tensor:
-        cached = positions.size(-1) - new
-        return torch.cat((positions[..., :cached], self.changed_positions(positions[..., cached:])), dim=-1)
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
+        first = called[..., :1]
+        return torch.where(positions >= first, positions - first, positions)
 
 
 class OddAsEven(Faulty):
     """Rounds odd positions of keys and tokens down to even positions."""
 
-    def changed_key_positions(self, positions: Tensor, new: int) -> Tensor:
+    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
         return torch.where(positions > 0, positions - positions % 2, positions)
 
 

@@ -104,10 +104,9 @@ def test_float32_angles_agree_at_large_positions_on_the_fused_target(name: str, 
 
 
 WITH_CACHE = [name for name in NUMBERS if "causal" in REGISTRY[name].works_in]
-GROWING = ("onnx", "torchscript")
 
 
-@pytest.mark.parametrize(("variant", "target"), _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], GROWING))
+@pytest.mark.parametrize(("variant", "target"), _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], ("onnx",)))
 def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, target: str, tmp_path: Path) -> None:
     source = sources(block(variant, 48))
     session, alone = _session(source, target, tmp_path), _eager(source.model)

@@ -185,12 +185,9 @@ def _forgets_tokens(e: Any) -> None:
 
 
 def _gates_through_a_sigmoid(e: Any) -> None:
-    right = e.observe
-
     def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
-        present = right(x, k, positions, write_index, states)
-        logs = torch.sigmoid(e.gate(x)).log().transpose(1, 2).unsqueeze(3)  # log of a float32 that underflowed to 0
-        return [torch.cat((states[0], torch.where(positions.ge(0)[:, None, :, None], logs, present[0][:, :, states[0].size(2) :])), dim=2)]
+        logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that underflowed to 0
+        return [ops.append(states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index)]
 
     e.observe = observe
 
@@ -310,7 +307,7 @@ class ForgetsStates(Session):
         return super().step(*arguments, **named)
 
     def _forget_states(self) -> None:
-        now = self._now.without_stepper(True)
+        now = self._now.without_stepper(False)
         if now.caches is not None:
             self._now = now.replace(caches=now.caches.restored({row: () for row in range(now.rows)}))
 

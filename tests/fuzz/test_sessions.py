@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from posenc_export.runtime.buffered import BufferedCaches
 from posenc_export.runtime.memory import Memory
-from posenc_export.runtime.ort_caches import OrtCaches
 from posenc_export.runtime.session import Session
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
@@ -100,7 +100,7 @@ def _forgets_starts(self: Memory, state: Any, starts: np.ndarray, right: Any = M
     return right(self, state, np.where(starts > 5, starts - 1, starts))
 
 
-def _moves_too_little(self: OrtCaches, source: int, target: int, slots: int, right: Any = OrtCaches.move) -> None:
+def _moves_too_little(self: BufferedCaches, source: int, target: int, slots: int, right: Any = BufferedCaches.move) -> None:
     right(self, source, target, max(slots - 1, 0))
 
 
@@ -110,7 +110,12 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
-    [(Memory, "opened", _forgets_starts), (OrtCaches, "move", _moves_too_little), (Session, "rewind", _swallows), (Memory, "without", lambda self, state, row: state)],
+    [
+        (Memory, "opened", _forgets_starts),
+        (BufferedCaches, "move", _moves_too_little),
+        (Session, "rewind", _swallows),
+        (Memory, "without", lambda self, state, row: state),
+    ],
     ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays"],
 )
 @pytest.mark.xdist_group("rope decoder")

@@ -11,9 +11,8 @@ from posenc_export.export import describe, export, signatures
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import worst_error
 from posenc_export.runtime import measuring
-from posenc_export.runtime.ort_caches import OrtCaches
+from posenc_export.runtime.buffered import BufferedCaches
 from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.torch_graph import TorchCaches
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -42,15 +41,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List[int]:
     """Prefill PROMPTS and return, for each run of the graph, the number of tokens per row whose logits it computes."""
     counts: List[int] = []
-    for cls in (OrtCaches, TorchCaches):
-        right = cls.run
+    right = BufferedCaches.run
 
-        def run(self: Any, calls: Any, right: Any = right) -> Any:
-            made = right(self, calls)
-            counts.append(max(len(output) for _, output in made[0]))
-            return made
+    def run(self: Any, calls: Any) -> Any:
+        made = right(self, calls)
+        counts.append(max(len(output) for _, output in made[0]))
+        return made
 
-        monkeypatch.setattr(cls, "run", run)
+    monkeypatch.setattr(BufferedCaches, "run", run)
     session.prefill(PROMPTS, **how)
     return counts
 
@@ -69,7 +67,7 @@ def test_a_chunk_without_a_kept_token_computes_no_logits(target: str, models: Mo
 @pytest.mark.exhaustive
 def test_a_rewind_that_feeds_tokens_again_computes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(sources(decoder("input_rnn")), "onnx", tmp_path / "a", verify=False)
-    session, widths, right = load(tmp_path / "a", provider="cpu").session(), [], OrtCaches.run
+    session, widths, right = load(tmp_path / "a", provider="cpu").session(), [], BufferedCaches.run
     session.prefill(PROMPTS[:1])
 
     def run(self: Any, calls: Any) -> Any:
@@ -77,7 +75,7 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(tmp_path: Path, mon
         widths.append(made[0][0][1].shape)
         return made
 
-    monkeypatch.setattr(OrtCaches, "run", run)
+    monkeypatch.setattr(BufferedCaches, "run", run)
     session.rewind(3)
     assert widths == [(0, 61)]
 

@@ -9,8 +9,7 @@ from posenc_export.runtime import Session
 from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
 pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
-TARGETS = ["onnx-static", "ort"]
-COLUMNS = ["onnx", "torchscript", "pt2"]
+TARGETS = ["onnx-static", "ort", "torchscript"]
 
 
 def read(session: Session, kind: str, order: List[int]) -> None:
@@ -78,12 +77,11 @@ def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
     assert session.batch == 2 and worst_ahead(session, "rope", [0, 1]) <= 1
 
 
-@pytest.mark.parametrize("target", COLUMNS)
-def test_targets_whose_rows_share_columns_refuse_rows_that_come_and_go(target: str) -> None:
-    session = model("rope", target).session()
+def test_a_target_whose_rows_share_columns_refuses_rows_that_come_and_go() -> None:
+    session = model("rope", "onnx").session()
     session.prefill(texts()[:2, :3])
     for call in (lambda: session.admit(texts()[:1, :3]), lambda: session.retire(0)):
-        with pytest.raises(ValueError, match="whose rows share columns; export target ort or onnx-static with signature positions"):
+        with pytest.raises(ValueError, match="whose rows share columns; export target ort, onnx-static or torchscript with signature positions"):
             call()
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
+from posenc_export.export.describe import TORCH
 from posenc_export.export.onnx_file import write_onnx
 from posenc_export.export.pt2_file import write_pt2
 from posenc_export.export.source import Source
@@ -75,19 +76,19 @@ TARGETS = {
     ),
     "torchscript": Target(
         "scripted and frozen module",
-        "grows: tensors in and out",
+        "tensors written in place, cost of the valid length",
         write_torchscript,
-        COLUMNS,
-        "append",
-        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+        ROWS,
+        "in_place",
+        TORCH,
     ),
     "pt2": Target(
         "torch.export program",
-        "grows: tensors in and out",
+        "tensors written in place, cost of the valid length",
         write_pt2,
-        {"positions": "columns"},  # no "mask": torch.export cannot express that the mask is longer than the tokens by the length of the cache
-        "append",
-        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+        {"positions": "rows"},  # no "mask": torch.export cannot express that the mask is longer than the tokens by the length of the cache
+        "in_place",
+        TORCH,
     ),
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",

@@ -1,104 +1,107 @@
-"""Caches under ONNX Runtime: buffers bound to inputs and outputs by address, on the host or on the device."""
+"""Caches in buffers of a session, which a graph of any runtime reads and writes."""
 
 import dataclasses
-import functools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Protocol, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.buffer import Buffer
 from posenc_export.runtime.committed import Call, Slots, Step
-from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest, State
 
 GROWTH = 256  # slots added at a time to buffers of growing caches
 
 
+class Graph(Protocol):
+    """A loaded graph.
+
+    Attributes:
+        manifest: its description.
+        provider: what runs it, a name that `load` takes.
+        device: where its buffers are, "cpu" or "cuda".
+        strided: whether it takes the first slots of a buffer as a tensor; elsewhere a buffer has as many slots as the graph is given.
+    """
+
+    manifest: Manifest
+    provider: str
+    device: str
+    strided: bool
+
+    def run(self, caches: "BufferedCaches", call: Call, new: int) -> np.ndarray:
+        """The output [rows,S,*] of a call of `new` columns, from the states in `past` to those in `present`.
+
+        Raises:
+            GraphError: the runtime stopped.
+        """
+
+    def step(self, caches: "BufferedCaches", feeds: Feeds, rows: int) -> Step:
+        """As Caches.step."""
+
+
 @dataclass(frozen=True)
-class OrtCaches:
+class BufferedCaches:
     """The states of the rows of one session (runtime.committed.Caches).
 
     States written in place have one buffer; the others have two, the last call's and the next one's, which change places. Growing states are flat:
     their shape is another one at each call.
 
     Args:
-        session: onnxruntime.InferenceSession.
+        graph: reads and writes them.
         rows: R, rows there is room for; all of them in use where states grow.
-        capacity: slots M of states written in place.
+        capacity: slots M of states written in place that the graph is given.
+        extent: slots M there is memory for, at least capacity.
         columns: slots in use of growing states.
         room: slots there is room for in growing states.
         past, present: a buffer for each state of the manifest.
     """
 
-    session: Any
-    manifest: Manifest
-    device: str
+    graph: Graph
     rows: int
     capacity: int
+    extent: int
     columns: int
     room: int
     past: Tuple[Buffer, ...]
     present: Tuple[Buffer, ...]
 
     @classmethod
-    def open(cls, session: Any, manifest: Manifest, device: str, rows: int, capacity: int) -> "OrtCaches":
+    def open(cls, graph: Graph, rows: int, capacity: int) -> "BufferedCaches":
         """Empty caches."""
-        empty = cls(session, manifest, device, rows, capacity, 0, GROWTH, (), ())
-        past = tuple(empty._buffer(state) for state in manifest.states)
-        present = tuple(buffer if state.update == "in_place" else empty._buffer(state) for state, buffer in zip(manifest.states, past, strict=True))
-        return dataclasses.replace(empty, past=past, present=present)
+        return cls(graph, rows, capacity, capacity, 0, GROWTH, (), ())._with_empty_buffers()
 
-    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "OrtCaches"]:
-        new = int(calls[0].feeds[self.manifest.inputs[0].name].shape[1])
-        grown = self._with_columns(self.columns + new)
+    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
+        new = int(calls[0].feeds[self.graph.manifest.inputs[0].name].shape[1])
+        grown = self.with_columns(self.columns + new)
         outputs: List[Tuple[int, np.ndarray]] = []
-        name = self.manifest.outputs[0].name
         for call in calls:
-            binding = grown._bind(call.feeds, call.first, call.rows, new)
-            binding.bind_output(name, "cpu")
-            _run(self.session, binding)
-            output = np.array(binding.get_outputs()[len(self.past)].numpy())  # outputs come in the order they were bound
-            outputs += enumerate(output, call.first)
+            outputs += enumerate(self.graph.run(grown, call, new), call.first)
         covered = {row for call in calls for row in range(call.first, call.first + call.rows)}
-        return outputs, grown._after(new, [row for row in range(self.rows) if row not in covered])
+        return outputs, grown.after(new, [row for row in range(self.rows) if row not in covered])
 
     def step(self, feeds: Feeds, rows: int) -> Step:
-        output = self.manifest.outputs[0]
-        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
-        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, self.rows))
+        return self.graph.step(self, feeds, rows)
 
-        def bound(caches: "OrtCaches") -> Any:
-            binding = caches._bind(feeds, 0, rows, 1)
-            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
-            return binding
-
-        def run(caches: "OrtCaches") -> Tuple[np.ndarray, "OrtCaches"]:
-            caches = caches._with_columns(caches.columns + 1)
-            _run(session, bound(caches))
-            return last, caches._after(1, idle)
-
-        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
-            return Step(run, functools.partial(session.run_with_iobinding, bound(self)), last)
-        return Step(run)
-
-    def reserve(self, slots: int, rows: int) -> "OrtCaches":
-        if slots <= self.capacity and rows <= self.rows:
-            return self
-        bucket = max(self.manifest.capacity_bucket, 1)
+    def reserve(self, slots: int, rows: int) -> "BufferedCaches":
+        bucket = max(self.graph.manifest.capacity_bucket, 1)
         # No more slots than positions: keys turned when they are read take their rows from a table of that size.
-        wanted = min(-(-slots // bucket) * bucket, max(slots, self.manifest.max_positions))
-        capacity = wanted if slots > self.capacity else self.capacity
+        capacity = min(-(-slots // bucket) * bucket, max(slots, self.graph.manifest.max_positions))
+        extent = max(capacity, self.extent)
+        if not self.graph.strided:
+            capacity = extent
+        elif extent > self.extent:  # doubled: a token is moved about once in all
+            extent = max(extent, min(2 * self.extent, self.graph.manifest.max_positions))
         room = max(rows, 2 * self.rows) if rows > self.rows else self.rows
-        larger = dataclasses.replace(self, rows=room, capacity=capacity)
-        return larger._moved(lambda state: state.update == "in_place" or room > self.rows, slots)
+        resized = dataclasses.replace(self, rows=room, capacity=capacity, extent=extent)
+        if (room, extent) == (self.rows, self.extent):
+            return resized
+        return resized._moved(lambda state: state.update == "in_place" or room > self.rows, slots)
 
-    def cut(self, keep: np.ndarray) -> "OrtCaches":
+    def cut(self, keep: np.ndarray) -> "BufferedCaches":
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):
-            content = past.read()[: int(np.prod(self._shape(state, self.columns, self.rows)))].reshape(self._shape(state, self.columns, self.rows))
+            content = past.read()[: int(np.prod(self.shape(state, self.columns, self.rows)))].reshape(self.shape(state, self.columns, self.rows))
             kept = np.moveaxis(content, state.axis, 1)[:, :columns].copy()
             kept[~keep[:, :columns]] = state.fill
             present.write(_resized(np.ascontiguousarray(np.moveaxis(kept, 1, state.axis)).reshape(-1), present.shape[0]))
@@ -106,7 +109,7 @@ class OrtCaches:
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
         # A step that broke off counts as one slot more, which a full cache does not have: a slice ends there by itself.
-        within = [slots if isinstance(slots, slice) else slots[slots < self.capacity] for slots in hidden]
+        within = [slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden]
         filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
         for state, past, _ in self._each("in_place"):
             if state.reads_hidden and filled:
@@ -124,7 +127,7 @@ class OrtCaches:
     def snapshot(self, row: int) -> List[np.ndarray]:
         return [past.read()[row].copy() for _, past, _ in self._each("replace")]
 
-    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "OrtCaches":
+    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "BufferedCaches":
         for index, (state, past, present) in enumerate(self._each("replace")):
             content = past.read().copy()
             for row, values in states.items():
@@ -132,13 +135,12 @@ class OrtCaches:
             present.write(content)
         return self._swapped(("replace",), self.columns)
 
-    def emptied(self) -> "OrtCaches":
+    def emptied(self) -> "BufferedCaches":
         return dataclasses.replace(self.restored({row: () for row in range(self.rows)}), columns=0)
 
-    def fork(self, rows: int, slots: int) -> "OrtCaches":
-        other = dataclasses.replace(self, past=tuple(self._buffer(state) for state in self.manifest.states))
-        other = dataclasses.replace(other, present=tuple(b if s.update == "in_place" else self._buffer(s) for s, b in zip(self.manifest.states, other.past, strict=True)))
-        for state, mine, its in zip(self.manifest.states, self.past, other.past, strict=True):
+    def fork(self, rows: int, slots: int) -> "BufferedCaches":
+        other = self._with_empty_buffers()
+        for state, mine, its in zip(self.graph.manifest.states, self.past, other.past, strict=True):
             if state.update == "in_place" and mine.device == "cpu":
                 valid = (slice(rows), *(slice(None),) * (state.axis - 1), slice(slots))
                 its.array[valid] = mine.array[valid]
@@ -146,20 +148,7 @@ class OrtCaches:
                 its.write(mine.read())
         return other
 
-    def _bind(self, feeds: Feeds, first: int, rows: int, new: int) -> Any:
-        binding = self.session.io_binding()
-        for name, array in feeds.items():
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for state, past, present in zip(self.manifest.states, self.past, self.present, strict=True):
-            grows = state.update == "append"
-            before = self._shape(state, self.columns if grows else self.capacity, rows)
-            after = self._shape(state, self.columns + new if grows else self.capacity, rows)
-            offset = 0 if grows else first * past.row_bytes
-            binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
-            binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
-        return binding
-
-    def _after(self, new: int, idle: Sequence[int]) -> "OrtCaches":
+    def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
         """The states behind a call of `new` columns; idle rows took no part in it."""
         for _, past, present in self._each("replace"):
             if idle:
@@ -168,25 +157,31 @@ class OrtCaches:
                 present.write(content)
         return self._swapped(("replace", "append"), self.columns + new)
 
-    def _swapped(self, updates: Sequence[str], columns: int) -> "OrtCaches":
+    def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
         """The next call's states of these update rules in the place of the last call's."""
-        pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.manifest.states, self.past, self.present, strict=True)]
+        pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)]
         return dataclasses.replace(self, columns=columns, past=tuple(a for a, _ in pairs), present=tuple(b for _, b in pairs))
 
     def _each(self, update: str) -> Iterator[Tuple[State, Buffer, Buffer]]:
         """States of one update rule with their buffers, last call's and next one's."""
-        return ((state, past, present) for state, past, present in zip(self.manifest.states, self.past, self.present, strict=True) if state.update == update)
+        return ((state, past, present) for state, past, present in zip(self.graph.manifest.states, self.past, self.present, strict=True) if state.update == update)
 
-    def _with_columns(self, columns: int) -> "OrtCaches":
+    def with_columns(self, columns: int) -> "BufferedCaches":
         if columns <= self.room:
             return self
         larger = dataclasses.replace(self, room=max(2 * self.room, -(-columns // GROWTH) * GROWTH))
         return larger._moved(lambda state: state.update == "append", 0)
 
-    def _moved(self, chosen: Callable[[State], bool], slots: int) -> "OrtCaches":
+    def _with_empty_buffers(self) -> "BufferedCaches":
+        states = self.graph.manifest.states
+        past = tuple(self._buffer(state) for state in states)
+        present = tuple(buffer if state.update == "in_place" else self._buffer(state) for state, buffer in zip(states, past, strict=True))
+        return dataclasses.replace(self, past=past, present=present)
+
+    def _moved(self, chosen: Callable[[State], bool], slots: int) -> "BufferedCaches":
         """New buffers of these sizes for the chosen states, with the content of the old ones: of those in place, that of the first `slots` slots."""
         past, present = [], []
-        for state, old, following in zip(self.manifest.states, self.past, self.present, strict=True):
+        for state, old, following in zip(self.graph.manifest.states, self.past, self.present, strict=True):
             buffer = self._enlarged(state, old, slots) if chosen(state) else old
             past.append(buffer)
             present.append(buffer if state.update == "in_place" else self._buffer(state) if chosen(state) else following)
@@ -203,20 +198,13 @@ class OrtCaches:
         return buffer
 
     def _buffer(self, state: State) -> Buffer:
-        shape: List[int] = self._shape(state, self.room if state.update == "append" else self.capacity, self.rows)
+        shape: List[int] = self.shape(state, self.room if state.update == "append" else self.extent, self.rows)
         # Positions stay on the host: they are small, and a rewind writes them.
-        device = "cpu" if state.past == "past_positions" else self.device
+        device = "cpu" if state.past == "past_positions" else self.graph.device
         return Buffer([int(np.prod(shape))] if state.update == "append" else shape, state.dtype, state.fill, device)
 
-    def _shape(self, state: State, slots: int, rows: int) -> List[int]:
+    def shape(self, state: State, slots: int, rows: int) -> List[int]:
         return [rows, *(slots if isinstance(axis, str) else axis for axis in state.axes[1:])]
-
-
-def _run(session: Any, binding: Any) -> None:
-    try:
-        session.run_with_iobinding(binding)
-    except RUN_ERRORS as error:
-        raise GraphError(error) from None
 
 
 def _resized(flat: np.ndarray, size: int) -> np.ndarray:

@@ -1,0 +1,32 @@
+"""Semantic graphs: while one is open, the operations of ops.py emit one node of the `posenc` domain each instead of computing."""
+
+import contextlib
+from typing import Dict, Iterator, List, Optional
+
+import torch
+from torch import Tensor
+
+DOMAIN = "posenc"
+_emitting = [False]
+
+
+@contextlib.contextmanager
+def semantic_graph() -> Iterator[None]:
+    """While open, the operations of ops.py emit nodes."""
+    _emitting[0] = True
+    try:
+        yield
+    finally:
+        _emitting[0] = False
+
+
+@torch.jit.unused
+def emitting() -> bool:
+    """Whether a semantic graph is open."""
+    return _emitting[0]
+
+
+@torch.jit.unused
+def node(name: str, inputs: List[Optional[Tensor]], attributes: Dict[str, float], like: Tensor, shape: List[int]) -> Tensor:
+    """The output of a node, of the dtype of `like`."""
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, {**attributes}, dtype=like.dtype, shape=shape, version=1)
