@@ -3,6 +3,7 @@
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +35,15 @@ class HandBlock(torch.nn.Module):
         model: a block that `shapes.is_plain_block` takes.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, model: AttentionBlock) -> None:
         super().__init__()
         attention = model.config.attention
-        self.qkv, self.back = model.attention.projection.qkv, model.attention.projection.output  # type: ignore[union-attr]
+        projection: Any = model.attention.projection  # type: ignore[union-attr]
+        self.qkv: Any = projection.qkv
+        self.back: Any = projection.output
         self.heads, self.kv_heads, self.head_size = attention.heads, attention.kv_heads, attention.head_size
         self.rotates = [spec["name"] for spec in attention.encodings] == ["rope"]
         angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
