@@ -262,5 +262,5 @@ def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.short import block_config
 
-    with pytest.raises(ValueError, match="works in bidirectional attention, got causal"):
+    with pytest.raises(ValueError, match="expected bidirectional attention for RoPE.*, got causal"):
         AttentionBlock(block_config(width=64, heads=4, max_positions=64, encoding={"name": name, "lengths": "per_call", **GROWN[name][2]}, kv_heads=4, head_size=32))
