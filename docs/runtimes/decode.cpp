@@ -19,6 +19,11 @@
 
 using States = std::vector<at::Tensor>;
 
+constexpr int64_t CAPACITY = 1024;  // slots of the caches: tokens that the row can hold
+
+// Axis of the slots of each state; -1 for a state that each call replaces.
+const std::vector<int64_t> AXES = {1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+
 // Returns the states of a row without tokens, in the order of the graph.
 States empty() {
   return {

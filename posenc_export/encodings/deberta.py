@@ -70,7 +70,8 @@ class DeBERTa(PositionEncoding):
         self.of_queries = None if terms == "c2p" else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """k [B,S,K,D], positions [B,S], write_index as for `ops.append`, states [products with Qr [B,H,T,2 span]] to new states; without a cache [B,H,S,2 span]."""
+        """k [B,S,K,D], positions [B,S], write_index as in `ops.append`, states [products with Qr [B,H,P,2 span]] to [B,H,T,2 span]; without a cache to
+        [B,H,S,2 span]."""
         if self.of_queries is None:
             return states
         by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(self.of_queries.weight, self.of_queries.bias)

@@ -44,7 +44,7 @@ class FoX(PositionEncoding):
         torch.nn.init.constant_(self.gate.bias, float(remember))
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], positions [B,S], write_index as `ops.append` takes it, states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
+        """x [B,S,E], positions [B,S], write_index as in `ops.append`, states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
             logs = logs * self.scale

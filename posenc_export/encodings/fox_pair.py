@@ -43,7 +43,7 @@ class FoXPair(PositionEncoding):
         self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
 
     def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], write_index as `ops.append` takes it, states [b [B,H,P,size]] to b [B,H,T,size], and a [B,S,H,size] for the `rescore` of this call."""
+        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size], and a [B,S,H,size] for the `rescore` of this call."""
         a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
         b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
         return [ops.append(states[0], b, write_index), a]

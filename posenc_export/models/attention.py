@@ -59,7 +59,7 @@ class Attention(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1 or H,S,T], write_index as for `ops.append`, states to
+        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1 or H,S,T], write_index as in `ops.append`, states to
         [B,S,E], new states.
 
         Without a cache, `states` is empty or holds the token types [B,S]."""

@@ -88,7 +88,7 @@ class AttentionBlock(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T], write_index as for `ops.append`, states to output [B,S,E], new states."""
+        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T], write_index as in `ops.append`, states to output [B,S,E], new states."""
         x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
         mask = self.mask(positions, key_positions, x)
         y, present = self.attention(x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :])

@@ -35,18 +35,16 @@ class HandBlock(torch.nn.Module):
         model: a block that `shapes.is_plain_block` takes.
     """
 
-    cos: Tensor
-    sin: Tensor
-
     def __init__(self, model: AttentionBlock) -> None:
         super().__init__()
-        attention = model.config.attention
-        projection: Any = model.attention.projection  # type: ignore[union-attr]
+        attention, projection = model.config.attention, model.get_submodule("attention.projection")
         self.qkv: Any = projection.qkv
         self.back: Any = projection.output
         self.heads, self.kv_heads, self.head_size = attention.heads, attention.kv_heads, attention.head_size
         self.rotates = [spec["name"] for spec in attention.encodings] == ["rope"]
         angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos().float())
         self.register_buffer("sin", angles.sin().float())
 
