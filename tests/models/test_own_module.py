@@ -244,15 +244,15 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"outputs": 6}, "outputs.0. of kind module is output float32 .*6"),
-        ({"outputs": "5"}, "config has the sizes of the model as whole numbers, got '5'"),
-        ({"width": "batch_size"}, "config has the sizes of the model as whole numbers, got 'batch_size'"),
-        ({"width": 47}, "inputs.0. of kind module is hidden_states"),
-        ({"tokens": {"vocabulary": 9, "segments": 0}}, "inputs.0. of kind module is input_ids int64"),
-        ({"tokens": {"vocabulary": 0}}, "inputs.0. of kind module is input_ids"),
-        ({"tokens": []}, "config has the description of tokens"),
-        ({"kind": "block"}, "config.kind is module as kind, got 'block'"),
-        ({"max_positions": 7}, "max_positions is 1100 in config as well, got 7"),
+        ({"outputs": 6}, "expected outputs.0. of kind module to be output float32 .*6"),
+        ({"outputs": "5"}, "expected whole numbers for the sizes of the model in config, got '5'"),
+        ({"width": "batch_size"}, "expected whole numbers for the sizes of the model in config, got 'batch_size'"),
+        ({"width": 47}, "expected inputs.0. of kind module to be hidden_states"),
+        ({"tokens": {"vocabulary": 9, "segments": 0}}, "expected inputs.0. of kind module to be input_ids int64"),
+        ({"tokens": {"vocabulary": 0}}, "expected inputs.0. of kind module to be input_ids"),
+        ({"tokens": []}, "expected config.tokens to be an object"),
+        ({"kind": "block"}, "expected config.kind to be module as kind, got 'block'"),
+        ({"max_positions": 7}, "expected config.max_positions to be 1100 as max_positions, got 7"),
     ],
 )
 def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(config: Any, message: str, tagged: Path, tmp_path: Path) -> None:
