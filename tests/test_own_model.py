@@ -94,6 +94,7 @@ def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, c
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
 
 
+@pytest.mark.exhaustive
 def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path / "checkpoint")
     Peer("mt5 both parts").save_pretrained(tmp_path / "translator")

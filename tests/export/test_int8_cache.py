@@ -144,6 +144,7 @@ def test_refused_by_name(given: dict, message: str, tmp_path: Path) -> None:
         export(seeded(BLOCK), folder=tmp_path / "made", **more)
 
 
+@pytest.mark.exhaustive
 def test_keys_that_scores_from_content_read_are_refused_by_name(tmp_path: Path) -> None:
     config: Any = block("cope")
     with pytest.raises(ValueError, match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got past_key_values.0.key .* cope"):

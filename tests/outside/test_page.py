@@ -24,6 +24,7 @@ def as_before() -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.exhaustive
 def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
