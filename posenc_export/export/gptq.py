@@ -42,16 +42,16 @@ def rounded(weight: Tensor, scales: Tensor, order: Order, least: int, most: int)
         least, most: smallest and largest code.
     """
     columns, factor = order
-    left, steps = weight.double()[:, columns], scales.double()[:, columns]
+    remaining, steps = weight.double()[:, columns], scales.double()[:, columns]
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
-    codes = torch.empty_like(left)
-    for first in range(0, left.size(1), COLUMNS):
-        end = min(first + COLUMNS, left.size(1))
-        lost = torch.empty_like(left[:, first:end])
+    codes = torch.empty_like(remaining)
+    for first in range(0, remaining.size(1), COLUMNS):
+        end = min(first + COLUMNS, remaining.size(1))
+        lost = torch.empty_like(remaining[:, first:end])
         for column in range(first, end):
-            codes[:, column] = (left[:, column] / steps[:, column]).round().clamp(least, most)
-            error = (left[:, column] - codes[:, column] * steps[:, column]) / factor[column, column]
-            left[:, column:end] -= error[:, None] * factor[column, column:end]
+            codes[:, column] = (remaining[:, column] / steps[:, column]).round().clamp(least, most)
+            error = (remaining[:, column] - codes[:, column] * steps[:, column]) / factor[column, column]
+            remaining[:, column:end] -= error[:, None] * factor[column, column:end]
             lost[:, column - first] = error
-        left[:, end:] -= lost @ factor[first:end, end:]
+        remaining[:, end:] -= lost @ factor[first:end, end:]
     return (codes[:, columns.argsort()] * scales.double()).float()

@@ -92,10 +92,10 @@ def order_of(session: Session, call: str) -> List[int]:
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
-WHOLE = ("rope", "fox")  # tested on all targets in `make test`; others only on torchscript
+QUICK = {"fox": tuple(TARGETS), "rope": ("ort", "torchscript")}  # targets of each kind in `make test`
 EACH = [  # each kind is exported by one worker
     pytest.param(
-        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[0] in WHOLE or case[1] == "torchscript" else [pytest.mark.exhaustive])]
+        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[1] in QUICK.get(case[0], ()) else [pytest.mark.exhaustive])]
     )
     for case in CASES
 ]
