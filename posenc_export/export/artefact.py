@@ -94,7 +94,7 @@ def export_all(
 ) -> List[Manifest]:
     """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
 
-    Arguments and exceptions are those of `export`, except:
+    Arguments and exceptions are as for `export`. These differ:
 
     Args:
         targets: names in TARGETS.

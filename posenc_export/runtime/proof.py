@@ -165,9 +165,9 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
-    library = providers.library(session.provider, session.manifest)
-    found = f"{_gpu() if session.provider == 'cuda' else processor()}, {library}"
-    for name in (library, f"{library}-gpu"):
+    distribution = providers.distribution_of(session.provider, session.manifest)
+    found = f"{_gpu() if session.provider == 'cuda' else processor()}, {distribution}"
+    for name in (distribution, f"{distribution}-gpu"):
         try:
             return f"{found} {metadata.version(name).partition('+')[0]}"
         except metadata.PackageNotFoundError:

@@ -44,7 +44,7 @@ def not_for_openvino(manifest: Manifest) -> Optional[str]:
     return next((f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators), None)
 
 
-def library(name: str, manifest: Manifest) -> str:
+def distribution_of(name: str, manifest: Manifest) -> str:
     """Return the distribution that runs the graph."""
     if name in OPENVINO:
         return "openvino"
