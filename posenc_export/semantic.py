@@ -22,11 +22,11 @@ def semantic_graph() -> Iterator[None]:
 
 @torch.jit.unused
 def emitting() -> bool:
-    """Whether a semantic graph is open."""
+    """Return whether a semantic graph is open."""
     return _emitting[0]
 
 
 @torch.jit.unused
 def node(name: str, inputs: List[Optional[Tensor]], attributes: Dict[str, float], like: Tensor, shape: List[int]) -> Tensor:
-    """The output of a node, of the dtype of `like`."""
+    """Emit a node and return its output, with the dtype of `like`."""
     return torch.onnx.ops.symbolic(f"{DOMAIN}::{name}", inputs, {**attributes}, dtype=like.dtype, shape=shape, version=1)

@@ -1,4 +1,4 @@
-"""Caches in buffers of a session, which a graph of any runtime reads and writes."""
+"""Buffers that hold the caches of a session, for graphs of every runtime."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Graph(Protocol):
     """A loaded graph.
 
     Attributes:
-        manifest: its description.
-        provider: what runs it, a name that `load` takes.
-        device: where its buffers are, "cpu" or "cuda".
-        strided: whether it takes the first slots of a buffer as a tensor; elsewhere a buffer has as many slots as the graph is given.
+        manifest: manifest of the artefact.
+        provider: provider that runs the graph, a name that `load` takes.
+        device: device of the buffers, "cpu" or "cuda".
+        strided: whether the graph accepts a view of the first slots of a buffer. Other graphs are given whole buffers.
     """
 
     manifest: Manifest
@@ -30,31 +30,31 @@ class Graph(Protocol):
     strided: bool
 
     def run(self, caches: "BufferedCaches", call: Call, new: int) -> np.ndarray:
-        """The output [rows,S,*] of a call of `new` columns, from the states in `past` to those in `present`.
+        """Run the graph on a call of `new` columns and return its output [rows,S,*]. Reads the states in `past` and writes those in `present`.
 
         Raises:
-            GraphError: the runtime stopped.
+            GraphError: the graph failed.
         """
 
     def step(self, caches: "BufferedCaches", feeds: Feeds, rows: int) -> Step:
-        """As Caches.step."""
+        """Prepare repeated steps, as Caches.step does."""
 
 
 @dataclass(frozen=True)
 class BufferedCaches:
-    """The states of the rows of one session (runtime.committed.Caches).
+    """Caches of one session (runtime.committed.Caches).
 
-    States written in place have one buffer; the others have two, the last call's and the next one's, which change places. Growing states are flat:
-    their shape is another one at each call.
+    A state written in place has one buffer. Any other state has two, for the values before and after a call, which are exchanged after each call. Buffers of
+    growing states are one-dimensional, because the shape of such a state changes at each call.
 
     Args:
-        graph: reads and writes them.
-        rows: R, rows there is room for; all of them in use where states grow.
-        capacity: slots M of states written in place that the graph is given.
-        extent: slots M there is memory for, at least capacity.
-        columns: slots in use of growing states.
-        room: slots there is room for in growing states.
-        past, present: a buffer for each state of the manifest.
+        graph: the graph that reads and writes the states.
+        rows: number of rows R that the buffers hold. With growing states, all of them are in use.
+        capacity: slots M of in-place states that the graph is given.
+        extent: slots of in-place states that are allocated, at least `capacity`.
+        columns: slots of growing states that are in use.
+        room: slots of growing states that are allocated.
+        past, present: one buffer for each state of the manifest.
     """
 
     graph: Graph
@@ -68,7 +68,7 @@ class BufferedCaches:
 
     @classmethod
     def open(cls, graph: Graph, rows: int, capacity: int) -> "BufferedCaches":
-        """Empty caches."""
+        """Allocate empty caches."""
         return cls(graph, rows, capacity, capacity, 0, GROWTH, (), ())._with_empty_buffers()
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
@@ -85,12 +85,12 @@ class BufferedCaches:
 
     def reserve(self, slots: int, rows: int) -> "BufferedCaches":
         bucket = max(self.graph.manifest.capacity_bucket, 1)
-        # No more slots than positions: keys turned when they are read take their rows from a table of that size.
+        # At most max_positions slots: keys that are rotated when they are read use a table of that size.
         capacity = min(-(-slots // bucket) * bucket, max(slots, self.graph.manifest.max_positions))
         extent = max(capacity, self.extent)
         if not self.graph.strided:
             capacity = extent
-        elif extent > self.extent:  # doubled: a token is moved about once in all
+        elif extent > self.extent:  # doubled, so that each token is moved about once
             extent = max(extent, min(2 * self.extent, self.graph.manifest.max_positions))
         room = max(rows, 2 * self.rows) if rows > self.rows else self.rows
         resized = dataclasses.replace(self, rows=room, capacity=capacity, extent=extent)
@@ -101,14 +101,14 @@ class BufferedCaches:
     def cut(self, keep: np.ndarray) -> "BufferedCaches":
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):
-            content = past.read()[: int(np.prod(self.shape(state, self.columns, self.rows)))].reshape(self.shape(state, self.columns, self.rows))
+            content = past.read()[: int(np.prod(self._shape(state, self.columns, self.rows)))].reshape(self._shape(state, self.columns, self.rows))
             kept = np.moveaxis(content, state.axis, 1)[:, :columns].copy()
             kept[~keep[:, :columns]] = state.fill
             present.write(_resized(np.ascontiguousarray(np.moveaxis(kept, 1, state.axis)).reshape(-1), present.shape[0]))
         return self._swapped(("append",), columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        # A step that broke off counts as one slot more, which a full cache does not have: a slice ends there by itself.
+        # An interrupted step counts as one more slot, which a full cache does not have. Slices end there anyway.
         within = [slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden]
         filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
         for state, past, _ in self._each("in_place"):
@@ -140,16 +140,16 @@ class BufferedCaches:
 
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
         other = self._with_empty_buffers()
-        for state, mine, its in zip(self.graph.manifest.states, self.past, other.past, strict=True):
-            if state.update == "in_place" and mine.device == "cpu":
+        for state, source, copy in zip(self.graph.manifest.states, self.past, other.past, strict=True):
+            if state.update == "in_place" and source.device == "cpu":
                 valid = (slice(rows), *(slice(None),) * (state.axis - 1), slice(slots))
-                its.array[valid] = mine.array[valid]
+                copy.array[valid] = source.array[valid]
             else:
-                its.write(mine.read())
+                copy.write(source.read())
         return other
 
     def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
-        """The states behind a call of `new` columns; idle rows took no part in it."""
+        """Return the caches after a call of `new` columns. `idle` rows were not part of it and keep their states."""
         for _, past, present in self._each("replace"):
             if idle:
                 content = present.read()
@@ -158,15 +158,16 @@ class BufferedCaches:
         return self._swapped(("replace", "append"), self.columns + new)
 
     def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
-        """The next call's states of these update rules in the place of the last call's."""
+        """Return the caches with `past` and `present` exchanged for states with these update rules."""
         pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)]
         return dataclasses.replace(self, columns=columns, past=tuple(a for a, _ in pairs), present=tuple(b for _, b in pairs))
 
     def _each(self, update: str) -> Iterator[Tuple[State, Buffer, Buffer]]:
-        """States of one update rule with their buffers, last call's and next one's."""
+        """Yield the states with an update rule, and their buffers before and after a call."""
         return ((state, past, present) for state, past, present in zip(self.graph.manifest.states, self.past, self.present, strict=True) if state.update == update)
 
     def with_columns(self, columns: int) -> "BufferedCaches":
+        """Return caches with room for `columns` slots of growing states."""
         if columns <= self.room:
             return self
         larger = dataclasses.replace(self, room=max(2 * self.room, -(-columns // GROWTH) * GROWTH))
@@ -179,7 +180,7 @@ class BufferedCaches:
         return dataclasses.replace(self, past=past, present=present)
 
     def _moved(self, chosen: Callable[[State], bool], slots: int) -> "BufferedCaches":
-        """New buffers of these sizes for the chosen states, with the content of the old ones: of those in place, that of the first `slots` slots."""
+        """Allocate new buffers for the chosen states and copy the old content; of in-place states, only the first `slots` slots."""
         past, present = [], []
         for state, old, following in zip(self.graph.manifest.states, self.past, self.present, strict=True):
             buffer = self._enlarged(state, old, slots) if chosen(state) else old
@@ -190,7 +191,7 @@ class BufferedCaches:
     def _enlarged(self, state: State, old: Buffer, slots: int) -> Buffer:
         buffer = self._buffer(state)
         content, valid = buffer.array, [slice(size) for size in old.shape]
-        if state.update == "in_place":  # what stands behind is not read, and memory that nobody writes costs none
+        if state.update == "in_place":  # later slots are not read, and pages that are never written cost no memory
             valid[state.axis] = slice(slots)
         part = old.read()[tuple(valid)]
         content[tuple(slice(size) for size in part.shape)] = part
@@ -198,12 +199,18 @@ class BufferedCaches:
         return buffer
 
     def _buffer(self, state: State) -> Buffer:
-        shape: List[int] = self.shape(state, self.room if state.update == "append" else self.extent, self.rows)
-        # Positions stay on the host: they are small, and a rewind writes them.
+        shape: List[int] = self._shape(state, self.room if state.update == "append" else self.extent, self.rows)
+        # Positions are always on the host, because they are small and a rewind writes them.
         device = "cpu" if state.past == "past_positions" else self.graph.device
         return Buffer([int(np.prod(shape))] if state.update == "append" else shape, state.dtype, state.fill, device)
 
-    def shape(self, state: State, slots: int, rows: int) -> List[int]:
+    def shapes(self, state: State, rows: int, new: int) -> Tuple[List[int], List[int]]:
+        """Return the shapes of a state that the graph is given, before and after a call of `rows` rows and `new` columns."""
+        before, after = (self.columns, self.columns + new) if state.update == "append" else (self.capacity, self.capacity)
+        axes = state.axes[1:]
+        return [rows, *(before if isinstance(axis, str) else axis for axis in axes)], [rows, *(after if isinstance(axis, str) else axis for axis in axes)]
+
+    def _shape(self, state: State, slots: int, rows: int) -> List[int]:
         return [rows, *(slots if isinstance(axis, str) else axis for axis in state.axes[1:])]
 
 

@@ -83,8 +83,7 @@ class OpenVinoGraph:
         outputs: Arrays = {}
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             grows = state.update == "append"
-            before = caches.shape(state, caches.columns if grows else caches.capacity, rows)
-            after = caches.shape(state, caches.columns + new if grows else caches.capacity, rows)
+            before, after = caches.shapes(state, rows, new)
             for buffer, shape, name, found in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
                 found[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[first : first + rows]
         return inputs, outputs

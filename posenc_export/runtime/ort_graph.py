@@ -124,10 +124,8 @@ class OrtGraph:
         for name, array in feeds.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
-            grows = state.update == "append"
-            before = caches.shape(state, caches.columns if grows else caches.capacity, rows)
-            after = caches.shape(state, caches.columns + new if grows else caches.capacity, rows)
-            offset = 0 if grows else first * past.row_bytes
+            before, after = caches.shapes(state, rows, new)
+            offset = 0 if state.update == "append" else first * past.row_bytes
             binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
             binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
         return binding
