@@ -265,33 +265,26 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
     return sums if own else sums - x
 
 
+def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """rows [B,H,S,R] at the count of each key: the sum of sigmoid(q k) over the visible keys from this one on, at most R - 1; interpolated: [B,H,S,T] float32.
+
+    q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T].
+    """
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
+            return _node("RowsAtCounts", [q, keys, mask, rows], attributes, rows, [q.size(0), q.size(2), q.size(1), keys.size(2)])
+    gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
+    # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
+    counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)
+    below = counts.floor()
+    # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
+    index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
+    steps = torch.cat((rows[..., 1:], rows[..., -1:]), dim=-1) - rows  # from each row to the next
+    return pick(rows, index) + (counts - below).to(torch.float32) * pick(steps, index)
+
 def reduced_angle(radians: Tensor) -> Tensor:
     """Angles of any size, float64, less whole turns, in float32: exact where float32 radians would have lost their digits."""
     # 1 / (2 pi) in two parts that are float32 numbers each: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
     turns = radians * 0.15915493667125702 + radians * 6.4206384e-09
     return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
-
-
-def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Where each token of positions [B,S] goes so that valid ones come first, in their order: [B,S] int64; and how many are valid [B,1] int64."""
-    valid = positions.ge(0).to(torch.int64)
-    count = valid.sum(1, keepdim=True)
-    return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
-
-
-def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
-    """A GRU over the first count [B,1] tokens of x [B,S,E], from hidden [B,N], to [B,S,N] and the last hidden [B,N].
-
-    Weights as torch.nn.GRU: [3N,E], [3N,N], [3N], [3N] in the order reset, update, new.
-    """
-    if not torch.jit.is_scripting():
-        if emitting():
-            inputs: List[Optional[Tensor]] = [x, hidden, count, weight, recurrent, bias, recurrent_bias]
-            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])
-            return y, _node("LastHidden", [y], {}, hidden, [hidden.size(0), hidden.size(1)])
-    outputs: List[Tensor] = []
-    for index in range(x.size(1)):
-        following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)
-        hidden = torch.where(count > index, following, hidden)
-        outputs.append(hidden)
-    return torch.stack(outputs, dim=1), hidden

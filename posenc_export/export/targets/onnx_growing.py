@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import counts, standard
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -38,6 +38,7 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 LOWERING = (
     {
         **standard.LOWERING,
+        "RowsAtCounts": counts.rows_at_counts,
         "AppendPositions": append_positions,
         "FitPositions": standard.as_is,
         "Distances": standard.distances,

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import counts, standard
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -28,6 +28,7 @@ def fit_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 LOWERING = (
     {
         **standard.LOWERING,
+        "RowsAtCounts": counts.rows_at_counts,
         "Append": append,
         "AppendPositions": append_positions,
         "FitPositions": fit_positions,

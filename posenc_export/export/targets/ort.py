@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import counts, standard
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # of qk_output
@@ -170,19 +170,34 @@ def _in_dtype(rewriter: Rewriter, scores: Optional[ir.Value]) -> Optional[ir.Val
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Written in place into the whole buffer, which is the output; readers of all slots get the valid ones."""
-    past, new, write_index = node.inputs
+    past, new, _ = node.inputs
+    first, total = _slots(rewriter, node)
     update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
-    attention_mask = by_columns(rewriter)
-    if attention_mask is None:  # the slot of a row's first new token
-        write_index = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
-    buffer = rewriter.emit("TensorScatter", [past, update, write_index], attributes={"axis": 2})
-    total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
-    end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
-    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
+    buffer = rewriter.emit("TensorScatter", [past, update, first], attributes={"axis": 2})
+    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), total, rewriter.constant([2])])
     for reader, index in list(node.outputs[0].uses()):
         if reader.op_type != "GatherElements":  # which reads what it names alone
             reader.replace_input_with(index, valid)
     return buffer
+
+
+def _slots(rewriter: Rewriter, append: ir.Node) -> Tuple[ir.Value, ir.Value]:
+    """The slot of the first new token of each row [B], and the number of valid slots of the longest row [1], int64."""
+    attention_mask, first = by_columns(rewriter), append.inputs[2]
+    if attention_mask is None:
+        first = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
+    assert first is not None
+    total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
+    return first, rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
+
+
+def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Counts of the last keys, beside a GroupQueryAttention, which then alone reads the whole cache; counts of all keys where there is none."""
+    append = producer(node.inputs[1], "Append")
+    if append is None or rewriter.dtype != "float32":
+        return counts.rows_at_counts(rewriter, node)
+    node.replace_input_with(1, None)  # no longer a reader of the cache
+    return counts.rows_at_last_counts(rewriter, node, append, *_slots(rewriter, append))
 
 
 def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
@@ -221,6 +236,7 @@ LOWERING = (
         "FitPositions": standard.as_is,
         "Distances": distances,
         "Attend": attend,
+        "RowsAtCounts": rows_at_counts,
     },
     {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # what no GroupQueryAttention took over
 )

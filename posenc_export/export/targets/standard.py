@@ -138,7 +138,7 @@ def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Emit product, softmax and weighted sum as separate nodes, as in ops.attend_with_shares."""
     reader = shares_of(node)
     assert reader is not None
-    found = rewriter.emit("Mul", [_products(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
+    found = rewriter.emit("Mul", [products_of(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
     scores = rewriter.emit("Clip", [rewriter.emit("Add", [found, whole_mask(rewriter, node)]), rewriter.constant(LEAST, "float32")])
     shares = rewriter.emit("Softmax", [scores], attributes={"axis": -1})
     reader.outputs[0].replace_all_uses_with(shares)
@@ -161,10 +161,11 @@ def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], val
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
-    return _products(rewriter, node, *node.inputs)
+    return products_of(rewriter, node, *node.inputs)
 
 
-def _products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value]) -> ir.Value:
+def products_of(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value]) -> ir.Value:
+    """Products of q [B,S,H,D] and keys [B,K,T,D] for a node with attributes heads and kv_heads: [B,H,S,T] float32."""
     by_head = rewriter.emit("Transpose", [in_float(rewriter, q)], attributes={"perm": [0, 2, 1, 3]})
     turned = rewriter.emit("Transpose", [in_float(rewriter, keys)], attributes={"perm": [0, 1, 3, 2]})
     return _grouped(rewriter, node, by_head, turned)
