@@ -223,6 +223,15 @@ def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) 
     return scores + products(q[..., size:], keys[..., size:]) if size < q.size(3) else scores
 
 
+def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
+    """q [B,H,S,E] times the rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions p [B,T] int64: [B,H,S,T] float32; arbitrary where p is outside the table."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("WaveProducts", [q, key_positions, waves], {}, q, [q.size(0), q.size(1), q.size(2), key_positions.size(1)])
+    rows = torch.nn.functional.embedding(key_positions.clamp(0, waves.size(0) - 1), waves)
+    return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
+
+
 def shares(scores: Tensor, mask: Tensor) -> Tensor:
     """softmax(scores + mask) over keys, [B,H,S,T] float32; a row that sees nothing gives equal shares, which nobody reads."""
     # -1e30 stands for -inf: a softmax of nothing but -inf is not a number.

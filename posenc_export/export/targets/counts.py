@@ -7,7 +7,7 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, size
 from posenc_export.export.targets import standard
 
-KEYS_PER_ROW = 8  # keys that are counted for each row of the table at first; enough for gates of 1/8 on average
+KEYS_PER_ROW = 4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
 
 
 def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -54,7 +54,8 @@ def _columns(rewriter: Rewriter, x: Optional[ir.Value], start: ir.Value, end: ir
 def _gates(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], mask: Optional[ir.Value]) -> ir.Value:
     """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
     visible = rewriter.emit("GreaterOrEqual", [mask, rewriter.constant(0, rewriter.dtype)])
-    gates = rewriter.emit("Sigmoid", [standard.products_of(rewriter, node, node.inputs[0], keys)])
+    queries = rewriter.emit("Shape", [node.inputs[0]], attributes={"start": 1, "end": 2})
+    gates = rewriter.emit("Sigmoid", [standard.products_of(rewriter, node, node.inputs[0], keys, queries)])
     return rewriter.emit("Mul", [gates, rewriter.emit("Cast", [visible], attributes={"to": int(ir.DataType.FLOAT)})])
 
 

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number
-from posenc_export.export.targets import counts, standard
+from posenc_export.export.targets import counts, standard, waves
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -39,6 +39,7 @@ LOWERING = (
     {
         **standard.LOWERING,
         "RowsAtCounts": counts.rows_at_counts,
+        "WaveProducts": waves.wave_products,
         "AppendPositions": append_positions,
         "FitPositions": standard.as_is,
         "Distances": standard.distances,

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter
-from posenc_export.export.targets import counts, standard
+from posenc_export.export.targets import counts, standard, waves
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -29,6 +29,7 @@ LOWERING = (
     {
         **standard.LOWERING,
         "RowsAtCounts": counts.rows_at_counts,
+        "WaveProducts": waves.wave_products,
         "Append": append,
         "AppendPositions": append_positions,
         "FitPositions": fit_positions,

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import counts, standard
+from posenc_export.export.targets import counts, standard, waves
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # of qk_output
@@ -41,16 +41,35 @@ def _cache_position(rewriter: Rewriter) -> ir.Value:
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Key positions of compact rows: first_position [B,1], that of slot 0, counted up to the longest row."""
-    _, total = lengths(rewriter)
-    count = rewriter.emit("Cast", [total], attributes={"to": int(INT64)})
-    slots = rewriter.emit("Range", [rewriter.constant(0), count, rewriter.constant(1)])
-    return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])
+    slots = rewriter.emit("Range", [rewriter.constant(0), _total(rewriter), rewriter.constant(1)])
+    return rewriter.emit("Add", [_first_position(rewriter), slots])
+
+
+def _total(rewriter: Rewriter) -> ir.Value:
+    """The number of valid slots of the longest of compact rows [], int64."""
+    return rewriter.emit("Cast", [lengths(rewriter)[1]], attributes={"to": int(INT64)})
+
+
+def _first_position(rewriter: Rewriter) -> ir.Value:
+    """The position of slot 0 of compact rows [B,1]."""
+    return rewriter.input("first_position", INT64, ["batch_size", 1])
+
+
+def _of_call(rewriter: Rewriter, key_positions: Optional[ir.Value]) -> bool:
+    """Whether keys are not in slots of compact rows: with attention_mask, and without a cache."""
+    return by_columns(rewriter) is not None or (key_positions is not None and key_positions.is_graph_input())
+
+
+def wave_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Slots of compact rows have consecutive positions."""
+    if _of_call(rewriter, node.inputs[1]):
+        return waves.wave_products(rewriter, node)
+    return waves.consecutive_wave_products(rewriter, node, _first_position(rewriter), _total(rewriter))
 
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Of compact rows slot minus cache_position [B,S], the slot of each new token: exact in float32 below 2^24 slots, and no node too many at decode."""
-    keys = node.inputs[1]
-    if by_columns(rewriter) is not None or (keys is not None and keys.is_graph_input()):  # keys of the call itself
+    if _of_call(rewriter, node.inputs[1]):
         return standard.distances(rewriter, node)
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
@@ -237,6 +256,7 @@ LOWERING = (
         "Distances": distances,
         "Attend": attend,
         "RowsAtCounts": rows_at_counts,
+        "WaveProducts": wave_products,
     },
     {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # what no GroupQueryAttention took over
 )

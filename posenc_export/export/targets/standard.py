@@ -164,11 +164,11 @@ def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return products_of(rewriter, node, *node.inputs)
 
 
-def products_of(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value]) -> ir.Value:
-    """Products of q [B,S,H,D] and keys [B,K,T,D] for a node with attributes heads and kv_heads: [B,H,S,T] float32."""
+def products_of(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], queries: Optional[ir.Value] = None) -> ir.Value:
+    """Products of q [B,S,H,D] and keys [B,K,T,D] for a node with attributes heads and kv_heads: [B,H,S,T] float32. queries: S, [1], needed if T may be 0."""
     by_head = rewriter.emit("Transpose", [in_float(rewriter, q)], attributes={"perm": [0, 2, 1, 3]})
     turned = rewriter.emit("Transpose", [in_float(rewriter, keys)], attributes={"perm": [0, 1, 3, 2]})
-    return _grouped(rewriter, node, by_head, turned)
+    return _grouped(rewriter, node, by_head, turned, queries)
 
 
 def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -181,7 +181,7 @@ def _mix(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: 
     return rewriter.packed(in_dtype(rewriter, rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
 
 
-def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value]) -> ir.Value:
+def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value], queries: Optional[ir.Value] = None) -> ir.Value:
     """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand: [B,H,S,n].
 
     These heads are stacked as rows of one product, so that each right operand is read once.
@@ -191,7 +191,10 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
         return rewriter.emit("MatMul", [left, right])
     as_rows = rewriter.emit("Reshape", [left, rewriter.constant([0, kv_heads, -1, 0])])
     y = rewriter.emit("MatMul", [as_rows, right])
-    return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
+    if queries is None:
+        return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
+    sizes = [rewriter.constant([0, heads]), queries, rewriter.constant([-1])]
+    return rewriter.emit("Reshape", [y, rewriter.emit("Concat", sizes, attributes={"axis": 0})])
 
 
 def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
