@@ -256,12 +256,15 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
 
 
-def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
-    """Sum of shares [B,H,S,T] of the keys with each index [B,1 or H,S,T] int64, 0 .. rows - 1: [B,H,S,rows]."""
+def collect_by_distance(shares: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int) -> Tensor:
+    """Sums of shares [B,H,S,T] of `attend_with_shares` over the keys at each distance, clipped to -left .. right, for positions [B,S] and key_positions [B,T]
+    int64: [B,H,S,left+right+1]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Collect", [shares, index], {"rows": float(rows)}, shares, [shares.size(0), shares.size(1), shares.size(2), rows])
-    empty = torch.zeros([shares.size(0), shares.size(1), shares.size(2), rows], dtype=shares.dtype, device=shares.device)
+            attributes, shape = {"left": float(left), "right": float(right)}, [*shares.shape[:3], left + right + 1]
+            return _node("CollectByDistance", [shares, positions, key_positions], attributes, shares, shape)
+    index = ((key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left).unsqueeze(1)
+    empty = torch.zeros_like(shares[..., :1]).expand(-1, -1, -1, left + right + 1)
     return empty.scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
 
 
@@ -275,10 +278,8 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
 
 
 def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """rows [B,H,S,R] at the count of each key: the sum of sigmoid(q k) over the visible keys from this one on, at most R - 1; interpolated: [B,H,S,T] float32.
-
-    q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T].
-    """
+    """rows [B,H,S,R] at the count of each key, the sum of sigmoid(q k) over the visible keys from this one on, at most R - 1; interpolated: [B,H,S,T] float32.
+    q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T]."""
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}

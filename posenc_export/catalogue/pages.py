@@ -88,7 +88,16 @@ def decode_page(cost: Dict[str, Any]) -> str:
     for row in cost["rows"]:
         steps = [row["steps"][context] for context in contexts]
         lines.append(f"| {row['encoding']} | " + " | ".join(f"{s['microseconds']:.0f} us | {s['over_nope']:.2f}" for s in steps) + f" | {row['growth']:.1f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_kernels(cost["kernels"], contexts[-1]), ""])
+
+
+def _kernels(rows: Sequence[Dict[str, Any]], keys: str) -> List[str]:
+    lines = ["## What the attention operator costs", ""]
+    lines += [f"GroupQueryAttention alone, as a graph with one node, at {keys} keys (`bench/attention_kernels.py`). Encodings that need more than keys and values"]
+    lines += ["cannot be faster than the row of what they need: `shaw` a bias and the softmax, `transformer_xl`, `deberta`, `cope`, `fox` and `fox_pair` a bias,"]
+    lines += ["`rope_longrope` and `pope` heads of twice the size. `rope_dynamic` rotates all keys at each step, for which the operator has no input.", ""]
+    lines += ["| GroupQueryAttention | time | over the operator alone |", "|---|---|---|"]
+    return [*lines, *(f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |" for row in rows)]
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import counts, standard, waves
+from posenc_export.export.targets import collected, counts, standard, waves
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # of qk_output
@@ -106,12 +106,25 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     attributes |= {} if reader is None else {"qk_output": AFTER_SOFTMAX}
     y, present_key, present_value, *shares = rewriter.emit_all("GroupQueryAttention", inputs, 3 if reader is None else 4, DOMAIN, attributes)
     if reader is not None:
-        reader.outputs[0].replace_all_uses_with(_where_seen(rewriter, shares[0], node.inputs[3]))
+        from_slots = all(user.op_type == "CollectByDistance" and _in_slots(rewriter, user) for user, _ in reader.outputs[0].uses())
+        reader.outputs[0].replace_all_uses_with(shares[0] if from_slots else _where_seen(rewriter, shares[0], node.inputs[3]))
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
     if values < wide:
         y = _first_of_heads(rewriter, y, number(node, "heads"), values)
     return y if attention_mask is None else _at_tokens(rewriter, y, semantic_mask.inputs[0])
+
+
+def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Slot differences of compact rows are distances."""
+    if _in_slots(rewriter, node):
+        return collected.collect_from_slots(rewriter, node, _cache_position(rewriter))
+    return collected.collect_by_distance(rewriter, node)
+
+
+def _in_slots(rewriter: Rewriter, collect: ir.Node) -> bool:
+    """Whether the keys of a CollectByDistance are in slots of compact rows, and some are not beyond the clipping distance."""
+    return not _of_call(rewriter, collect.inputs[2]) and number(collect, "left") > 0
 
 
 def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
@@ -255,6 +268,7 @@ LOWERING = (
         "FitPositions": standard.as_is,
         "Distances": distances,
         "Attend": attend,
+        "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
         "WaveProducts": wave_products,
     },

@@ -226,18 +226,10 @@ def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
     rows, index = node.inputs
-    return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
+    return rewriter.emit("GatherElements", [rows, for_every_head(rewriter, index, rows)], attributes={"axis": -1})
 
 
-def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    shares, index = node.inputs
-    leading = rewriter.emit("Slice", [rewriter.emit("Shape", [shares]), rewriter.constant([0]), rewriter.constant([3])])
-    shape = rewriter.emit("Concat", [leading, rewriter.constant([number(node, "rows")])], attributes={"axis": 0})
-    zeros = rewriter.emit("Expand", [rewriter.constant(0, "float32"), shape])
-    return rewriter.emit("ScatterElements", [zeros, _for_every_head(rewriter, index, shares), shares], attributes={"axis": -1, "reduction": "add"})
-
-
-def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
+def for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
     """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
     known = like is not None and like.shape is not None and isinstance(like.shape[1], int)
     heads = rewriter.constant([size(like, 1)]) if known else rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
@@ -293,7 +285,6 @@ LOWERING = {
     "Mix": mix,
     "SelectTokens": select_tokens,
     "Pick": pick,
-    "Collect": collect,
     "SuffixSum": suffix_sum,
     "Recur": recur,
 }
