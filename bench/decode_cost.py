@@ -5,7 +5,7 @@
 Measured on target ort with one thread, as medians. The two blocks step in turn, so that disturbances affect both. "growth" is the time at 4096 cached keys
 divided by the time at 1024: about 4 for a cost proportional to the number of keys, 16 for its square.
 
-Rows of `bench.attention_kernels` say what the attention operator costs alone.
+The file also gets the times of the attention operator alone (bench/attention_kernels.py).
 """
 
 import argparse

@@ -60,9 +60,14 @@ def _of_call(rewriter: Rewriter, key_positions: Optional[ir.Value]) -> bool:
     return by_columns(rewriter) is not None or (key_positions is not None and key_positions.is_graph_input())
 
 
+def _in_slots(rewriter: Rewriter, key_positions: Optional[ir.Value]) -> bool:
+    """Whether the keys of a node can be read by slot instead of by position. Only measured in float32."""
+    return rewriter.dtype == "float32" and not _of_call(rewriter, key_positions)
+
+
 def wave_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Slots of compact rows have consecutive positions."""
-    if _of_call(rewriter, node.inputs[1]):
+    if not _in_slots(rewriter, node.inputs[1]):
         return waves.wave_products(rewriter, node)
     return waves.consecutive_wave_products(rewriter, node, _first_position(rewriter), _total(rewriter))
 
@@ -106,8 +111,8 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     attributes |= {} if reader is None else {"qk_output": AFTER_SOFTMAX}
     y, present_key, present_value, *shares = rewriter.emit_all("GroupQueryAttention", inputs, 3 if reader is None else 4, DOMAIN, attributes)
     if reader is not None:
-        from_slots = all(user.op_type == "CollectByDistance" and _in_slots(rewriter, user) for user, _ in reader.outputs[0].uses())
-        reader.outputs[0].replace_all_uses_with(shares[0] if from_slots else _where_seen(rewriter, shares[0], node.inputs[3]))
+        found = shares[0] if seen == {} and _reads_slots(rewriter, reader) else _where_seen(rewriter, shares[0], node.inputs[3])
+        reader.outputs[0].replace_all_uses_with(found)
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
     if values < wide:
@@ -117,14 +122,9 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Slot differences of compact rows are distances."""
-    if _in_slots(rewriter, node):
+    if _in_slots(rewriter, node.inputs[2]) and number(node, "left"):
         return collected.collect_from_slots(rewriter, node, _cache_position(rewriter))
     return collected.collect_by_distance(rewriter, node)
-
-
-def _in_slots(rewriter: Rewriter, collect: ir.Node) -> bool:
-    """Whether the keys of a CollectByDistance are in slots of compact rows, and some are not beyond the clipping distance."""
-    return not _of_call(rewriter, collect.inputs[2]) and number(collect, "left") > 0
 
 
 def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
@@ -159,6 +159,12 @@ def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optiona
     if not missing:
         return value
     return rewriter.emit("Pad", [value, rewriter.constant([0, missing]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
+
+
+def _reads_slots(rewriter: Rewriter, shares: ir.Node) -> bool:
+    """Whether all readers of shares read only those of keys up to the query, which the node writes."""
+    users = [user for user, _ in shares.outputs[0].uses()]
+    return all(user.op_type == "CollectByDistance" and number(user, "left") and _in_slots(rewriter, user.inputs[2]) for user in users)
 
 
 def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
