@@ -7,7 +7,7 @@ from typing import List, Tuple
 import numpy as np
 
 from posenc_export.export.describe import Model, extent
-from posenc_export.export.expected import of_module
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.verify import VerificationError
 from posenc_export.numerics import cache_deviation_bound, deviation_bound
@@ -55,7 +55,7 @@ def _bound(manifest: Manifest, depth: int) -> float:
 def _outputs(folder: Path, manifest: Manifest, model: Model) -> Tuple[np.ndarray, np.ndarray]:
     """Return the outputs of the artefact and of the module for all cases of the reference [cases*B,L,V], float64."""
     session, actual, expected = load(folder, threads=1).session(), [], []
-    for case in of_module(model, manifest, filled=False).cases.values():
+    for case in expected_outputs(model, manifest, filled=False).cases.values():
         session.reset()
         actual.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()))
         expected.append(case.full)
