@@ -1,4 +1,4 @@
-"""Semantic operations that read tokens in order: see ops.py for what a semantic operation is."""
+"""Semantic operations that read tokens in order; ops.py says what a semantic operation is."""
 
 from typing import List, Optional, Tuple
 
@@ -10,16 +10,16 @@ from posenc_export.semantic import node as _node
 
 
 def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Where each token of positions [B,S] goes so that valid ones come first, in their order: [B,S] int64; and how many are valid [B,1] int64."""
+    """Return the target column [B,S] int64 of each token that moves valid tokens (positions [B,S] at least 0) to the front in order, and their number [B,1] int64."""
     valid = positions.ge(0).to(torch.int64)
     count = valid.sum(1, keepdim=True)
     return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
 
 
 def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
-    """A GRU over the first count [B,1] tokens of x [B,S,E], from hidden [B,N], to [B,S,N] and the last hidden [B,N].
+    """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N]. Return its outputs [B,S,N] and the last hidden vectors [B,N].
 
-    Weights as torch.nn.GRU: [3N,E], [3N,N], [3N], [3N] in the order reset, update, new.
+    Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent [3N,N], bias [3N], recurrent_bias [3N].
     """
     if not torch.jit.is_scripting():
         if emitting():
