@@ -263,7 +263,7 @@ def collect_by_distance(shares: Tensor, positions: Tensor, key_positions: Tensor
     """Sum shares [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("CollectByDistance", [shares, positions, key_positions], {"left": float(left), "right": float(right)}, shares, [*shares.shape[:3], left + right + 1])
+            return _node("CollectByDistance", [shares, positions, key_positions], {"left": left, "right": right}, shares, [*shares.shape[:3], left + right + 1])
     index = ((key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left).unsqueeze(1)
     return torch.zeros_like(shares[..., :1]).expand(-1, -1, -1, left + right + 1).scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
 

@@ -93,7 +93,7 @@ def decode_page(cost: Dict[str, Any]) -> str:
 
 def _kernels(rows: Sequence[Dict[str, Any]], keys: str) -> List[str]:
     lines = ["## What the attention operator costs", ""]
-    lines += [f"GroupQueryAttention alone, as a graph with one node, at {keys} keys (`bench/attention_kernels.py`). On target `ort`, a step is not faster than what"]
+    lines += [f"GroupQueryAttention alone, as a graph with one node, at {keys} keys (`bench/attention_kernels.py`). A step on target `ort` contains what"]
     lines += ["its encoding needs of the operator: `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` need a bias, `shaw` a bias and the softmax, `pope` and"]
     lines += ["`rope_longrope`, which caches each key with both sets of factors, heads of twice the size. `rope_dynamic` rotates all cached keys at each step, which the"]
     lines += ["operator cannot do.", ""]
