@@ -290,7 +290,7 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
     below = counts.floor()
     # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
     index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
-    return pick(rows, index) + (counts - below).to(torch.float32) * (pick(rows, (index + 1).clamp(max=rows.size(3) - 1)) - pick(rows, index))
+    return pick(rows, index) + (counts - below).to(torch.float32) * pick(rows.diff(dim=3, append=rows[..., -1:]), index)
 
 
 def reduced_angle(radians: Tensor) -> Tensor:
