@@ -17,7 +17,8 @@ HEAD = """# Speed
 
 Decode is one step of one row with the given number of cached tokens; prefill is one prompt from an empty cache. Each contestant runs in its own process, in turn,
 while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the spread is the 10th to the 90th percentile. Ratios
-are computed from samples of the same run, round by round, and are blank if disturbed samples had to be kept. Weights are random, and float32 unless a name says otherwise.
+are computed from samples of the same run, round by round, and are blank if disturbed samples had to be kept. Weights are random. They are float32 unless a name says
+otherwise.
 
 Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static` or `torchscript`. `hand-written` is a hand-written graph of the fused
 operators of ONNX Runtime (posenc_export/benchmark/peers/hand_graph.py), `hand-written-torchscript` a scripted module with caches written in place
