@@ -72,12 +72,22 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
 
 def _wrapped(docstring: str) -> str:
     """Wrap the paragraphs and entries of a docstring to WIDTH columns. An entry of a section is indented by 4 columns, its further lines by more."""
-    parts: List[str] = []
-    for line in docstring.splitlines():
-        indent, before = len(line) - len(line.lstrip()), parts[-1] if parts else ""
-        continued = bool(line and before) and not before.endswith(":") and (indent > 4 or not (indent or before.startswith(" ")))
-        parts[len(parts) - continued :] = [f"{before} {line.strip()}" if continued else line]
+    first, *rest = docstring.splitlines()
+    parts = [first]
+    for line in rest:
+        if _continues(parts[-1], line):
+            parts[-1] += f" {line.strip()}"
+        else:
+            parts.append(line)
     return "\n".join(textwrap.fill(part, WIDTH, subsequent_indent=" " * 8 if part.startswith(" ") else "") for part in parts)
+
+
+def _continues(before: str, line: str) -> bool:
+    """Return whether a line of a docstring continues the paragraph or the entry before it."""
+    if not before or not line or before.endswith(":"):
+        return False
+    indent = len(line) - len(line.lstrip())
+    return indent > 4 or (indent == 0 and not before.startswith(" "))
 
 
 def _one(options: argparse.Namespace) -> int:
