@@ -5,10 +5,11 @@ import difflib
 import re
 import sys
 import time
-from typing import Any, Dict, Iterable, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.schema import shown
+from posenc_export.runtime.schema import format_worst_error
+from posenc_export.suggestion import suggestion
 from posenc_export.tables import WIDTH, aligned
 
 FAILED_CHECK, BAD_INPUT = 1, 2
@@ -28,19 +29,16 @@ EXTRAS = {
 }
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The remedy for an unknown name: the closest of `names`, if one is close."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean {near[0]}?" if near else "choose among these"
-
-
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser that prints errors in one line, with the closest choice."""
+    """Argument parser that prints errors in one line, with the closest choice or option."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        choices = re.findall(r"[\w.-]+", wrong[2]) if wrong else []
-        near = f"{nearest(wrong[1], choices)}; " if wrong else ""
+        near = ""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) + "; "
+        elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            close = difflib.get_close_matches(option[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
+            near = f"did you mean {close[0]}?; " if close else ""
         self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
 
 
@@ -48,23 +46,23 @@ class Progress:
     """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:
-        self.start, self.shown = time.monotonic(), 0
+        self.start, self.printed = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
         if sys.stderr is None:  # closed by the calling program
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
-            print(f"\r{line.ljust(self.shown)}", end="", file=sys.stderr, flush=True)
-            self.shown = len(line)
+            print(f"\r{line.ljust(self.printed)}", end="", file=sys.stderr, flush=True)
+            self.printed = len(line)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Clear the line on a terminal, so that the next output starts at its beginning."""
-        if self.shown:
-            print(f"\r{' ' * self.shown}\r", end="", file=sys.stderr, flush=True)
-            self.shown = 0
+        if self.printed:
+            print(f"\r{' ' * self.printed}\r", end="", file=sys.stderr, flush=True)
+            self.printed = 0
 
 
 REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
@@ -100,5 +98,5 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Table cells of a certificate."""
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = shown(max(certificate["cells"].values()))
+    worst = format_worst_error(max(certificate["cells"].values()))
     return {"cells": len(certificate["cells"]), "worst error": worst, "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}
