@@ -72,4 +72,4 @@ def _proof(manifest: Manifest) -> List[Line]:
     certificate = ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()) if manifest.certificate else "none: not verified"
     against = (manifest.certificate or {}).get("against")
     lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", certificate)]
-    return [*lines, ("against", against)] if against else lines
+    return [*lines, ("oracle", against)] if against else lines

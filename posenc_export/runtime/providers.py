@@ -1,10 +1,10 @@
 """Names of the providers that run a graph, and their limits."""
 
-import difflib
 from typing import Optional
 
 from posenc_export.numerics import bfloat16_tolerance
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.suggestion import suggestion
 
 OPENVINO = ("openvino", "openvino-bf16")
 NAMES = ("auto", "cpu", "cuda", *OPENVINO)
@@ -26,9 +26,7 @@ def check_name(name: str, manifest: Manifest) -> None:
         ValueError: the name is unknown, or the provider lacks the target or an operator of the artefact.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        remedy = f"did you mean {near[0]}?" if near else "choose among these"
-        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {remedy}")
+        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu"):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
     found = not_for_openvino(manifest) if name in OPENVINO else None
