@@ -7,9 +7,13 @@ from posenc_export.numerics import bfloat16_tolerance
 from posenc_export.runtime.manifest import Manifest
 
 OPENVINO = ("openvino", "openvino-bf16")
-NAMES = ("auto", "cpu", "cuda", *OPENVINO)
-HELP = "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16 (default: auto, which never chooses OpenVINO)"
-TORCH_TARGETS = ("torchscript", "pt2", "eager")
+AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
+NAMES = ("auto", "cpu", "cuda", *OPENVINO, AOTINDUCTOR)
+HELP = (
+    "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
+    "`posenc compile` wrote (default: auto, which never chooses OpenVINO or native code)"
+)
+TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
 # Matrix products in one node of each operator.
@@ -29,7 +33,12 @@ def check_name(name: str, manifest: Manifest) -> None:
         near = difflib.get_close_matches(name, NAMES, 1)
         remedy = f"did you mean {near[0]}?" if near else "choose among these"
         raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {remedy}")
-    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu"):
+    if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
+        remedy = "give it if you trust the origin of the artefact, whose native code no check makes safe"
+        raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")
+    if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
+        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile an artefact of target pt2 with `posenc compile`")
+    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
     found = not_for_openvino(manifest) if name in OPENVINO else None
     if found is not None:

@@ -1,4 +1,4 @@
-"""A TorchScript module, a torch.export program or a live torch module behind the same interface; torch is imported only when used."""
+"""A TorchScript module, a torch.export program, native code or a live torch module behind the same interface; torch is imported only when used."""
 
 from typing import Any, List, Tuple
 
@@ -18,12 +18,13 @@ class TorchGraph:
     Args:
         module: eager, compiled, scripted or exported.
         manifest: its description; no state "append".
+        provider: as `load` takes it, never "auto".
     """
 
     strided = True  # cost follows the slots in use, and memory grows without a copy at each bucket
 
-    def __init__(self, module: Any, manifest: Manifest) -> None:
-        self.module, self.manifest, self.provider, self.device = module, manifest, "cpu", "cpu"
+    def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
+        self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
         self._positions_first = bool(manifest.states) and manifest.states[0].past == "past_positions"
         self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
 
