@@ -19,7 +19,7 @@ from posenc_export.benchmark import Report, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short import block_config, decoder_config
-from posenc_export.runtime.providers import OPENVINO
+from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.terminal import Progress
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
@@ -30,12 +30,12 @@ class Part:
     """Models of one size, one for each of ENCODINGS.
 
     Args:
-        targets: targets of the model with rope; the others are exported for `ort`.
+        targets: targets of the model with rope; the others are exported for `ort`. Target aotinductor is compiled from the artefact of pt2 before it.
         contexts: tokens in the cache at decode.
         prompts: tokens of a prompt at prefill.
         runtimes: other runtimes, which take part if they are installed.
         seconds: time per contestant and number of tokens.
-        providers: providers of OpenVINO, which also run the artefacts if openvino is installed.
+        providers: further providers of the artefacts; those of OpenVINO take part if openvino is installed.
     """
 
     targets: Tuple[str, ...]
@@ -48,7 +48,9 @@ class Part:
 
 LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
 PARTS: Dict[str, Part] = {
-    "block": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5),
+    "block": Part(
+        ("ort", "onnx", "onnx-static", "torchscript", "pt2", AOTINDUCTOR), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5, (AOTINDUCTOR,)
+    ),
     "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
     "model": Part(("ort",), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
 }
@@ -66,7 +68,7 @@ def described(part: str, encoding: str) -> AnyConfig:
 
 def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) -> List[Path]:
     """Export the artefacts of a part, unless they exist, and return their folders, named by encoding and target."""
-    from posenc_export.export import Sources, export
+    from posenc_export.export import Sources, compile_artefact, export
     from posenc_export.models.presets import seeded
 
     wanted = [("rope", target, "positions") for target in PARTS[part].targets] + [(name, "ort", "positions") for name in ENCODINGS if name != "rope"]
@@ -79,11 +81,14 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
         if path.is_dir():
             continue
         say(f"export {part} {path.name}")
+        if target == AOTINDUCTOR:
+            compile_artefact(path.with_name(f"{encoding}-pt2"), path)
+            continue
         if encoding not in made:
             made = {encoding: Sources(seeded(described(part, encoding)))}  # only one model at a time, because models have up to 540 MB
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
-            export(made[encoding], target, path, signature=signature, verify=False)
+            export(made[encoding], target, path, signature=signature, verify=target == "pt2")  # only verified artefacts are compiled
     return paths
 
 
@@ -92,7 +97,8 @@ def measured(name: str, folder: Path, threads: int, without: Sequence[str], say:
     part = PARTS[name]
     runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
     folders = exported(name, folder, runtimes, say)
-    providers = () if "openvino" in without or RUNTIMES["openvino"].missing() else part.providers
+    absent = OPENVINO if "openvino" in without or RUNTIMES["openvino"].missing() else ()
+    providers = [provider for provider in part.providers if provider not in absent]
     works = part.contexts, part.prompts
     return run(folders, runtimes, *works, threads=threads, seconds=part.seconds, different_models=True, providers=providers, progress=say)
 
