@@ -72,4 +72,7 @@ def _proof(manifest: Manifest) -> List[Line]:
     certificate = ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()) if manifest.certificate else "none: not verified"
     against = (manifest.certificate or {}).get("against")
     lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", certificate)]
+    if manifest.compiled is not None:
+        made, proof = manifest.compiled, ", ".join(f"{name} {value}" for name, value in summary(manifest.proofs[-1] if manifest.proofs else None).items())
+        lines[-1:] = [("compiled", f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}"), ("proof", proof)]
     return [*lines, ("against", against)] if against else lines

@@ -8,7 +8,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 from torch._dynamo.source import ConstantSource
@@ -123,16 +123,17 @@ def _prepare(program: Any, manifest: Manifest) -> None:
 
 def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
     """Let caches be the first slots of larger memory. Without it, Inductor takes caches as contiguous, and its code does not check that they are."""
-    caches = [(node, state.axis) for node, state in zip(nodes, manifest.states, strict=True) if state.update == "in_place"]
-    if not caches:
-        return
-    mode = caches[0][0].meta["val"].fake_mode
-    slots = mode.shape_env.create_unspecified_symint_and_symbol(SLOTS, ConstantSource("slots"), DimDynamic.DYNAMIC)
-    for node, slot_axis in caches:
+    made: Dict[int, torch.SymInt] = {}
+    for node, state in zip(nodes, manifest.states, strict=True):
+        if state.update != "in_place":
+            continue
         shown = node.meta["val"]
-        strides, step = [0] * shown.dim(), 1
-        for axis in reversed(range(shown.dim())):
-            strides[axis] = step
-            step = step * (slots if axis == slot_axis else shown.shape[axis])
-        with mode:
+        strides: List[Any] = [1] * shown.dim()
+        for axis in reversed(range(shown.dim() - 1)):
+            step = strides[axis + 1]
+            if axis + 1 == state.axis and step not in made:  # caches of one size share the stride, since a session gives them the same slots
+                symbols = shown.fake_mode.shape_env
+                made[step] = symbols.create_unspecified_symint_and_symbol(SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC)
+            strides[axis] = made[step] if axis + 1 == state.axis else step * shown.shape[axis + 1]
+        with shown.fake_mode:
             node.meta["val"] = torch.empty_strided(shown.shape, strides, dtype=shown.dtype)
