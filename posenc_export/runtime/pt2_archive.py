@@ -2,7 +2,7 @@
 
 torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates sizes with sympy, executes guards, and looks up operators as
 attributes of torch. An archive is accepted if its tensors are plain bytes, and if every string of its program is a name, a size built from symbols and whole
-numbers, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
+numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
 """
 
 import ast

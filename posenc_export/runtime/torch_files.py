@@ -63,7 +63,8 @@ def _native(path: Path, manifest: Manifest) -> Any:
     assert manifest.compiled is not None  # rules.check
     manifest.compiled.check()
     try:
-        run = torch._inductor.aoti_load_package(str(path)).loader.boxed_run  # without the nesting of arguments, which is parsed at every call
+        # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
+        run = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).boxed_run
     except RuntimeError as error:
         raise _damaged(path, error) from None
     first, read_only = len(manifest.inputs), len(manifest.encoder)

@@ -13,7 +13,7 @@ from posenc_export.export import compile_artefact, export
 from posenc_export.runtime import files, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.reference import FILE_NAME as REFERENCE
-from tests.tiny import block, decoder
+from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
 # A compilation takes 20 s.
@@ -52,9 +52,14 @@ def test_native_code_of_an_encoding_passes_the_grid(name: str, tmp_path: Path) -
     assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_native_code_of_a_decoder_passes_the_grid(dtype: str, tmp_path: Path) -> None:
-    export(sources(decoder("rope")), "pt2", tmp_path / "pt2", dtype=dtype)
+@pytest.mark.parametrize(("dtype", "signature"), [("float32", "positions"), ("float16", "positions"), ("float32", "mask")])
+def test_native_code_of_a_decoder_passes_the_grid(dtype: str, signature: str, tmp_path: Path) -> None:
+    export(sources(decoder("rope")), "pt2", tmp_path / "pt2", dtype=dtype, signature=signature)
+    assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
+
+
+def test_native_code_of_an_encoder_passes_the_grid(tmp_path: Path) -> None:
+    export(sources(encoder("learned")), "pt2", tmp_path / "pt2")
     assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
 
 
