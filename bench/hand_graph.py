@@ -99,7 +99,7 @@ def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: 
     return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
 
 
-class Race:
+class Turns:
     """Measures several calls in turn, in bursts; disturbed turns are measured again."""
 
     def __init__(self, calls: Dict[str, Call], burst: int) -> None:
@@ -159,8 +159,8 @@ def stepper(session: Session, context: int) -> Call:
 
 def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
     """Measure two calls in turn; return the spread of ratio and difference, second to first, over pairs of bursts, so that drift cancels out."""
-    race = Race({first[0]: first[1], second[0]: second[1]}, options.burst)
-    times = race.run(options.rounds)
+    turns = Turns({first[0]: first[1], second[0]: second[1]}, options.burst)
+    times = turns.run(options.rounds)
     one, two = times[first[0]], times[second[0]]
     ratios = spread([b / a for a, b in zip(one, two, strict=True)])
     gap = spread([b - a for a, b in zip(one, two, strict=True)])
@@ -170,8 +170,8 @@ def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], optio
         "seconds": [asdict(spread(one)), asdict(spread(two))],
         "ratio": asdict(ratios),
         "difference": asdict(gap),
-        "redone": race.redone,
-        "disturbed": race.kept_disturbed,
+        "redone": turns.redone,
+        "disturbed": turns.kept_disturbed,
     }
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence
 
 from posenc_export.benchmark.report import Report, Row, duration, rate, size
-from posenc_export.benchmark.spread import Spread, spread
+from posenc_export.benchmark.spread import Spread
+from posenc_export.benchmark.verdicts import compared
 
 TITLES = {
     "block": "A block of width 512 with 8 heads",
@@ -15,7 +16,8 @@ HEAD = """# Speed
 
 Decode is one step of one row with the given number of cached tokens; prefill is one prompt from an empty cache. Each contestant runs in its own process, in turn,
 while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the spread is the 10th to the 90th percentile. Ratios
-are computed from samples of the same run, round by round, and are blank if disturbed samples had to be kept. Weights are random and float32.
+are computed round by round in the same run, from rounds in which neither contestant was disturbed, and are blank with fewer than 3 such rounds. Weights are random
+and float32.
 
 Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static`, `torchscript` or `pt2`; `aotinductor` is the artefact of `pt2`
 after `posenc compile`. `hand-written` is a hand-written graph of the fused
@@ -63,11 +65,9 @@ def page(reports: Dict[str, Report]) -> str:
 
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the spread of the ratio of times, ours to theirs, over the rounds; None if a contestant is missing or disturbed samples had to be kept."""
+    """Return the spread of the ratio of times, ours to theirs, over the undisturbed rounds; None if a contestant is missing or such rounds are too few."""
     ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
-    if ours is None or theirs is None or ours.samples_disturbed or theirs.samples_disturbed:
-        return None
-    return spread([a / b for a, b in zip(ours.samples_seconds, theirs.samples_seconds, strict=False)])
+    return None if ours is None or theirs is None else compared(theirs, ours)
 
 
 def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:

@@ -39,25 +39,38 @@ def coordinates(
         merge_time: patches of a video along time that become one token: temporal_merge_size of the vision tower of Ernie 4.5 VL.
 
     Raises:
-        ValueError: unknown kinds of tokens, grids whose number or size differs from that of the tokens, a merge below 1, or grids and intervals that are not
-            valid numbers.
+        ValueError: unknown kinds, grids that do not match the tokens in number or size, a merge below 1, or grids or intervals that are not valid numbers.
     """
-    given = np.asarray(kinds)
-    if given.ndim != 1 or not given.size or not np.isin(given, (TEXT, IMAGE, VIDEO)).all():
-        raise ValueError(f"grids: expected kinds 0, 1 or 2 for each token of one row, got {given.dtype} of shape {list(given.shape)}; pass rows one by one")
-    if behind not in BEHIND or min(merge, merge_time) < 1:
-        rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
-        raise ValueError(f"grids: expected {rule}, got {behind!r}, {merge} and {merge_time}")
+    given = _kinds(kinds)
+    _check_options(behind, merge, merge_time)
     remaining = _pictures(images, videos, intervals, split)
     parts, begin = [], 0
     for kind, run in groupby(given.tolist()):
         part, after = _run(kind, len(list(run)), remaining, merge, merge_time if kind == VIDEO else 1)
         parts.append(begin + part)
         begin += after if behind == "sides" else int(part.max()) + 1
-    if any(next(rest, None) is not None for rest in remaining.values()):
-        many = f"{len(images)} images and {len(videos)} videos"
-        raise ValueError(f"grids: expected tokens for every image and video, got too few for {many}; leave out images and videos of other rows")
+    _check_exhausted(remaining, f"{len(images)} images and {len(videos)} videos")
     return np.concatenate(parts, axis=1)
+
+
+def _kinds(kinds: Sequence[int]) -> np.ndarray:
+    """Return the kinds of one row as an array [S]. Raise ValueError for another shape or an unknown kind."""
+    given = np.asarray(kinds)
+    if given.ndim != 1 or not given.size or not np.isin(given, (TEXT, IMAGE, VIDEO)).all():
+        raise ValueError(f"grids: expected kinds 0, 1 or 2 for each token of one row, got {given.dtype} of shape {list(given.shape)}; pass rows one by one")
+    return given
+
+
+def _check_options(behind: str, merge: int, merge_time: int) -> None:
+    if behind not in BEHIND or min(merge, merge_time) < 1:
+        rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
+        raise ValueError(f"grids: expected {rule}, got {behind!r}, {merge} and {merge_time}")
+
+
+def _check_exhausted(remaining: Dict[int, Iterator[Picture]], given: str) -> None:
+    """Raise ValueError if images or videos remain for which the row has no tokens."""
+    if any(next(rest, None) is not None for rest in remaining.values()):
+        raise ValueError(f"grids: expected tokens for every image and video, got too few for {given}; leave out images and videos of other rows")
 
 
 def following(places: np.ndarray, count: int) -> np.ndarray:

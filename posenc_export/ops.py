@@ -1,9 +1,9 @@
-"""The semantic operations of an attention block: eager references, and the nodes a lowering sees.
+"""Semantic operations of models: each has an eager reference and emits a node for the lowerings.
 
-Inside `semantic.semantic_graph()` each function emits one node of the `posenc` domain, which export/ rewrites for its target; everywhere else,
-TorchScript included, it computes its reference. References write caches in place and change nothing else.
+Inside `semantic.semantic_graph()`, each function emits one node of the `posenc` domain, which export/ rewrites for the target. Everywhere else, TorchScript
+included, it computes its reference. References write caches in place and modify no other argument.
 
-Shapes: B batch, S new tokens, T slots of a cache, N heads of one kind, H query heads, K kv heads, D head size, M table rows, r rotary size.
+Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D head size, M table rows, r rotary size.
 """
 
 import math
@@ -17,7 +17,7 @@ from posenc_export.semantic import node as _node
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """x [B,S,N*D] to [B,S,N,D]."""
+    """Split x [B,S,N*D] into heads [B,S,N,D]."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("Heads", [x], {"heads": float(heads)}, x, [x.size(0), x.size(1), heads, x.size(2) // heads])
@@ -25,9 +25,10 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by rows of cos, sin [M,r/2] float32 at positions [B,S] int64, -1 read as 0; x's dtype out.
+    """Rotate the first r entries of x [B,S,N,D] by the rows positions [B,S] int64 (-1 reads row 0) of cos and sin [M,r/2] float32. The result has the dtype of x.
 
-    linear: angles are proportional to the row, so that scores of two rotations depend on the difference of positions only, and S is at most M.
+    interleaved: rotate the pairs (0, 1), (2, 3), ..., otherwise (0, r/2), (1, r/2 + 1), ...
+    linear: angles are proportional to the row, so that scores depend only on differences of positions, and S is at most M.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -38,7 +39,7 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
 
 
 def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tuple[Tensor, Tensor]:
-    """`rotate_pairs` of q [B,S,H,D] and of k [B,S,K,D], by the same rows."""
+    """Apply `rotate_pairs` to q [B,S,H,D] and k [B,S,K,D] with the same positions and tables."""
     if not torch.jit.is_scripting():
         if emitting():
             return rotate_pairs(q, positions, cos, sin, interleaved, linear), rotate_pairs(k, positions, cos, sin, interleaved, linear)
@@ -48,12 +49,12 @@ def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tenso
 
 
 def _of_tokens(rows: Tensor, table: Tensor) -> Tensor:
-    """Rows [B,S] int64 of a table [M,r/2], for every head: [B,S,1,r/2]."""
+    """Look up rows [B,S] int64 of a table [M,r/2]: [B,S,1,r/2], with an axis that broadcasts over heads."""
     return torch.nn.functional.embedding(rows, table).unsqueeze(2)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32; x's dtype out."""
+    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32. The result has the dtype of x."""
     half = cos.size(3)
     turned = x[..., : 2 * half].to(cos.dtype)
     if interleaved:
@@ -67,7 +68,7 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
 
 
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """x [B,S,E] at columns index [B,R] int64, 0 .. S - 1: [B,R,E]."""
+    """Select columns index [B,R] int64, 0 .. S - 1, of x [B,S,E]: [B,R,E]."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("SelectTokens", [x, index], {}, x, [x.size(0), index.size(1), x.size(2)])
@@ -75,9 +76,9 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 
 def write_index(held: Tensor, positions: Tensor) -> Tensor:
-    """Slots of the tokens of positions [B,S] in a cache whose rows hold their first held [B] int64 slots: [B,S] int64.
+    """Return the cache slots [B,S] int64 of new tokens with positions [B,S], for rows in which the first `held` [B] int64 slots are in use.
 
-    Only `append` and `append_positions` read it: in a semantic graph it is held itself.
+    The result is only for `append` and `append_positions`. In a semantic graph it is `held`.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -86,14 +87,14 @@ def write_index(held: Tensor, positions: Tensor) -> Tensor:
 
 
 def _rows(write_index: Tensor) -> Tensor:
-    """The row of each token, to index a cache with: [B,1] int64."""
+    """Return the row indices [B,1] int64 that broadcast with write_index."""
     return torch.arange(write_index.size(0), device=write_index.device).unsqueeze(1)
 
 
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """new [B,S,N,D] written into past [B,N,T,D] at write_index, and past itself; a growing target gives past with new behind it instead.
+    """Write new [B,S,N,D] into past [B,N,T,D] at write_index and return past. Targets with growing caches return the concatenation of past and new instead.
 
-    A cache without slots, T = 0, is none: new alone [B,N,S,D], which gradients pass.
+    T = 0 means that there is no cache: the result is new [B,N,S,D], through which gradients flow.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -105,7 +106,7 @@ def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
 
 
 def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """Key positions [B,T] int64: new [B,S] written into past [B,T] at write_index, and past itself; -1 is padding or a slot never written. As `append`."""
+    """Write new key positions [B,S] int64 into past [B,T] and return past, in the same way as `append`. -1 marks padding and slots that were never written."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
@@ -116,7 +117,7 @@ def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
 
 
 def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
-    """Key positions of the first slots, with -1 behind them for all slots of past [B,N,T,D]: [B,T]. As they are for a growing target, and without slots."""
+    """Pad key positions of the first slots with -1 to the slots of past [B,N,T,D]: [B,T]. Targets with growing caches, and T = 0, leave them unchanged."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
@@ -126,7 +127,7 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Key minus query position [B,1,S,T] float32, from [B,S] and [B,T] int64; entries at padding mean nothing."""
+    """Subtract query positions [B,S] int64 from key positions [B,T] int64: [B,1,S,T] float32. Entries of padding are undefined."""
     if not torch.jit.is_scripting():
         if emitting():
             shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
@@ -135,10 +136,11 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
 
 
 def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tensor], like: Tensor, before: int = -1, after: int = 0, chunk: int = 0) -> Tensor:
-    """Additive mask [B,1 or H,S,T] in like's dtype: bias where the query at i may see the key at j, -inf elsewhere.
+    """Return an additive mask [B,1 or H,S,T] in the dtype of `like`: the bias, or 0, for keys that a query sees, -inf for the others.
 
-    positions [B,S] and key_positions [B,T] int64. Key -1 is never seen. before, after: j is at most that far on either side of i, -1 for any distance;
-    after=0 is causal attention. chunk: i and j lie in the same chunk of that many positions; 0 for none.
+    positions [B,S] of queries and key_positions [B,T] are int64; keys at -1 are never seen.
+    before, after: how far before and after the query a key may be; -1 for any distance. after=0 is causal attention.
+    chunk: keys must be in the same chunk of this many positions as the query; 0 for no chunks.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -160,10 +162,11 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Optional[Tensor], scale: float, softcap: float = 0.0, sinks: Optional[Tensor] = None
 ) -> Tensor:
-    """softmax(cap(scale q k) + mask + content) v: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] or none, to [B,S,H*D].
+    """Return softmax(cap(scale q k) + mask + content) v, [B,S,H*D]. It is 0 for queries that see no key.
 
-    cap(s) = softcap tanh(s / softcap), or s where softcap is 0. sinks [H]: a score for each head that takes its share of the softmax and brings no value.
-    A row that sees nothing gives 0.
+    Shapes: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] float32.
+    softcap: cap(s) = softcap tanh(s / softcap); 0 for cap(s) = s.
+    sinks: one score per head [H] that takes part in the softmax but has no value.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -171,9 +174,9 @@ def attend(
             inputs: List[Optional[Tensor]] = [q, keys, values, mask, content, sinks]
             return _node("Attend", inputs, attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
     dtype = q.dtype
-    if content is not None:  # its scores may leave the range of float16
+    if content is not None:  # content scores may exceed the range of float16
         q, keys, values, mask = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32), mask.to(torch.float32) + content
-    if sinks is not None:  # a key and a value of zeros, seen with that score
+    if sinks is not None:  # a key and a value of zeros, with the sink as score
         mask = torch.cat((sinks.to(mask.dtype).view(1, -1, 1, 1).expand(mask.size(0), -1, mask.size(2), 1), mask.expand(-1, q.size(2), -1, -1)), dim=3)
         keys, values = torch.nn.functional.pad(keys, [0, 0, 1, 0]), torch.nn.functional.pad(values, [0, 0, 1, 0])
     if softcap > 0:
@@ -187,7 +190,7 @@ def attend(
 
 
 def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
-    """The output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that a query does not see. For a query that sees no key, both have no meaning."""
+    """Return the output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that a query does not see. For queries that see no key, both are undefined."""
     if not torch.jit.is_scripting():
         if emitting():
             y = attend(q, keys, values, mask, content, scale)
@@ -197,7 +200,7 @@ def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, co
 
 
 def products(q: Tensor, keys: Tensor) -> Tensor:
-    """q [B,S,H,D] times keys [B,K,T,D], unscaled: [B,H,S,T] float32."""
+    """Return the products of q [B,S,H,D] and keys [B,K,T,D], without scaling: [B,H,S,T] float32."""
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
@@ -207,7 +210,7 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
 
 
 def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """q [B,S,H,D] times keys [B,K,T,D] whose first r entries each query turns by angles of its own, [B,1,S,T,r/2] float32: [B,H,S,T] float32."""
+    """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32."""
     if not torch.jit.is_scripting():
         if emitting():
             shape = [q.size(0), q.size(2), q.size(1), keys.size(2)]
@@ -224,13 +227,13 @@ def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) 
 
 
 def shares(scores: Tensor, mask: Tensor) -> Tensor:
-    """softmax(scores + mask) over keys, [B,H,S,T] float32; a row that sees nothing gives equal shares, which nobody reads."""
-    # -1e30 stands for -inf: a softmax of nothing but -inf is not a number.
+    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key, all shares are equal and have no meaning."""
+    # -1e30 replaces -inf, because a softmax over -inf only gives NaN.
     return torch.softmax((scores + mask.to(torch.float32)).clamp(min=-1e30), dim=-1)
 
 
 def mix(shares: Tensor, values: Tensor) -> Tensor:
-    """shares [B,H,S,T] float32 of values [B,K,T,D] to [B,S,H*D] in values' dtype."""
+    """Sum values [B,K,T,D] weighted by shares [B,H,S,T] float32: [B,S,H*D] in the dtype of values."""
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"heads": float(shares.size(1)), "kv_heads": float(values.size(1))}
@@ -240,7 +243,7 @@ def mix(shares: Tensor, values: Tensor) -> Tensor:
 
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
-    """rows [B,H,S,R] at index [B,1 or H,S,T] int64, 0 .. R - 1: [B,H,S,T]."""
+    """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("Pick", [rows, index], {}, rows, [rows.size(0), rows.size(1), rows.size(2), index.size(3)])
@@ -248,7 +251,7 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
-    """Sum of shares [B,H,S,T] of the keys with each index [B,1 or H,S,T] int64, 0 .. rows - 1: [B,H,S,rows]."""
+    """Sum shares [B,H,S,T] of keys with the same index [B,1 or H,S,T] int64, 0 .. rows - 1: [B,H,S,rows]."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("Collect", [shares, index], {"rows": float(rows)}, shares, [shares.size(0), shares.size(1), shares.size(2), rows])
@@ -257,7 +260,7 @@ def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
 
 
 def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
-    """Sum from each entry of the last axis to its end, with or without the entry itself; exact near the end, where sums are short."""
+    """Sum the entries of the last axis that follow each entry, and the entry itself if `own`. Sums are formed from the end, so that rounding errors are small there."""
     if not torch.jit.is_scripting():
         if emitting():
             return _node("SuffixSum", [x], {"own": float(own)}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
@@ -266,23 +269,23 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
 
 
 def reduced_angle(radians: Tensor) -> Tensor:
-    """Angles of any size, float64, less whole turns, in float32: exact where float32 radians would have lost their digits."""
-    # 1 / (2 pi) in two parts that are float32 numbers each: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
+    """Reduce float64 angles of any size to one turn, float32. Reducing in float32 would lose the digits of large angles."""
+    # 1 / (2 pi) is given in two parts, which are float32 numbers: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
     turns = radians * 0.15915493667125702 + radians * 6.4206384e-09
     return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
 
 
 def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Where each token of positions [B,S] goes so that valid ones come first, in their order: [B,S] int64; and how many are valid [B,1] int64."""
+    """Return the target column [B,S] int64 of each token that moves valid tokens (positions [B,S] at least 0) to the front in order, and their number [B,1] int64."""
     valid = positions.ge(0).to(torch.int64)
     count = valid.sum(1, keepdim=True)
     return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
 
 
 def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
-    """A GRU over the first count [B,1] tokens of x [B,S,E], from hidden [B,N], to [B,S,N] and the last hidden [B,N].
+    """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N]. Return its outputs [B,S,N] and the last hidden vectors [B,N].
 
-    Weights as torch.nn.GRU: [3N,E], [3N,N], [3N], [3N] in the order reset, update, new.
+    Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent [3N,N], bias [3N], recurrent_bias [3N].
     """
     if not torch.jit.is_scripting():
         if emitting():

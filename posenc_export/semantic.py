@@ -1,4 +1,4 @@
-"""Semantic graphs: while one is open, the operations of ops.py emit one node of the `posenc` domain each instead of computing."""
+"""Semantic graphs. Inside `semantic_graph()`, each operation of ops.py emits one node of the `posenc` domain instead of computing."""
 
 import contextlib
 from typing import Dict, Iterator, List, Optional
@@ -12,7 +12,7 @@ _emitting = [False]
 
 @contextlib.contextmanager
 def semantic_graph() -> Iterator[None]:
-    """While open, the operations of ops.py emit nodes."""
+    """Make the operations of ops.py emit nodes within the context."""
     _emitting[0] = True
     try:
         yield
@@ -22,7 +22,7 @@ def semantic_graph() -> Iterator[None]:
 
 @torch.jit.unused
 def emitting() -> bool:
-    """Return whether a semantic graph is open."""
+    """Return whether operations emit nodes."""
     return _emitting[0]
 
 

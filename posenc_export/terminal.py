@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.schema import shown
+from posenc_export.runtime.schema import format_worst_error
 from posenc_export.tables import WIDTH, aligned
 
 FAILED_CHECK, BAD_INPUT = 1, 2
@@ -48,23 +48,23 @@ class Progress:
     """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:
-        self.start, self.shown = time.monotonic(), 0
+        self.start, self.printed = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
         if sys.stderr is None:  # closed by the calling program
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
-            print(f"\r{line.ljust(self.shown)}", end="", file=sys.stderr, flush=True)
-            self.shown = len(line)
+            print(f"\r{line.ljust(self.printed)}", end="", file=sys.stderr, flush=True)
+            self.printed = len(line)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Clear the line on a terminal, so that the next output starts at its beginning."""
-        if self.shown:
-            print(f"\r{' ' * self.shown}\r", end="", file=sys.stderr, flush=True)
-            self.shown = 0
+        if self.printed:
+            print(f"\r{' ' * self.printed}\r", end="", file=sys.stderr, flush=True)
+            self.printed = 0
 
 
 REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
@@ -100,5 +100,5 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Table cells of a certificate."""
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = shown(max(certificate["cells"].values()))
+    worst = format_worst_error(max(certificate["cells"].values()))
     return {"cells": len(certificate["cells"]), "worst error": worst, "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}

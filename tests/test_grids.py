@@ -1,4 +1,4 @@
-"""Coordinates of tokens among images and videos against those of transformers, and of the text behind them."""
+"""Coordinates of tokens of images, videos and the text after them, compared with transformers."""
 
 import functools
 import importlib
@@ -13,11 +13,16 @@ from posenc_export.grids import coordinates, following
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 IMAGES, VIDEOS = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
+# Kinds of tokens of VIDEOS: each video as one run, or each frame as a run of its own after one token of text.
+WHOLE, SPLIT = [0, *[2] * 8, 0, *[2] * 8], [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2
 # By model type: kinds of the tokens of VIDEOS, the model's class, its vision configuration, and arguments of coordinates.
 MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
-    "glm4v": ([0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2, "Glm4vModel", {}, {"split": True}),
+    "glm4v": (SPLIT, "Glm4vModel", {}, {"split": True}),
+    "glm_ocr": (SPLIT, "GlmOcrModel", {}, {"split": True}),
+    "qwen3_vl": (SPLIT, "Qwen3VLModel", {}, {"split": True}),
+    "qwen2_vl": (WHOLE, "Qwen2VLModel", {}, {}),
     "ernie4_5_vl_moe": ([0, *[2] * 4, 0, *[2] * 4], "Ernie4_5_VLMoeModel", {"temporal_merge_size": 2}, {"merge_time": 2}),
-    "qwen2_5_vl": ([0, *[2] * 8, 0, *[2] * 8], "Qwen2_5_VLModel", {"tokens_per_second": 3}, {"intervals": [0.9, 5.1]}),
+    "qwen2_5_vl": (WHOLE, "Qwen2_5_VLModel", {"tokens_per_second": 3}, {"intervals": [0.9, 5.1]}),
 }
 
 
@@ -66,3 +71,28 @@ def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(plac
 def test_a_merge_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"):
         coordinates([2], videos=[(1, 2, 2)], merge_time=0)
+
+
+def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_sides() -> None:
+    kinds = [0, 2, 2, 2, 0]
+    assert coordinates(kinds, videos=[(3, 2, 2)]).tolist() == [[0, 1, 2, 3, 4], [0, 1, 1, 1, 4], [0, 1, 1, 1, 4]]
+    assert coordinates(kinds, videos=[(3, 2, 2)], behind="sides").tolist() == [[0, 1, 2, 3, 2], [0, 1, 1, 1, 2], [0, 1, 1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"kinds": [[0, 1]]}, "for each token of one row, got int64 of shape [1, 2]"),
+        ({"kinds": [0, 3]}, "expected kinds 0, 1 or 2"),
+        ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 tokens for grid [1, 4, 4]"),
+        ({"kinds": [0, 1]}, "got 1 tokens for grid [0, 0, 0]"),
+        ({"kinds": [0], "images": [(1, 2, 2)]}, "expected tokens for every image and video, got too few for 1 images and 0 videos"),
+        ({"kinds": [1], "images": [(2, 2)]}, "expected images as three whole numbers above 0 each"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]"),
+        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "no intervals with split frames, got [1.0]"),
+        ({"kinds": [0], "behind": "video"}, "expected behind to be one of largest, sides"),
+    ],
+)
+def test_grids_that_do_not_match_their_tokens_are_refused(given: Dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        coordinates(**given)

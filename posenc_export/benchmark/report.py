@@ -9,7 +9,7 @@ from msgspec import Struct
 from posenc_export.benchmark.verdicts import Verdict, verdicts
 from posenc_export.tables import aligned
 
-SCHEMA = 2
+SCHEMA = 3
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples", "redone", "disturbed")
 LOAD_HEADS = ("contestant", "model", "target", "provider", "load", "first call", "peak memory")
@@ -87,12 +87,12 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         tokens: tokens per row, in the cache at decode and in the prompt at prefill.
         samples_seconds: samples in the order of the rounds; every round measures all contestants in turn.
         tokens_per_second: rate of all rows of the batch together.
-        ratio_to_fastest: median divided by the fastest contestant's median; None if disturbed samples of one of them had to be kept.
+        ratio_to_fastest: median of the ratios to the fastest contestant, over the rounds in which both were undisturbed; None with fewer than 3 such rounds.
         least_bytes: bytes that a step must read, weights and valid cache; None at prefill and on CUDA.
         read_bytes_per_second: bandwidth of reading as many bytes without computing, in the same rounds.
         share_of_limit: least_bytes / median / read_bytes_per_second.
         samples_redone: samples that were discarded as disturbed and measured again.
-        samples_disturbed: disturbed samples that were kept because the limit of repetitions was reached.
+        rounds_disturbed: numbers of the rounds whose sample was disturbed and kept, because the limit of repetitions was reached.
     """
 
     phase: str
@@ -109,7 +109,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     read_bytes_per_second: Optional[float]
     share_of_limit: Optional[float]
     samples_redone: int
-    samples_disturbed: int
+    rounds_disturbed: List[int]
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +125,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     contestants: List[Loaded]
     rows: List[Row]
     batch_rows: int
-    token_values: str = "token id 0, or 0.5 in every hidden state"
+    token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
 
     @property
@@ -136,7 +136,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def disturbed(self) -> int:
         """Number of disturbed samples that were kept."""
-        return sum(row.samples_disturbed for row in self.rows)
+        return sum(len(row.rounds_disturbed) for row in self.rows)
 
     def to_json(self) -> Dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, which `Report.from_json` reads."""
@@ -210,5 +210,5 @@ def _cells(row: Row) -> Tuple[str, ...]:
     times = (duration(row.median_seconds), duration(row.p10_seconds), duration(row.p90_seconds))
     ratio = "" if row.ratio_to_fastest is None else f"{row.ratio_to_fastest:.2f}"
     share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    counts = (str(len(row.samples_seconds)), str(row.samples_redone), str(row.samples_disturbed))
+    counts = (str(len(row.samples_seconds)), str(row.samples_redone), str(len(row.rounds_disturbed)))
     return (row.phase, str(row.tokens), row.contestant, row.model, *times, rate(row.tokens_per_second), ratio, share, *counts)

@@ -10,9 +10,9 @@ from posenc_export.benchmark.contestants import ON_CPU, Contestant, gather, usab
 from posenc_export.benchmark.disturbance import Reading, disturbed
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.report import Loaded, Report, Row
-from posenc_export.benchmark.spread import spread
+from posenc_export.benchmark.spread import ratios, spread
 from posenc_export.benchmark.verdicts import LEAST
-from posenc_export.benchmark.workers import Worker, crew
+from posenc_export.benchmark.workers import Worker, started
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
@@ -21,11 +21,18 @@ Progress = Callable[[str], None]
 
 
 class Samples:
-    """Samples of one contestant. Disturbed samples are measured again, at most `patience` times in total; further ones are kept."""
+    """Samples of one contestant, one per round. Disturbed samples are measured again, at most `patience` times in total; further ones are kept.
+
+    Attributes:
+        seconds: the sample of each round.
+        redone: samples that were discarded and measured again.
+        disturbed: numbers of the rounds whose sample was disturbed and kept.
+    """
 
     def __init__(self, patience: int, cores: int) -> None:
         self.seconds: List[float] = []
-        self.redone = self.kept_disturbed = 0
+        self.disturbed: List[int] = []
+        self.redone = 0
         self.patience, self.cores = patience, cores
 
     def take(self, ask: Callable[[], Dict[str, Any]], clock: Dict[str, float]) -> None:
@@ -43,17 +50,18 @@ class Samples:
             if not bad or self.redone >= self.patience:
                 break
             self.redone += 1
-        self.kept_disturbed += bad
+        if bad:
+            self.disturbed.append(len(self.seconds))
         self.seconds += reply["seconds"]
 
 
 @dataclass
-class Race:
+class Turns:
     """The contestants with their workers, and the time budget.
 
     Args:
-        racers: the worker of each contestant.
-        meter: the worker that measures the limits of the machine.
+        workers: the worker of each contestant.
+        limits_worker: the worker that measures the limits of the machine.
         batch: rows of every call.
         rounds: samples per contestant.
         seconds: time per contestant and number of tokens.
@@ -61,8 +69,8 @@ class Race:
     """
 
     contestants: List[Contestant]
-    racers: List[Worker]
-    meter: Worker
+    workers: List[Worker]
+    limits_worker: Worker
     batch: int
     rounds: int
     seconds: float
@@ -70,12 +78,12 @@ class Race:
 
     def prefill(self, tokens: int) -> List[Row]:
         """Time prompts of all contestants in turn. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
-        first = [_first_prefill(worker, tokens) for worker in self.racers]
+        first = [_first_prefill(worker, tokens) for worker in self.workers]
         budget = self.seconds * (1 - DECODE_SHARE) / 2
         wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(LEAST, int(budget / t))) for t in first]
         taken = [self._samples(max(1, count // 2)) for count in wanted]
         for turn in range(max(wanted)):
-            for worker, samples, count in zip(self.racers, taken, wanted, strict=True):
+            for worker, samples, count in zip(self.workers, taken, wanted, strict=True):
                 if turn < count:
                     samples.take(lambda w=worker: w.ask("prefill", context=tokens), self.clock)  # type: ignore[misc]
         return self._rows("prefill", tokens, taken, {})
@@ -83,14 +91,14 @@ class Race:
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants in turn, and in the same rounds reads of as many bytes as a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
-        taken = [self._samples(self.rounds) for _ in self.racers]
+        taken = [self._samples(self.rounds) for _ in self.workers]
         reads = {step_bytes(c.manifest, tokens, self.batch): self._samples(self.rounds) for c in self.contestants}
         for turn in range(self.rounds):
-            for worker, samples in zip(self.racers, taken, strict=True):
+            for worker, samples in zip(self.workers, taken, strict=True):
                 fresh = iter([turn == 0])
                 samples.take(lambda w=worker, f=fresh: w.ask("decode", context=tokens, duration=duration, fresh=next(f, False)), self.clock)  # type: ignore[misc]
             for size, samples in reads.items():
-                samples.take(lambda s=size: self.meter.ask("bandwidth", bytes=s, duration=duration), self.clock)  # type: ignore[misc]
+                samples.take(lambda s=size: self.limits_worker.ask("bandwidth", bytes=s, duration=duration), self.clock)  # type: ignore[misc]
         return self._rows("decode", tokens, taken, {size: size / spread(samples.seconds).median for size, samples in reads.items()})
 
     def _samples(self, patience: int) -> Samples:
@@ -106,7 +114,7 @@ class Race:
         times = spread(samples.seconds)
         size = step_bytes(contestant.manifest, tokens, self.batch)
         bandwidth = bandwidths.get(size) if contestant.provider in (*ON_CPU, "openvino") else None
-        comparable = not samples.kept_disturbed and not fastest.kept_disturbed
+        over = ratios(samples.seconds, fastest.seconds, {*samples.disturbed, *fastest.disturbed})
         return Row(
             phase=phase,
             tokens=tokens,
@@ -117,12 +125,12 @@ class Race:
             p90_seconds=times.high,
             samples_seconds=samples.seconds,
             tokens_per_second=self.batch * (tokens if phase == "prefill" else 1) / times.median,
-            ratio_to_fastest=times.median / spread(fastest.seconds).median if comparable else None,
+            ratio_to_fastest=spread(over).median if len(over) >= LEAST else None,
             least_bytes=None if bandwidth is None else size,
             read_bytes_per_second=bandwidth,
             share_of_limit=None if bandwidth is None else share_of_limit(size, times.median, bandwidth),
             samples_redone=samples.redone,
-            samples_disturbed=samples.kept_disturbed,
+            rounds_disturbed=samples.disturbed,
         )
 
 
@@ -166,18 +174,17 @@ def run(
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
     say = progress or (lambda line: None)
-    with crew([c.label for c in contestants] + ["limits"], threads) as workers:
-        *racers, meter = workers
-        loads = [_load(c, w, threads, batch, say) for c, w in zip(contestants, racers, strict=True)]
-        race = Race(contestants, racers, meter, batch, rounds, seconds)
+    with started([c.label for c in contestants] + ["limits"], threads) as (*workers, limits_worker):
+        loads = [_load(c, w, threads, batch, say) for c, w in zip(contestants, workers, strict=True)]
+        turns = Turns(contestants, workers, limits_worker, batch, rounds, seconds)
         say("limits of the machine")
-        limits = machine.limits(meter, threads)
+        limits = machine.limits(limits_worker, threads)
         rows: List[Row] = []
-        for phase, numbers, measure in (("decode", cached, race.decode), ("prefill", prefilled, race.prefill)):
+        for phase, numbers, measure in (("decode", cached, turns.decode), ("prefill", prefilled, turns.prefill)):
             for tokens in numbers:
                 say(f"{phase} at {tokens} tokens: {len(contestants)} contestants, {rounds} rounds")
                 rows += measure(tokens)
-        loaded = [_loaded(c, reply, w.ask("memory")["peak"]) for c, w, reply in zip(contestants, racers, loads, strict=True)]
+        loaded = [_loaded(c, reply, w.ask("memory")["peak"]) for c, w, reply in zip(contestants, workers, loads, strict=True)]
     return Report(machine.described(threads), limits, loaded, rows, batch)
 
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, List, Optional, Sequence
 
-from posenc_export.benchmark.spread import Spread, spread
+from posenc_export.benchmark.spread import Spread, ratios, spread
 
 if TYPE_CHECKING:
     from posenc_export.benchmark.report import Row
 
-LEAST = 3  # fewest pairs of samples for a verdict
+LEAST = 3  # fewest rounds for a ratio
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
@@ -20,7 +20,7 @@ class Verdict:
     Args:
         fastest: label of the fastest contestant.
         following: label of the next contestant.
-        ratio: time of the next contestant divided by time of the fastest, per round; None if there are too few or disturbed samples.
+        ratio: time of the next contestant divided by time of the fastest, over the rounds in which both were undisturbed; None with fewer than LEAST of them.
         text: the verdict as a sentence.
     """
 
@@ -38,17 +38,17 @@ def verdicts(rows: Sequence["Row"]) -> List[Verdict]:
     return [_verdict(*sorted(group, key=lambda row: row.median_seconds)[:2]) for group in groups if len(group) > 1]
 
 
+def compared(first: "Row", second: "Row") -> Optional[Spread]:
+    """Return the spread of the time of the second contestant divided by that of the first; None with fewer than LEAST rounds in which both were undisturbed."""
+    found = ratios(second.samples_seconds, first.samples_seconds, {*first.rounds_disturbed, *second.rounds_disturbed})
+    return spread(found) if len(found) >= LEAST else None
+
+
 def _verdict(first: "Row", second: "Row") -> Verdict:
-    """Compare two contestants. Ratios are formed from samples of the same round, so that slow drift of the machine cancels out."""
-    pairs = list(zip(first.samples_seconds, second.samples_seconds, strict=False))
-    ratio = None
-    if first.samples_disturbed or second.samples_disturbed:
-        disturbed = first if first.samples_disturbed else second
-        finding = f"no verdict, because all repetitions of a sample of {disturbed.contestant} were disturbed"
-    elif len(pairs) < LEAST:
-        finding = f"no verdict between {first.contestant} and {second.contestant}, because {len(pairs)} samples are too few"
+    ratio = compared(first, second)
+    if ratio is None:
+        finding = f"no verdict between {first.contestant} and {second.contestant}, because fewer than {LEAST} rounds were undisturbed"
     else:
-        ratio = spread([b / a for a, b in pairs])
         extent = f"the spread is {ratio.low:.2f} to {ratio.high:.2f}"
         finding = f"{first.contestant} is {ratio.median:.2f} times as fast as {second.contestant}; {extent}"
         if ratio.low <= 1.0:

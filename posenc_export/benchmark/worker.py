@@ -127,7 +127,7 @@ class Bench:
         """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does not depend on values."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
-            return np.zeros((self.batch, tokens), np.int64)
+            return np.ones((self.batch, tokens), np.int64)  # onnxruntime-genai 0.18 crashes on a prompt of padding tokens, which often have id 0
         return np.full((self.batch, tokens, source.axes[-1]), 0.5, source.dtype)
 
     def _prefill(self, tokens: int) -> float:

@@ -77,7 +77,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def crew(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
+def started(labels: Sequence[str], threads: int) -> Iterator[List[Worker]]:
     """Context manager that starts one worker per label and kills all of them at exit, also after errors and interrupts."""
     with contextlib.ExitStack() as stack:
         workers = []

@@ -20,7 +20,7 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
-    from posenc_export.runtime.schema import shown
+    from posenc_export.runtime.schema import format_worst_error
 
     certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record)
     options.say.close()
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(certificate, indent=1, sort_keys=True))
     else:
         bound = certificate["tolerance"]
-        show([{"cell": name, "worst error": shown(error), "": "" if error <= bound else "EXCEEDS"} for name, error in certificate["cells"].items()])
+        show([{"cell": name, "worst error": format_worst_error(error), "": "" if error <= bound else "EXCEEDS"} for name, error in certificate["cells"].items()])
         verdict = "passed" if certificate["passed"] else "FAILED"
         print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {bound:.1e}: {verdict}")
     return 0 if certificate["passed"] else FAILED_CHECK

@@ -228,3 +228,14 @@ class Exact(torch.nn.Module):
 def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
     """Rebuild tables after load_state_dict."""
     encoding.prepare()
+
+
+def weight_versions(encoding: PositionEncoding) -> List[int]:
+    """Return the version counter of each parameter. It grows when the parameter is modified in place, as optimisers do."""
+    return [parameter._version for parameter in encoding.parameters()]
+
+
+def prepare_if_changed(encoding: PositionEncoding) -> None:
+    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in the attribute `prepared`."""
+    if encoding.prepared != weight_versions(encoding):
+        encoding.prepare()

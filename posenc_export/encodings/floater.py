@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
-from posenc_export.encodings.trajectory import Rows, versions
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.trajectory import Rows
 
 Field = Callable[[Any, float], Any]
 
@@ -52,13 +52,13 @@ class FLOATER(PositionEncoding):
         for k, row in enumerate(solve(_field(weights[1:], np.tanh), weights[0], self.count, self.step, self.substeps)):
             rows[k] = row
         self.table = Table(rows)
-        self.weight_versions = versions(self)
+        self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "FLOATER":
         """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.weight_versions != versions(self):
-            self.prepare()
+        if not mode:
+            prepare_if_changed(self)
         return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -72,8 +72,7 @@ class FLOATER(PositionEncoding):
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
         """Rows [B,S,E] for the current weights, with gradients."""
-        if self.weight_versions != versions(self):
-            self.prepare()
+        prepare_if_changed(self)
         recurrence = partial(_rows, step=self.step, substeps=self.substeps)
         weights = (self.first, *self.inner.parameters(), *self.outer.parameters())
         return Rows.apply(self.table.rows, positions, recurrence, *weights)  # type: ignore[no-any-return]

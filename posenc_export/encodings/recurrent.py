@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
-from posenc_export.encodings.trajectory import Rows, versions
+from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.trajectory import Rows
 
 
 class Recurrent(PositionEncoding):
@@ -38,13 +38,13 @@ class Recurrent(PositionEncoding):
     def prepare(self) -> None:
         first = self.first.detach().double().numpy()
         self.table = Table(np.concatenate((first[None], self.following(first, self.count - 1))))
-        self.weight_versions = versions(self)
+        self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "Recurrent":
         """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.weight_versions != versions(self):
-            self.prepare()
+        if not mode:
+            prepare_if_changed(self)
         return self
 
     def following(self, row: np.ndarray, count: int) -> np.ndarray:
@@ -66,8 +66,7 @@ class Recurrent(PositionEncoding):
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
         """Rows [B,S,E] for the current weights, with gradients."""
-        if self.weight_versions != versions(self):
-            self.prepare()
+        prepare_if_changed(self)
         return Rows.apply(self.table.rows, positions, _rows, self.first, self.weight, self.offset)  # type: ignore[no-any-return]
 
     def oracle(self) -> Oracle:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Exact, Geometry, Table, prepare_loaded
+from posenc_export.encodings.base import Exact, Geometry, Table, prepare_if_changed, prepare_loaded, weight_versions
 from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, inverse_powers, rotary_size
-from posenc_export.encodings.trajectory import versions
 
 TRAINS = ("frequencies", "theta")
 
@@ -59,13 +58,13 @@ class RoPETrained(Rotary):
         frequencies = self.frequencies().detach()
         angles = torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
         self.cos, self.sin = (Table(turned.cpu().numpy()).to(frequencies.device) for turned in (angles.cos(), angles.sin()))
-        self.weight_versions = versions(self)
+        self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
         """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
         super().train(mode)
-        if not mode and self.weight_versions != versions(self):
-            self.prepare()
+        if not mode:
+            prepare_if_changed(self)
         return self
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -1,17 +1,12 @@
 """Position rows from a trained recurrence: read from a table, with gradients through the recurrence."""
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 # A function of weights and n that returns the first n rows [n,E], differentiable.
 Recurrence = Callable[[Sequence[Tensor], int], Tensor]
-
-
-def versions(encoding: torch.nn.Module) -> List[int]:
-    """Version counters of all parameters, in order; a counter grows when its parameter is changed in place, as optimisers do."""
-    return [parameter._version for parameter in encoding.parameters()]
 
 
 class Rows(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from posenc_export.export import calibration, deviation, loaders
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of, describe, text_of
-from posenc_export.export.expected import of_module
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.foreign import explain_errors
 from posenc_export.export.publish import StagingFolder, check_place, sweep
@@ -184,7 +184,7 @@ def _written(source: Source, described: Manifest, folder: Path, verify: bool) ->
     folder.mkdir(parents=True)
     with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
-    expected = of_module(source.model, manifest, filled=verify)
+    expected = expected_outputs(source.model, manifest, filled=verify)
     stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):

@@ -21,13 +21,13 @@ from posenc_export.text import BYTES
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
-LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: a channel without large values in the sample may have them elsewhere
+LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
 MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a model, cut into windows that are independent rows.
+    """Inputs of a model, split into windows that are independent rows.
 
     Args:
         windows: [n,L] int64 token ids, or [n,L,E] float32 hidden states.

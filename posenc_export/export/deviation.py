@@ -1,4 +1,4 @@
-"""How far an artefact with weights or caches of few bits is from its float32 module, on the inputs of its reference."""
+"""Measure the deviation of an artefact with quantized weights or caches from its float32 module, on the inputs of its reference."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import List, Tuple
 import numpy as np
 
 from posenc_export.export.describe import Model, extent
-from posenc_export.export.expected import of_module
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.verify import VerificationError
 from posenc_export.numerics import cache_deviation_bound, deviation_bound
@@ -24,11 +24,11 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
     """Measure the deviation of a certified artefact and write it into the manifest.
 
     Args:
-        exact: of the artefact with the same weights and its caches in float32, certified too.
-        model: the float32 module, its weights not rounded.
+        exact: manifest of a certified artefact with the same weights and float32 caches.
+        model: the float32 module, with weights that are not rounded.
 
     Raises:
-        VerificationError: the artefact is further from the module than its format explains.
+        VerificationError: the deviation exceeds the bound of the format.
     """
     proof = exact.certificate
     assert proof is not None and manifest.certificate is not None
@@ -53,9 +53,9 @@ def _bound(manifest: Manifest, depth: int) -> float:
 
 
 def _outputs(folder: Path, manifest: Manifest, model: Model) -> Tuple[np.ndarray, np.ndarray]:
-    """What the artefact and the module give for every case of the reference [cases*B,L,V], float64."""
+    """Return the outputs of the artefact and of the module for all cases of the reference [cases*B,L,V], float64."""
     session, actual, expected = load(folder, threads=1).session(), [], []
-    for case in of_module(model, manifest, filled=False).cases.values():
+    for case in expected_outputs(model, manifest, filled=False).cases.values():
         session.reset()
         actual.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()))
         expected.append(case.full)

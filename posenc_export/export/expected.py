@@ -17,7 +17,7 @@ from posenc_export.runtime.torch_graph import TorchGraph
 KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 
 
-def of_module(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
+def expected_outputs(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
     """Return the expected outputs of a model in the artefact's dtype.
 
     Args:

@@ -1,4 +1,4 @@
-"""Weights of few bits: the grids of each format, a model with its weights rounded to them, and the codes of a weight that lies on a grid."""
+"""Quantized weights: the grids of each format, rounding of a model's weights to a grid, and the codes of a weight that lies on one."""
 
 import copy
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from posenc_export.export import gptq
 from posenc_export.models.own import Model
 from posenc_export.models.parts.experts import Experts
 
-LONGEST_ROW = 4096  # inputs of a linear layer, for bounds that follow their logarithm
-ROWS = 4096  # outputs of a weight that are rounded at a time
-# Of a scale, relative to the one that takes the largest weight of a block to the last code. Smaller scales clip that weight and round the others finer.
+LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
+ROWS = 4096  # rows of a weight that are rounded at a time
+# Candidate scales, relative to the scale that gives the largest weight of a block the last code. Smaller scales clip that weight and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.75, 1.05, 13))
 SIGNIFICAND = 24  # bits of the significand of a float32
 
@@ -24,7 +24,7 @@ class Codes:
     """A weight as code * scale.
 
     Args:
-        codes: [N,blocks,block] int8, 0 behind the last input.
+        codes: [N,blocks,block] int8; the last block is padded with 0.
         scales: [N,blocks] float32, of either sign.
         inputs: number of inputs K.
     """
@@ -36,20 +36,20 @@ class Codes:
 
 @dataclass(frozen=True)
 class Grid:
-    """Weights -2^(bits-1) * scale .. (2^(bits-1) - 1) * scale, one scale for each block of neighbouring inputs of an output.
+    """Weights code * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one scale per block of consecutive inputs.
 
-    The scale has the sign that gives the largest weight of a block the lowest code: that is one code more than a symmetric grid has.
+    The sign of a scale is chosen so that the largest weight of its block has the lowest code. The grid thus has one code more than a symmetric grid.
 
     Args:
-        bits: of a code, 4 or 8.
-        block: inputs that share a scale; all of them where None.
+        bits: bits per code, 4 or 8.
+        block: number of inputs that share a scale; None for all inputs.
     """
 
     bits: int
     block: Optional[int]
 
     def rounded(self, weight: np.ndarray) -> np.ndarray:
-        """The nearest weight on the grid: [N,K] float32 to [N,K] float32. The scale of each block is the one of the smallest squared error among SEARCHED."""
+        """Round a weight [N,K] float32 to the grid. Each block gets the scale with the smallest squared error among SEARCHED."""
         parts = [self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)]
         return np.concatenate(parts)
 
@@ -60,7 +60,7 @@ class Grid:
         return np.concatenate(parts)
 
     def codes(self, weight: np.ndarray) -> Optional[Codes]:
-        """Codes that give a weight [N,K] float32 bit by bit; None where it does not lie on the grid."""
+        """Return the codes from which a weight [N,K] float32 can be restored bit by bit, or None if the weight does not lie on the grid."""
         blocks = self._blocks(weight)
         largest = np.abs(blocks).max((1, 2)).argmax()
         if self._found(blocks[largest : largest + 1]) is None:  # one output suffices to reject most weights
@@ -109,7 +109,7 @@ class Grid:
         return np.ldexp(np.rint(significands * steps) / steps, exponents)
 
     def _blocks(self, weight: np.ndarray) -> np.ndarray:
-        """[N,K] as [N,blocks,block], 0 behind the last input."""
+        """Split [N,K] into blocks [N,blocks,block] and pad the last block with 0."""
         block = self.block or weight.shape[1]
         count = -(-weight.shape[1] // block)
         padded = np.zeros((len(weight), count * block), np.float32)
@@ -122,18 +122,18 @@ class Grid:
         return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-code)
 
     def _nearest(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Codes as float32."""
+        """Return the nearest codes [N,blocks,block], as float32."""
         half = 1 << (self.bits - 1)
         return np.clip(np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[..., None]), -half, half - 1)
 
 
 @dataclass(frozen=True)
 class Format:
-    """Grids of a model.
+    """The grids of a weight format.
 
     Args:
-        projections: of linear layers.
-        tables: of token tables, and of heads that share one.
+        projections: grid of linear layers.
+        tables: grid of token tables, and of a head tied to one.
     """
 
     projections: Grid
@@ -141,17 +141,17 @@ class Format:
 
     @property
     def grids(self) -> Tuple[Grid, ...]:
-        """Those that it has."""
+        """The grids of the format, without duplicates."""
         return tuple(dict.fromkeys((self.projections, self.tables)))
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration data is used to round weights: 8-bit weights lose too little."""
+        """Whether calibration data is used to round weights. With 8 bits the rounding error is too small for it to matter."""
         return self.projections.bits < 8
 
     @property
     def shared(self) -> int:
-        """Most weights, and activations, that share a scale."""
+        """Largest number of weights, or activations, that share a scale."""
         return self.projections.block or LONGEST_ROW
 
 
@@ -163,21 +163,22 @@ FORMATS: Dict[str, Format] = {
 
 
 def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Model:
-    """A copy of a float32 model with the weights of its linear layers and its token table on the grids of a format.
+    """Return a copy of a float32 model with the weights of its linear layers and its token table rounded to the grids of a format.
 
-    What belongs to encodings, norms, biases, convolutions and tables of token types stays as it is.
+    Encodings, norms, biases, convolutions and tables of token types keep their weights.
 
     Args:
-        moments: second moments of the inputs of linear layers, by name (calibration.moments); their weights are rounded by Grid.compensated.
+        weights: name of the format, a key of FORMATS.
+        moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded with Grid.compensated.
 
     Raises:
-        ValueError: a model with experts, whose weights are no linear layers.
+        ValueError: the model has experts, whose weights are not linear layers.
     """
     if any(isinstance(part, Experts) for part in model.modules()):
         raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
     made, kept = copy.deepcopy(model), _kept(model)
     layers = linear_layers(made)
-    known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has those of its head
+    known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has the moments of its head
     tables = [part.weight for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
     grids = {id(layer.weight): (layer.weight, FORMATS[weights].projections) for layer in layers.values()}
     grids |= {id(table): (table, FORMATS[weights].tables) for table in tables}  # a tied head has the grid of its table
@@ -195,6 +196,6 @@ def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
 
 
 def _kept(model: Model) -> Set[str]:
-    """Names of modules that stay in float32: those of encodings, and tables of token types."""
+    """Return the names of modules that stay in float32: encodings and tables of token types."""
     inside = {id(part) for encoding in model.modules() if isinstance(encoding, PositionEncoding) for part in encoding.modules()}
     return {name for name, part in model.named_modules(remove_duplicate=False) if id(part) in inside or name.rpartition(".")[2] == "segments"}

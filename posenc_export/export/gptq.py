@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DAMPING = 0.1  # added to each moment, relative to their mean: other text has other moments
+DAMPING = 0.1  # added to the second moment of each input, relative to their mean, because the moments of other text differ
 COLUMNS = 128  # columns that are rounded before the remaining columns are updated
 
 
@@ -13,7 +13,7 @@ class Order(NamedTuple):
     """Order of the columns, and the factor that distributes the error of a column among the remaining ones.
 
     The mean squared error of an output with weights w + d is d' M d, where M are the second moments of the inputs. The Cholesky factor of the inverse of M gives its
-    minimum over the remaining columns. Columns with large moments are rounded first, when most columns can still compensate.
+    minimum over the remaining columns. Columns with large moments are rounded first, because most columns can then still compensate their error.
 
     Args:
         columns: [K] int64.

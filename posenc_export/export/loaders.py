@@ -100,7 +100,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
         },
         "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
     }
-    ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), 0)}
+    # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id. Without stop tokens, this is the id least likely to end a prompt.
+    ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), config.tokens.vocabulary - 1)}
     model = {"type": "llama", "vocab_size": config.tokens.vocabulary, "context_length": manifest.max_positions, **ids, "decoder": decoder}
     in_place = any(state.update == "in_place" for state in manifest.states)
     return {"model": model, "search": {"do_sample": False, "max_length": manifest.max_positions, "past_present_share_buffer": in_place}}

@@ -1,6 +1,6 @@
-"""The two calling conventions of an artefact, positions or mask, around the same model.
+"""Wrap a model in one of the two calling conventions of artefacts, "positions" or "mask".
 
-Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates, R tokens whose logits are wanted, V vocabulary.
+Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per token, R tokens whose logits are computed, V vocabulary.
 """
 
 from typing import List, Tuple
@@ -14,14 +14,17 @@ from posenc_export.models.stack import Stack
 
 
 class PositionSignature(torch.nn.Module):
-    """Native: position_ids, of A axes [1+A,B,S], the place in the sequence (-1 padding), then the coordinates; and the key positions of the cache as a state."""
+    """Signature "positions": position_ids is an input, and the key positions of the cache are a state.
+
+    position_ids [B,S] are places in the sequence, -1 for padding. Encodings with A coordinates take [1+A,B,S]: the places, then the coordinates.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64, states in layer order to output, key positions, states."""
+        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64 and states in layer order; return output, key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
@@ -30,7 +33,7 @@ class PositionSignature(torch.nn.Module):
 
 
 class LogitsSignature(torch.nn.Module):
-    """As PositionSignature, for decoders: logits of the tokens at the columns logits_index alone."""
+    """PositionSignature for decoders: computes logits only for the tokens in the columns logits_index."""
 
     def __init__(self, model: Stack) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class LogitsSignature(torch.nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, past_positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """logits_index [B,R] int64, the rest as PositionSignature.forward, to logits [B,R,V], key positions, states."""
+        """Take logits_index [B,R] int64, and other arguments like PositionSignature.forward; return logits [B,R,V], key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
@@ -48,42 +51,42 @@ class LogitsSignature(torch.nn.Module):
 
 
 class CallSignature(torch.nn.Module):
-    """Native, for models without a cache of keys: position_ids alone. Theirs are the keys of the call, or none."""
+    """Signature "positions" for models without cached keys: attention, if there is any, reads only the keys of the same call."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], states in layer order to output, states."""
+        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer order; return output, states."""
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states)
         return output, present
 
 
 class CallLogitsSignature(torch.nn.Module):
-    """As CallSignature, for decoders: logits of the tokens at the columns logits_index alone."""
+    """CallSignature for decoders: computes logits only for the tokens in the columns logits_index."""
 
     def __init__(self, model: Stack) -> None:
         super().__init__()
         self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """logits_index [B,R] int64, the rest as CallSignature.forward, to logits [B,R,V], states."""
+        """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return logits [B,R,V], states."""
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, None, logits_index)
         return output, present
 
 
 class MaskSignature(torch.nn.Module):
-    """Hugging Face: attention_mask [B,T] (0 padding); positions count its ones, from 0."""
+    """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and positions count its ones from 0."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model, self.first_cache, self.cached = model, model.embed_states, has_cache(model)
 
     def forward(self, x: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,E], attention_mask [B,T] int64, states in layer order to output, states."""
+        """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order; return output, states."""
         counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
@@ -95,27 +98,27 @@ class MaskSignature(torch.nn.Module):
 
 
 class SegmentSignature(torch.nn.Module):
-    """Native, for models with segments: token_type_ids beside the tokens, and position_ids. No states."""
+    """Signature "positions" for models with token types: token_type_ids is another input. There are no states."""
 
     def __init__(self, model: Stack) -> None:
         super().__init__()
         self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x, token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S], no states to output, no states."""
+        """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty list of states; return output, empty list."""
         places, coordinates = places_of(position_ids, self.axes)
         return self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids)
 
 
 class SegmentMaskSignature(torch.nn.Module):
-    """Hugging Face, for models with segments: input_ids, token_type_ids and attention_mask [B,S]; positions count its ones, from 0."""
+    """Signature "mask" for models with token types: positions count the ones of attention_mask [B,S] from 0. There are no states."""
 
     def __init__(self, model: Stack) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        """x, token_type_ids, attention_mask [B,S] int64, no states to output, no states."""
+        """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states; return output, empty list."""
         positions = counted_from(attention_mask)
         return self.model(x, positions, positions, positions, torch.zeros_like(positions[:, 0]), states, token_type_ids)
 
@@ -124,42 +127,42 @@ NAMES = ("positions", "mask")
 
 
 def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
-    """position_ids [B,S] or [1+A,B,S] to places in the sequence [B,S], and to coordinates: the same, or [A,B,S]."""
+    """Split position_ids [B,S] or [1+A,B,S] into places in the sequence [B,S] and coordinates [A,B,S]. Without coordinates, both are position_ids."""
     if axes > 0:
         return position_ids[0], position_ids[1:]
     return position_ids, position_ids
 
 
 def counted_from(attention_mask: Tensor) -> Tensor:
-    """Positions [B,T] int64 of the ones of a mask [B,T], from 0; -1 elsewhere."""
+    """Return positions [B,T] int64, which count the ones of a mask [B,T] from 0; -1 where the mask is 0."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
 
 
 def has_cache(model: Model) -> bool:
-    """Whether keys are kept from call to call."""
+    """Return whether the model caches keys."""
     return any(carried.grows for attention in model.attentions() for carried in attention.states())
 
 
 def has_segments(model: Model) -> bool:
-    """Whether token types are read beside the tokens."""
+    """Return whether the model reads token types."""
     return isinstance(model, Stack) and model.segments > 0
 
 
 def takes_logits_index(model: Model, signature: str) -> bool:
-    """Whether the graph is told which logits are wanted: decoders that read one token behind the other. Programs that feed an attention_mask know no such input."""
+    """Return whether the graph has the input logits_index: causal decoders with signature "positions". Programs that feed an attention_mask do not know this input."""
     return signature == "positions" and isinstance(model, Stack) and model.config.head is not None and model.config.token_geometry.causal
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
-    """The model in a calling convention, in eval mode.
+    """Return the model in a calling convention, in eval mode.
 
     Raises:
-        ValueError: attention_mask for an encoding with coordinates of its own.
+        ValueError: signature "mask" for an encoding with coordinates.
     """
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     if signature == "mask" and model.axes:
-        raise ValueError(f"export: signature mask counts positions, got an encoding of {model.axes} coordinates; choose signature positions")
+        raise ValueError(f"export: expected an encoding without coordinates for signature mask, got one with {model.axes}; choose signature positions")
     if isinstance(model, Stack) and model.segments:
         return (SegmentSignature(model) if signature == "positions" else SegmentMaskSignature(model)).eval()
     if signature == "mask":

@@ -9,7 +9,7 @@ import torch
 from posenc_export.export import calibration
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of
-from posenc_export.export.expected import of_module
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
 from posenc_export.export.source import in_dtype, in_few_bits
@@ -26,7 +26,7 @@ from posenc_export.runtime.model import Model as Loaded
 from posenc_export.runtime.proof import Expected, machine_of, rounded_up
 from posenc_export.runtime.providers import rounding
 from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.schema import shown
+from posenc_export.runtime.schema import format_worst_error
 
 Progress = Callable[[str], None]
 
@@ -42,7 +42,7 @@ class VerificationError(Exception):
         failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
         worst = max(failed, key=lambda name: failed[name])
         more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
-        found = f"{shown(failed[worst])} at '{worst}'{more}"
+        found = f"{format_worst_error(failed[worst])} at '{worst}'{more}"
         super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
@@ -85,7 +85,7 @@ def verify(
         described = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
         made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate))
     session, *others = sessions(loaded, 1)
-    certificate = certify(session, made, of_module(made, manifest), progress or (lambda _: None), others)
+    certificate = certify(session, made, expected_outputs(made, manifest), progress or (lambda _: None), others)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 

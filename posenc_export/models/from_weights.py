@@ -57,15 +57,20 @@ def pack(
     sizes = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
     _check_shapes(given, {**sizes, "qkv": sum(sizes.values()), "o": width}, {"o": heads * size}, width)
     parameters = {"output.weight": given["o"], "qkv.weight": given["qkv"] if "qkv" in given else torch.cat([given[name] for name in sizes])}
-    biases = [name for name in ("q_bias", "k_bias", "v_bias", "qkv_bias") if name in given]
-    if biases:
-        parts = [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]  # a missing bias is 0: Whisper's keys have none
-        parameters["qkv.bias"] = given["qkv_bias"] if "qkv_bias" in given else torch.cat(parts)
-    if "o_bias" in given:
-        parameters["output.bias"] = given["o_bias"]
+    parameters |= _biases(given, sizes)
     spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
-    config = block_config(width, heads, max_positions, kv_heads, size, spec, bool(biases), "o_bias" in given, causal)
+    config = block_config(width, heads, max_positions, kv_heads, size, spec, "qkv.bias" in parameters, "output.bias" in parameters, causal)
     return config, parameters
+
+
+def _biases(given: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
+    """Return the biases that are given, by parameter of the projection. If only some of q, k and v have one, the others are 0, as for the keys of Whisper."""
+    found = {"output.bias": given["o_bias"]} if "o_bias" in given else {}
+    if "qkv_bias" in given:
+        found["qkv.bias"] = given["qkv_bias"]
+    elif any(f"{name}_bias" in given for name in sizes):
+        found["qkv.bias"] = torch.cat([given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()])
+    return found
 
 
 def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:

@@ -56,11 +56,16 @@ def from_pretrained(
                 model = AttentionBlock(_alone(config, layer)) if layer is not None else Stack(_embeddings(config))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
     if isinstance(model, Stack):
-        ids = {key: read_ids(folder, key, config.tokens.vocabulary) if model.config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
-        model.text = Text(read_tokenizer(folder), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), read_tokenizer_files(folder))
+        model.text = _text(folder, model.config, part)
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()
+
+
+def _text(folder: Path, config: StackConfig, part: Optional[str]) -> Text:
+    """Read the tokenizer of a checkpoint and, for models with a head, its stop ids and the start ids of a part."""
+    ids = {key: read_ids(folder, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
+    return Text(read_tokenizer(folder), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), read_tokenizer_files(folder))
 
 
 def _alone(config: StackConfig, layer: int) -> BlockConfig:

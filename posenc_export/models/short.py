@@ -1,5 +1,6 @@
 """Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
 
+import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
@@ -72,8 +73,7 @@ def decoder_config(
         layers: number of layers.
         hidden: hidden width of the MLP.
         block: the attention of each layer, and encodings on tokens.
-        norm: "rms" or "layer".
-        epsilon: epsilon of the norms.
+        norm, epsilon: "rms" or "layer", and the epsilon of the norms.
         mlp: "swiglu" or "gelu".
         mlp_bias: whether the MLP has biases.
         tied: whether the head uses the token table.
@@ -88,18 +88,10 @@ def decoder_config(
     if layers < 1:
         raise ValueError(f"config: expected layers to be at least 1, got {layers}")
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
-    kinds, order = {}, []
-    for layer in range(layers):
-        turn = layer % len(layer_encodings) if layer_encodings else 0
-        encodings = _layer_encodings(layer_encodings[turn]) if layer_encodings else block.attention.encodings
-        name = f"layer_{turn}" if layer_encodings else "layer"
-        kinds[name] = LayerConfig(
-            residual={"name": "pre"},
-            norms=(norms, norms),
-            attention=msgspec.structs.replace(block.attention, encodings=encodings),
-            mlp={**MLPS[mlp], "hidden": hidden, "bias": mlp_bias},
-        )
-        order.append(name)
+    attentions = _attentions(block.attention, layer_encodings[:layers])
+    units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
+    kinds = {name: LayerConfig(residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units) for name, attention in attentions.items()}
+    order = list(itertools.islice(itertools.cycle(kinds), layers))
     tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings)
     return _stack(block, tokens, kinds, order, norms, HeadConfig(tied=tied))
 
@@ -141,7 +133,14 @@ def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tu
     return (spec, ()) if on_tokens else ((), spec)
 
 
-def _layer_encodings(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
+def _attentions(attention: AttentionConfig, encodings: Sequence[Mapping[str, Any]]) -> Dict[str, AttentionConfig]:
+    """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
+    if not encodings:
+        return {"layer": attention}
+    return {f"layer_{turn}": msgspec.structs.replace(attention, encodings=_in_layer(encoding)) for turn, encoding in enumerate(encodings)}
+
+
+def _in_layer(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
     on_tokens, in_layers = _placed(encoding)
     if on_tokens:
         raise ValueError(f"config: expected layer_encodings that act in layers, got {encoding['name']}, which acts on tokens; give it to the block")

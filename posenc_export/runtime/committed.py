@@ -35,7 +35,7 @@ class Step:
 
     Args:
         run: takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
-        fixed: where all states are written in place, a function without arguments that runs the graph and writes `output`; otherwise None.
+        fixed: if all states are written in place, a function without arguments that runs the graph and writes `output`; otherwise None.
         output: the array [B,*] that `fixed` writes.
     """
 

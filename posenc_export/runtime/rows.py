@@ -93,11 +93,11 @@ def take(
 
 def _at_least(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"session: expected {name} to be a whole number of at least {least}, got {shown(value)}")
+        raise ValueError(f"session: expected {name} to be a whole number of at least {least}, got {short_repr(value)}")
     return int(value)
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Format a caller's value for an error message: one line of at most SHOWN characters."""
     line = " ".join(repr(value).split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
@@ -112,7 +112,7 @@ def array_of(name: str, given: Any) -> np.ndarray:
     try:
         return np.asarray(given)
     except ValueError:
-        raise ValueError(f"session: expected {name} to be one array, got rows of different shapes: {shown(given)}") from None
+        raise ValueError(f"session: expected {name} to be one array, got rows of different shapes: {short_repr(given)}") from None
 
 
 def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
@@ -152,7 +152,7 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     """
     given = array_of(name, 0 if numbers is None else numbers)
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
-        raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {shown(numbers)}")
+        raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {short_repr(numbers)}")
     return np.broadcast_to(given, (rows,)).astype(np.int64)
 
 

@@ -281,7 +281,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
 
 
-def shown(error: float) -> str:
+def format_worst_error(error: float) -> str:
     """Format an error with two digits; "NaN" if an output was not finite."""
     return f"{error:.1e}" if error < FAILED else "NaN"
 

@@ -88,8 +88,7 @@ class Session:
 
         Args:
             inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of different lengths. A row without tokens is not changed.
-            start: position of the first token of each row, one number or [B], allowed only for an empty cache. None means `position`: 0, or the former start
-                if a rewind has emptied the row.
+            start: position of each row's first token, one number or [B]; only for an empty cache. None means 0, or the former start if a rewind has emptied the row.
             attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
             chunk: number of tokens of a row to feed at a time; None uses the default of the manifest. Bidirectional models read all tokens at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text.
@@ -107,17 +106,12 @@ class Session:
         given = rows.take(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
         if not given.counts.any():
             raise ValueError(f"session: expected at least one token in at least one row, got rows of {given.counts.tolist()} tokens")
-        # A bidirectional model reads whole rows, so each call starts from an empty state.
-        state = self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
+        state = self._state_to_continue()
         starts = self._starts(state, len(given.tokens), start)
         empty = not state.held.any()
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
         read = encoded.for_call(self.manifest, state.encoded, state.held, len(starts), encoder, encoder_attention_mask)
-
-        def commit(following: Committed) -> None:
-            self._now = following
-
-        return given.spread(self._reader.read(self._memory.opened(state, starts).replace(encoded=read) if empty else state, 0, given, commit))
+        return given.spread(self._reader.read(self._memory.opened(state, starts).replace(encoded=read) if empty else state, 0, given, self._commit))
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -233,7 +227,7 @@ class Session:
         feeds.check_rows_are_independent(self.manifest, "retire")
         state = self._now.without_stepper(self._columns)
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
-            raise ValueError(f"session: expected a row index 0 .. {state.rows - 1}, got {rows.shown(row)}")
+            raise ValueError(f"session: expected a row index 0 .. {state.rows - 1}, got {rows.short_repr(row)}")
         self._memory.count_written(self._now)
         self._now = self._memory.without(state, int(row))
         self._settle()
@@ -263,6 +257,13 @@ class Session:
         """
         return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
 
+    def _commit(self, state: Committed) -> None:
+        self._now = state
+
+    def _state_to_continue(self) -> Committed:
+        """Return the state from which a prefill continues: the current one, or an empty one for bidirectional models, which read whole rows."""
+        return self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
+
     def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
         """Check `start` for a prefill of `count` rows and return the position of each row's first token [B] int64."""
         starts = rows.per_row("start", start, count)
@@ -270,10 +271,10 @@ class Session:
             if count != state.rows:
                 raise ValueError(f"session: expected {state.rows} rows as in the cache, got {count}; reset first")
             if starts.any():
-                raise ValueError(f"session: expected an empty cache for start, got {rows.shown(start)} with {state.held.tolist()} tokens cached; reset first")
+                raise ValueError(f"session: expected an empty cache for start, got {rows.short_repr(start)} with {state.held.tolist()} tokens cached; reset first")
             return state.start
         if self.manifest.signature == "mask" and starts.any():
-            raise ValueError(f"session: expected start 0 for signature mask, got {rows.shown(start)}; export with signature positions")
+            raise ValueError(f"session: expected start 0 for signature mask, got {rows.short_repr(start)}; export with signature positions")
         return state.start if start is None and count == state.rows else starts
 
     def _prepare_step(self) -> Stepper:

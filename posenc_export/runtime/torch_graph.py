@@ -1,4 +1,4 @@
-"""A TorchScript module, a torch.export program, native code or a live torch module behind the same interface; torch is imported only when used."""
+"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
 
 from typing import Any, List, Tuple
 
@@ -12,16 +12,15 @@ from posenc_export.runtime.manifest import Manifest
 
 
 class TorchGraph:
-    """A module in a calling convention: (input, position_ids, past_positions, states) or (inputs, ..., states), what an encoder gave behind the states
-    (runtime.buffered.Graph).
+    """A torch module as a graph (runtime.buffered.Graph). Its arguments are the inputs, past_positions if there is a cache, and the list of states and encoder outputs.
 
     Args:
-        module: eager, compiled, scripted or exported.
-        manifest: its description; no state "append".
-        provider: as `load` takes it, never "auto".
+        module: an eager, compiled, scripted or exported module.
+        manifest: description of the module; it has no states with the update rule "append".
+        provider: name of the provider, as `load` takes it, never "auto".
     """
 
-    strided = True  # cost follows the slots in use, and memory grows without a copy at each bucket
+    strided = True  # the module reads views of the first slots, so that its cost follows the slots in use
 
     def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
         self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
@@ -29,7 +28,7 @@ class TorchGraph:
         self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
-        """Empty caches for `rows` rows of `capacity` slots."""
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
@@ -39,7 +38,7 @@ class TorchGraph:
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         idle, window = list(range(rows, caches.rows)), slice(rows)
-        arguments = self._arguments(caches, feeds, 0, rows)  # tensors in the memory of feeds and buffers
+        arguments = self._arguments(caches, feeds, 0, rows)  # tensors that share the memory of feeds and buffers
 
         def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
             return self._take(arguments)[0].numpy()[:, 0], caches
@@ -63,7 +62,7 @@ class TorchGraph:
         return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
 
     def _take(self, arguments: List[Any]) -> Tuple[Any, List[Any]]:
-        """The output and the states behind the first."""
+        """Run the module. Return its output and its last output, the list of states."""
         import torch
 
         try:
@@ -74,6 +73,6 @@ class TorchGraph:
         return made[0], made[-1]
 
     def _keep(self, caches: BufferedCaches, present: List[Any], rows: slice) -> None:
-        """Put the states that the call replaced where the next call reads them."""
+        """Copy the states that each call replaces into the buffers that the next call reads."""
         for index in self._replaced:
             caches.present[index].array[rows] = present[index - self._positions_first].numpy()

@@ -13,7 +13,7 @@ from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.together import acts
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.export.expected import of_module
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import bound_of
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
@@ -136,7 +136,7 @@ def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequ
     """Worst errors of models with a planted fault; each must exceed the bound on rounding errors."""
     right = seeded(config)
     module, manifest = eager(right)
-    expected, bound, errors = of_module(right, manifest), bound_of(right, manifest), {}
+    expected, bound, errors = expected_outputs(right, manifest), bound_of(right, manifest), {}
     for name in faults:
         if not applicable(name, right):
             continue

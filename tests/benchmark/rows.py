@@ -16,7 +16,7 @@ def row(contestant: str, samples: Sequence[float], phase: str = "decode", tokens
         "read_bytes_per_second": None,
         "share_of_limit": None,
         "samples_redone": 0,
-        "samples_disturbed": 0,
+        "rounds_disturbed": [],
     }
     times = {"median_seconds": found.median, "p10_seconds": found.low, "p90_seconds": found.high, "samples_seconds": list(samples)}
     return Row(phase=phase, tokens=tokens, contestant=contestant, **times, **{**fields, **changes})

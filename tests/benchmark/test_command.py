@@ -16,7 +16,7 @@ def asked(monkeypatch):
 
     def run(folders, **options):
         calls.append({"folders": [str(folder) for folder in folders], **options})
-        return rows.report([rows.row("ort", [1e-3] * 4), rows.row("onnx", [2e-3] * 4, samples_disturbed=1)])
+        return rows.report([rows.row("ort", [1e-3] * 4), rows.row("onnx", [2e-3] * 4, rounds_disturbed=[1])])
 
     monkeypatch.setattr(benchmark, "run", run)
     return calls

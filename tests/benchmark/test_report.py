@@ -51,7 +51,7 @@ def test_json_holds_the_verdicts(report):
 
 
 @pytest.mark.parametrize(
-    ("change", "rule"), [({"schema": 1}, "expected schema 2, got 1"), ({"rows": [{"moved": 1}]}, "expected the fields of schema 2"), ({"threads": 2}, "unknown field")]
+    ("change", "rule"), [({"schema": 1}, "expected schema 3, got 1"), ({"rows": [{"moved": 1}]}, "expected the fields of schema 3"), ({"threads": 2}, "unknown field")]
 )
 def test_a_report_with_another_schema_is_refused(change, rule, report):
     with pytest.raises(ValueError, match=rule):
@@ -66,7 +66,7 @@ def test_the_table_is_plain_text_and_counts_redone_samples(report):
 
 
 def test_the_ratio_is_blank_for_disturbed_samples():
-    text = rows.report([rows.row("ort", [1e-3] * 4, samples_disturbed=1)]).table()
+    text = rows.report([rows.row("ort", [1e-3] * 4, rounds_disturbed=[1])]).table()
     assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +- +4 +0 +1$", text, re.MULTILINE)
     assert "1 disturbed samples could not be redone" in text
 

@@ -9,7 +9,7 @@ import pytest
 
 from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.run import Samples
-from posenc_export.benchmark.workers import Worker, crew
+from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest, State, Value
@@ -102,7 +102,7 @@ def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
 
 def test_workers_are_stopped_between_their_turns(folder):
     path = folder("a")
-    with crew(["a", "b"], 1) as pair:
+    with started(["a", "b"], 1) as pair:
         for worker in pair:
             worker.ask("load", runtime="artefact", folder=str(path), provider="cpu", threads=1, batch=1)
         time.sleep(0.05)
@@ -155,14 +155,14 @@ def test_a_disturbed_sample_is_measured_again():
     replies = iter([{"seconds": [9.0], "reading": {**READING, "others": 0.1}}, {"seconds": [1.0], "reading": READING}])
     samples = Samples(patience=3, cores=2)
     samples.take(lambda: next(replies), {})
-    assert (samples.seconds, samples.redone, samples.kept_disturbed) == ([1.0], 1, 0)
+    assert (samples.seconds, samples.redone, samples.disturbed) == ([1.0], 1, [])
 
 
 def test_a_sample_that_is_disturbed_at_every_repetition_is_kept_and_counted():
     samples = Samples(patience=3, cores=2)
     for _ in range(2):
         samples.take(lambda: {"seconds": [9.0], "reading": {**READING, "waited": 0.1}}, {})
-    assert (samples.seconds, samples.redone, samples.kept_disturbed) == ([9.0, 9.0], 3, 2)
+    assert (samples.seconds, samples.redone, samples.disturbed) == ([9.0, 9.0], 3, [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def test_a_ratio_is_computed_round_by_round():
     assert ratio(rows.report(BLOCK), TARGET).high == pytest.approx(0.9)
 
 
-def test_there_is_no_ratio_for_a_missing_or_disturbed_contestant():
-    disturbed = rows.row("rope-ort", [0.9] * 4, tokens=128, samples_disturbed=1)
+def test_there_is_no_ratio_for_a_missing_contestant_or_with_two_undisturbed_rounds():
+    disturbed = rows.row("rope-ort", [0.9] * 4, tokens=128, rounds_disturbed=[0, 2])
     assert ratio(rows.report(BLOCK[:1]), TARGET) is None
     assert ratio(rows.report([BLOCK[0], disturbed]), TARGET) is None
 

@@ -23,16 +23,17 @@ def test_drift_of_both_contestants_does_not_hide_a_difference():
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_there_is_no_verdict_on_disturbed_samples(number):
+def test_disturbed_rounds_of_either_contestant_do_not_count(number):
     rows = [row("ort", [1.0] * 4), row("onnx", [2.0] * 4)]
-    rows[number] = row(rows[number].contestant, rows[number].samples_seconds, samples_disturbed=1)
+    times = [rows[number].samples_seconds[0] * 1.9, *rows[number].samples_seconds[1:]]
+    rows[number] = row(rows[number].contestant, times, rounds_disturbed=[0])
     (verdict,) = verdicts(rows)
-    assert verdict.ratio is None and f"a sample of {rows[number].contestant} were disturbed" in verdict.text
+    assert (verdict.ratio.low, verdict.ratio.high, verdict.ratio.samples) == (2.0, 2.0, 3)
 
 
-def test_two_samples_are_too_few_for_a_verdict():
-    (verdict,) = verdicts([row("ort", [1.0, 1.0]), row("onnx", [2.0, 2.0])])
-    assert verdict.text.endswith("no verdict between ort and onnx, because 2 samples are too few")
+def test_two_undisturbed_rounds_are_too_few_for_a_verdict():
+    (verdict,) = verdicts([row("ort", [1.0] * 4, rounds_disturbed=[0]), row("onnx", [2.0] * 4, rounds_disturbed=[3])])
+    assert verdict.ratio is None and verdict.text.endswith("no verdict between ort and onnx, because fewer than 3 rounds were undisturbed")
 
 
 def test_a_contestant_alone_has_no_verdict():

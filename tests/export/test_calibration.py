@@ -1,4 +1,4 @@
-"""Weights of 4 bits that are rounded by a sample, and the samples that are refused."""
+"""4-bit weights that are rounded with calibration data, and calibration data that is refused."""
 
 from pathlib import Path
 from typing import Any, Tuple
@@ -18,7 +18,7 @@ BYTES = decoder_config(256, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size
 
 
 def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> Tuple[np.ndarray, np.ndarray]:
-    """A weight [N,K] and inputs [400,K] of a few directions, as those of trained layers are."""
+    """Return a weight [N,K] and inputs [400,K] with few independent directions, like those of trained layers."""
     random = np.random.default_rng(0)
     directions = random.standard_normal((inputs // 4, inputs))
     x = random.standard_normal((400, len(directions))) @ directions + 0.1 * random.standard_normal((400, inputs))
@@ -30,7 +30,7 @@ def _moments(x: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 32), Grid(4, 128)], ids=str)
-def test_compensated_weights_have_codes_bit_by_bit(grid: Grid) -> None:
+def test_a_compensated_weight_is_restored_bit_by_bit_from_its_codes(grid: Grid) -> None:
     weight, x = _weight_and_inputs()
     made = grid.compensated(weight, _moments(x))
     found = grid.codes(made)
@@ -39,32 +39,32 @@ def test_compensated_weights_have_codes_bit_by_bit(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 32), Grid(4, 128)], ids=str)
-def test_compensated_weights_give_nearer_outputs_than_the_nearest_weights(grid: Grid) -> None:
+def test_outputs_of_compensated_weights_have_less_error_than_those_of_the_nearest_weights(grid: Grid) -> None:
     weight, x = _weight_and_inputs()
     compensated, nearest = (np.square(x @ (made - weight).T).mean() for made in (grid.compensated(weight, _moments(x)), grid.rounded(weight)))
     assert compensated < 0.5 * nearest
 
 
-def test_with_inputs_that_do_not_correlate_the_nearest_weight_is_the_best() -> None:
+def test_for_uncorrelated_inputs_compensated_weights_are_the_nearest_weights() -> None:
     weight, _ = _weight_and_inputs()
     sizes = torch.rand(weight.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(Grid(4, 32).compensated(weight, torch.diag(sizes)), Grid(4, 32).rounded(weight))
 
 
-def test_the_second_of_two_columns_makes_good_what_the_first_one_loses() -> None:
+def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first() -> None:
     grid, weight = Grid(4, 2), np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
     first, both, second = 2.0, 1.2, 1.0
     made = grid.compensated(weight, torch.tensor([[first, both], [both, second]], dtype=torch.float64))
     found = grid.codes(made)
     assert found is not None
     damped = second + 0.1 * (first + second) / 2
-    best = weight[:, 1] + both / damped * (weight[:, 0].astype(np.float64) - made[:, 0])  # where the squared error has its minimum in the second weight
-    inside = np.abs(best / found.scales[:, 0] + 0.5) <= 8  # beyond the last code the error is larger
+    best = weight[:, 1] + both / damped * (weight[:, 0].astype(np.float64) - made[:, 0])  # second weight with the smallest squared error
+    inside = np.abs(best / found.scales[:, 0] + 0.5) <= 8  # otherwise the weight is clipped to the last code
     step = np.abs(found.scales[:, 0])
     assert inside.sum() > 25 and (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
 
 
-def test_inputs_that_are_all_zero_leave_the_nearest_weights() -> None:
+def test_for_inputs_that_are_all_0_compensated_weights_are_the_nearest_weights() -> None:
     weight, x = _weight_and_inputs()
     np.testing.assert_array_equal(Grid(4, 32).compensated(weight, _moments(0 * x)), Grid(4, 32).rounded(weight))
 
@@ -75,11 +75,11 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
     sample = calibration.read(tmp_path / "x.npy", model)
     found = calibration.moments(model, sample)
     assert sample.windows.shape == (3, 64, 24) and set(found) == {"attention.projection.qkv", "attention.projection.output"}
-    wide = x[:192].astype(np.float64)  # what is left of a window is not read
+    wide = x[:192].astype(np.float64)  # an incomplete window at the end is not used
     assert worst_error(found["attention.projection.qkv"].numpy(), wide.T @ wide / 192) <= tolerance("float32", 1, 192)
 
 
-def test_moments_gathered_in_several_passes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_do_not_depend_on_the_number_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = seeded(BYTES)
     sample = calibration.read(_text(tmp_path), model)
     at_once = calibration.moments(model, sample)
@@ -88,7 +88,7 @@ def test_moments_gathered_in_several_passes_are_the_same(tmp_path: Path, monkeyp
     assert all(torch.equal(at_once[name], apart[name]) for name in at_once)
 
 
-def test_a_tied_table_is_rounded_by_what_its_head_reads(tmp_path: Path) -> None:
+def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_path: Path) -> None:
     model = seeded(BYTES)
     moments = calibration.moments(model, calibration.read(_text(tmp_path), model))
     made = rounded(model, "int4", moments)
@@ -97,7 +97,7 @@ def test_a_tied_table_is_rounded_by_what_its_head_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_an_artefact_names_its_sample_and_is_proved_again_with_it(tmp_path: Path) -> None:
+def test_the_manifest_contains_the_digest_of_the_calibration_data_and_verify_needs_that_data(tmp_path: Path) -> None:
     text = _text(tmp_path)
     one, other = (export(seeded(BYTES), "ort", tmp_path / name, weights="int4", calibrate=text) for name in ("one", "other"))
     assert one.calibration is not None and one.calibration.tokens == 480 and one.digest == other.digest
@@ -120,19 +120,19 @@ REFUSALS: dict = {
 
 
 @pytest.mark.parametrize(("config", "make", "more", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_samples_that_a_model_cannot_read_are_refused(config: Any, make: Any, more: dict, message: str, tmp_path: Path) -> None:
+def test_calibration_data_that_the_model_cannot_read_is_refused(config: Any, make: Any, more: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         calibration.read(make(tmp_path, **more), seeded(config))
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((100, 23), np.float32), np.zeros((100, 24)), np.full((100, 24), np.nan, np.float32)], ids=["width", "dtype", "nan"])
-def test_hidden_states_of_another_form_are_refused(wrong: np.ndarray, tmp_path: Path) -> None:
+def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(wrong: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", wrong)
     with pytest.raises(ValueError, match=r"expected hidden states float32 \[tokens,24\] in a .npy file for calibration, all finite, got"):
         calibration.read(tmp_path / "x.npy", seeded(BLOCK))
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
-def test_a_sample_beside_other_weights_than_those_of_4_bits_is_refused(weights: str, tmp_path: Path) -> None:
+def test_calibration_data_is_refused_unless_weights_have_4_bits_or_the_cache_has_8(weights: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected calibration data only for 4-bit weights or cache int8, got it for"):
         export(seeded(BLOCK), "ort", tmp_path / "made", weights=weights, calibrate=_text(tmp_path))

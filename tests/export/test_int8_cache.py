@@ -1,4 +1,4 @@
-"""Caches of 8 bits: what the node computes, how scales are chosen, and how the artefact is proved."""
+"""8-bit caches: what GroupQueryAttention computes, how scales are chosen, and how the artefact is verified."""
 
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 16, 24
 
 
 @pytest.mark.parametrize("large", [1.0, 20.0], ids=["within the scales", "beyond the scales"])
-def test_the_node_rounds_what_it_appends_and_attends_to_codes_times_scales(large: float) -> None:
-    """Rows of several lengths, groups of heads, a window and a cap, against attention in float64 numpy."""
+def test_the_node_appends_rounded_codes_and_attends_to_codes_times_scales(large: float) -> None:
+    """Compare with attention in float64 numpy: rows of different lengths, grouped heads, a window and a softcap."""
     random, past, window, cap = np.random.default_rng(0), np.array([5, 17, 0]), 6, 5.0
     q, k, v = (large * random.standard_normal((3, 1, heads * SIZE)).astype(np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
     scales = [random.uniform(0.01, 0.03, (KV_HEADS, SIZE)).astype(np.float32) for _ in "kv"]
@@ -60,7 +60,7 @@ def _node(window: int, cap: float) -> onnx.ModelProto:
     return helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets, ir_version=10)
 
 
-def test_scales_take_the_largest_number_of_a_channel_to_the_last_code_with_headroom(tmp_path: Path) -> None:
+def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last_code(tmp_path: Path) -> None:
     model = seeded(block_config(24, 2, 64, encoding={"name": "nope"}))
     sample = calibration.read(_hidden(tmp_path, 24), model)
     projected = sample.windows.reshape(-1, 24).astype(np.float64) @ model.attention.projection.qkv.weight.detach().double().numpy().T  # type: ignore[union-attr,operator]
@@ -70,7 +70,7 @@ def test_scales_take_the_largest_number_of_a_channel_to_the_last_code_with_headr
         assert worst_error(found[f"past_key_values.0.{name}"], wanted) <= tolerance("float32", 1, 24)
 
 
-def test_windows_stand_over_the_whole_range_so_that_a_rotation_mixes_channels(tmp_path: Path) -> None:
+def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) -> None:
     model = seeded(block_config(16, 1, 4096, head_size=16, encoding={"name": "rope"}))
     x = np.zeros((4096, 16), np.float32)
     x[:, 0] = 1.0
@@ -78,19 +78,19 @@ def test_windows_stand_over_the_whole_range_so_that_a_rotation_mixes_channels(tm
     found = calibration.cache_scales(model, calibration.read(tmp_path / "x.npy", model))["past_key_values.0.key"][0]
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
     pairs = np.hypot(key[:8], key[8:])
-    turning = slice(0, 5)  # pairs that turn half a circle or more within the range
+    turning = slice(0, 5)  # pairs that rotate by at least half a turn within the range, so that both channels reach the length of the pair
     np.testing.assert_allclose(found.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A block with a cache of 8 bits."""
+    """Return the artefact of a block with an 8-bit cache."""
     folder = tmp_path_factory.mktemp("block")
     export(seeded(BLOCK), "ort", folder / "made", verify=False, calibrate=_hidden(folder, 64), cache="int8")
     return folder / "made"
 
 
-def test_steps_on_a_cache_of_8_bits_are_near_those_of_the_module(made: Path) -> None:
+def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made: Path) -> None:
     model, loaded = seeded(BLOCK), load(made)
     manifest, session = loaded.manifest, loaded.session(batch=2)
     assert {state.dtype for state in manifest.states} == {"int8"} and manifest.calibration is not None
@@ -103,7 +103,7 @@ def test_steps_on_a_cache_of_8_bits_are_near_those_of_the_module(made: Path) -> 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
-def test_both_proofs_of_a_decoder_pass(weights: str, signature: str, tmp_path: Path) -> None:
+def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(weights: str, signature: str, tmp_path: Path) -> None:
     manifest = export(seeded(BYTES), "ort", tmp_path / "made", signature, weights=weights, calibrate=_text(tmp_path), cache="int8")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     found = manifest.deviation
@@ -113,7 +113,7 @@ def test_both_proofs_of_a_decoder_pass(weights: str, signature: str, tmp_path: P
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("name", ["alibi", "t5", "rope-partial", "xpos", "learned", "fire"])
-def test_blocks_are_proved_too(name: str, signature: str, tmp_path: Path) -> None:
+def test_blocks_are_verified(name: str, signature: str, tmp_path: Path) -> None:
     config = block(name)
     manifest = export(seeded(config), "ort", tmp_path / "made", signature, calibrate=_hidden(tmp_path, config.width), cache="int8")
     assert manifest.certificate is not None and manifest.certificate["passed"]
@@ -131,31 +131,31 @@ def _text(folder: Path) -> Path:
 
 REFUSALS: dict = {
     "an unknown format": ({"cache": "int4"}, "cache to be one of int8, got 'int4'"),
-    "no sample": ({"cache": "int8"}, "expected calibration data for the scales of cache int8, got none"),
+    "no calibration data": ({"cache": "int8"}, "expected calibration data for the scales of cache int8, got none"),
     "a growing cache": ({"cache": "int8", "target": "onnx"}, "expected target ort in float32 for cache int8, got onnx"),
     "float16": ({"cache": "int8", "dtype": "float16"}, "got ort in float16"),
 }
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_refused_by_name(given: dict, message: str, tmp_path: Path) -> None:
+def test_an_unsupported_combination_is_refused(given: dict, message: str, tmp_path: Path) -> None:
     more: dict = {"target": "ort", **given}
     with pytest.raises(ValueError, match=message):
         export(seeded(BLOCK), folder=tmp_path / "made", **more)
 
 
 @pytest.mark.exhaustive
-def test_keys_that_scores_from_content_read_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
     config: Any = block("cope")
     with pytest.raises(ValueError, match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got past_key_values.0.key .* cope"):
         export(seeded(config), "ort", tmp_path / "made", verify=False, calibrate=_hidden(tmp_path, config.width), cache="int8")
 
 
-def test_a_manifest_with_states_of_8_bits_says_so(made: Path) -> None:
+def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> None:
     with pytest.raises(ValueError, match="int8 states exactly with cache int8, for target ort in float32"):
         rules.check(load(made).manifest.replace(cache=""))
 
 
-def test_the_size_of_a_cache_follows_its_bytes(made: Path) -> None:
+def test_the_benchmark_counts_one_byte_per_number_of_an_8_bit_cache(made: Path) -> None:
     manifest = load(made).manifest
     assert cache_bytes(manifest, 10) == 10 * 2 * 2 * 16  # keys and values of two heads

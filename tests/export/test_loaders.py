@@ -75,7 +75,13 @@ def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_pa
     export(stack, "onnx", tmp_path / "artefact", signature="mask", verify=False)
     assert {name: (tmp_path / "artefact" / name).read_bytes() for name in kept} == kept
     assert _json(tmp_path / "artefact", "config.json")["eos_token_id"] == [7, 9]
-    assert _json(tmp_path / "artefact", "genai_config.json")["model"]["eos_token_id"] == [7, 9]
+    model = _json(tmp_path / "artefact", "genai_config.json")["model"]
+    assert (model["eos_token_id"], model["pad_token_id"]) == ([7, 9], 7)
+
+
+def test_without_stop_ids_the_last_token_id_is_the_padding_of_onnxruntime_genai(made: Dict[str, Path]) -> None:
+    model = _json(made["ort"], "genai_config.json")["model"]
+    assert (model["eos_token_id"], model["pad_token_id"]) == ([], model["vocab_size"] - 1)
 
 
 def _wanted(folder: Path, count: int) -> List[int]:

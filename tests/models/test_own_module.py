@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc_export import OwnModule, load
 from posenc_export.export import Sources, export, verify
 from posenc_export.export.describe import eager
-from posenc_export.export.expected import eager_session, of_module
+from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
@@ -150,7 +150,7 @@ def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: 
 def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> None:
     single = OwnModule(Single(seeded(block("rope"))).eval())
     module, manifest = eager(single)
-    certificate = certify(Model(TorchGraph(module, manifest)).session(), single, of_module(single, manifest), lambda _: None)
+    certificate = certify(Model(TorchGraph(module, manifest)).session(), single, expected_outputs(single, manifest), lambda _: None)
     assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
 
 
@@ -160,14 +160,14 @@ def test_a_fault_in_a_layer_outside_the_block_is_detected() -> None:
         wrong.head.bias[2] += 0.01
     module, manifest = eager(OwnModule(wrong))
     session = Model(TorchGraph(module, manifest)).session()
-    assert not certify(session, right, of_module(right, manifest), lambda _: None)["passed"]
+    assert not certify(session, right, expected_outputs(right, manifest), lambda _: None)["passed"]
 
 
 def test_a_fault_in_the_block_of_a_module_is_detected() -> None:
     model = OwnModule(_tagger())
     model.inner().attention.encoding.sin.rows.neg_()  # type: ignore[union-attr]
     module, manifest = eager(model)
-    certificate = certify(Model(TorchGraph(module, manifest)).session(), model, of_module(model, manifest), lambda _: None)
+    certificate = certify(Model(TorchGraph(module, manifest)).session(), model, expected_outputs(model, manifest), lambda _: None)
     assert certificate["cells"]["oracle, start 0"] > certificate["tolerance"]
 
 

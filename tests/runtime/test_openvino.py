@@ -27,7 +27,7 @@ GRID = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in 
 
 
 def _attending(**changes: Any) -> Any:
-    """A decoder whose attention has other options."""
+    """Return a decoder with other options of attention."""
     whole = decoder("rope", max_positions=64)
     ((name, layer),) = whole.layers.items()
     return replace(whole, layers={name: replace(layer, attention=replace(layer.attention, **changes))})
@@ -50,7 +50,7 @@ def _made(config: Any, target: str, folder: Path, signature: str = "positions", 
 
 @installed
 @pytest.mark.parametrize(("name", "target", "signature"), GRID)
-def test_every_cut_gives_what_the_module_gives(name: str, target: str, signature: str, tmp_path: Path) -> None:
+def test_every_division_into_calls_gives_the_outputs_of_the_module(name: str, target: str, signature: str, tmp_path: Path) -> None:
     found = verify(_made(decoder(name), target, tmp_path / "a", signature), provider="openvino")
     assert found["passed"] and found["provider"] == "openvino" and "openvino 20" in found["machine"]
 
@@ -59,7 +59,7 @@ def test_every_cut_gives_what_the_module_gives(name: str, target: str, signature
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 @pytest.mark.parametrize("model", OTHERS)
-def test_other_models_give_what_the_module_gives(model: str, target: str, tmp_path: Path) -> None:
+def test_other_models_give_the_outputs_of_the_module(model: str, target: str, tmp_path: Path) -> None:
     assert verify(_made(OTHERS[model], target, tmp_path / "a"), provider="openvino")["passed"]
 
 
@@ -75,7 +75,7 @@ def test_other_models_give_what_the_module_gives(model: str, target: str, tmp_pa
     ],
     ids=["scores", "softcap", "float16", "int8"],
 )
-def test_a_graph_that_openvino_does_not_read_is_refused_in_one_line(config: Any, target: str, how: Any, reason: str, tmp_path: Path) -> None:
+def test_a_graph_that_openvino_does_not_support_is_refused_in_one_line(config: Any, target: str, how: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^runtime: expected model.onnx to be a graph that OpenVINO reads, got {reason}.*; give provider cpu$"):
         load(_made(config, target, tmp_path / "a", **how), provider="openvino")
 
@@ -83,27 +83,27 @@ def test_a_graph_that_openvino_does_not_read_is_refused_in_one_line(config: Any,
 @installed
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{"weights": "int8"}, {"weights": "int4"}], ids=str)
-def test_weights_of_few_bits_give_what_the_rounded_module_gives(how: Any, tmp_path: Path) -> None:
+def test_quantized_weights_give_the_outputs_of_the_rounded_module(how: Any, tmp_path: Path) -> None:
     assert verify(_made(decoder("rope", max_positions=64), "ort", tmp_path / "a", **how), provider="openvino")["passed"]
 
 
 @installed
-def test_bfloat16_is_proved_within_a_tolerance_of_its_own_beside_float32(tmp_path: Path) -> None:
+def test_bfloat16_has_its_own_tolerance_and_its_own_proof(tmp_path: Path) -> None:
     folder = _made(decoder("rope"), "onnx", tmp_path / "a", "mask")
     try:
         found = verify(folder, provider="openvino-bf16")
     except ValueError as error:
-        pytest.skip(str(error))  # a processor without bfloat16
+        pytest.skip(str(error))  # the processor has no bfloat16
     verify(folder, provider="openvino")
     tolerance = manifests.read(folder).reference.tolerance  # type: ignore[union-attr]
     assert found["passed"] and found["tolerance"] > 100 * tolerance
-    assert max(found["cells"].values()) > tolerance  # it computes in bfloat16, and not in float32
+    assert max(found["cells"].values()) > tolerance  # the error shows that it computes in bfloat16
     assert [proof["provider"] for proof in manifests.read(folder).proofs] == ["openvino-bf16", "openvino"]
 
 
 @installed
 @pytest.mark.parametrize("name", ["fox", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cope", "rope_dynamic", "rope_2d"))])
-def test_arithmetic_in_float64_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_graph_with_float64_operations_is_refused(name: str, tmp_path: Path) -> None:
     folder = _made(block(name), "onnx", tmp_path / "a")
     with pytest.raises(ValueError, match="expected a graph without float64 for provider openvino, got .* in float64; give provider cpu"):
         load(folder, provider="openvino")
@@ -118,14 +118,14 @@ def test_an_older_openvino_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(PRESENT, reason="openvino is installed")
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_missing_openvino_names_the_extra_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _made(decoder("rope"), "ort", tmp_path / "a")
     assert main(["verify", str(folder), "--provider", "openvino"]) == 2
     assert "pip install 'posenc-export[openvino]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("provider", providers.OPENVINO)
-def test_targets_and_operators_that_openvino_lacks_are_refused_by_name(provider: str, tmp_path: Path) -> None:
+def test_unsupported_targets_and_operators_are_refused_with_their_name(provider: str, tmp_path: Path) -> None:
     read = manifests.read(_made(decoder("rope"), "ort", tmp_path / "a"))
     for changed, found in ((replace(read, target="onnx-static"), "target onnx-static"), (replace(read, operators={"GRU": 1}), "operator GRU")):
         with pytest.raises(ValueError, match=f"expected target onnx or ort without TensorScatter and GRU for provider {provider}, got {found}; give provider cpu"):
@@ -139,7 +139,7 @@ def test_a_misspelled_provider_is_refused_with_the_nearest_name(tmp_path: Path) 
         load(_made(decoder("rope"), "ort", tmp_path / "a"), provider="openvino-fp16")
 
 
-def test_the_tolerance_of_bfloat16_explains_rounded_products() -> None:
+def test_errors_of_products_rounded_to_bfloat16_are_within_the_tolerance() -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((64, 48)).astype(np.float32)
     weights = [random.standard_normal((48, 48)).astype(np.float32) / np.sqrt(48, dtype=np.float32) for _ in range(8)]
@@ -151,6 +151,6 @@ def test_the_tolerance_of_bfloat16_explains_rounded_products() -> None:
 
 
 def _bfloat16(x: np.ndarray) -> np.ndarray:
-    """Rounded to the nearest number whose lower 16 bits are zero."""
+    """Round to the nearest float32 number whose lower 16 bits are 0."""
     bits = x.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)

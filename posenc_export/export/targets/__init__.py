@@ -1,4 +1,4 @@
-"""The export targets, by name: the graph that each writes and the behaviour of its caches."""
+"""The export targets by name: how each one writes its graph, and how its caches are updated."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes for constant weights that lie on a grid of few bits. What does not lie on one stays a float32 constant, so that no lowering here changes a weight."""
+"""Nodes for constant weights that lie on the grid of a quantized format. Other weights stay float32 constants, so these lowerings never change the value of a weight."""
 
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -9,17 +9,17 @@ from posenc_export.export.fewer_bits import Codes, Grid
 from posenc_export.export.rewriter import NodeLowering, Rewriter
 
 DOMAIN = "com.microsoft"
-INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: it rounds activations to 8 bits in blocks of a row, so that what a token gives does not depend on others
-SMALLEST = float(np.finfo(np.float32).tiny)  # scale of a token whose activations are all 0
+INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits that rounds activations to 8 bits, in blocks of one token: outputs do not depend on other tokens
+SMALLEST = float(np.finfo(np.float32).tiny)  # smallest scale of a token; used if all its activations are 0
 
 OnGrid = Tuple[Grid, Codes]
 
 
 class Weights:
-    """Codes of the constants of a graph, found once for each.
+    """Find the codes of a graph's constants. Results are kept, so that each constant is examined once.
 
     Args:
-        grids: tried in their order.
+        grids: grids to try, in this order.
     """
 
     def __init__(self, grids: Sequence[Grid]) -> None:
@@ -27,11 +27,11 @@ class Weights:
         self._found: Dict[str, Optional[OnGrid]] = {}
 
     def count(self) -> int:
-        """Constants that lie on a grid."""
+        """Return the number of constants that lie on a grid."""
         return sum(found is not None for found in self._found.values())
 
     def of_product(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
-        """Name and codes of the constant [K,N] by which a MatMul multiplies, which may be a table [N,K] transposed."""
+        """Return name and codes of the constant right operand [K,N] of a MatMul, which may be a transposed table [N,K]."""
         value = node.inputs[1]
         producer = None if value is None else value.producer()
         if producer is not None and producer.op_type == "Transpose" and _is_matrix(producer.inputs[0]):
@@ -39,16 +39,16 @@ class Weights:
         return self._of(value, "columns", lambda weight: np.ascontiguousarray(weight.T))
 
     def of_table(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
-        """Name and codes of the table [N,K] whose rows a Gather takes."""
+        """Return name and codes of the table [N,K] from which a Gather reads rows."""
         axis = node.attributes.get_int("axis", 0)
         return self._of(node.inputs[0] if axis == 0 else None, "rows", lambda table: table)
 
     def _of(self, source: Optional[ir.Value], outputs: str, by_output: Callable[[np.ndarray], np.ndarray]) -> Tuple[str, Optional[OnGrid]]:
-        """A name for a constant read in one way, its grid and its codes; none for what is no constant matrix or lies on no grid.
+        """Return a name for the constant, its grid and its codes. The grid and codes are None if `source` is not a constant matrix or lies on no grid.
 
         Args:
-            outputs: whether its "rows" or its "columns" are outputs.
-            by_output: brings it to [N,K].
+            outputs: "rows" or "columns", the axis of the outputs. It is part of the name.
+            by_output: brings the constant to the shape [N,K].
         """
         if source is None or not _is_matrix(source):
             return "", None
@@ -62,8 +62,10 @@ class Weights:
 
 
 class Fused:
-    """com.microsoft operators: MatMulNBits and GatherBlockQuantized for blocks, which share one tensor where a head is tied, and integer products for grids
-    with one scale for an output."""
+    """Lower to com.microsoft operators.
+
+    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share one tensor if the head is tied. Grids with one scale per output use integer products.
+    """
 
     def __init__(self, grids: Sequence[Grid]) -> None:
         self.weights = Weights(grids)
@@ -99,7 +101,8 @@ class Fused:
         return rewriter.emit("Slice", [flat, rewriter.constant([0]), rewriter.constant([codes.inputs]), rewriter.constant([2])])
 
     def _by_token(self, rewriter: Rewriter, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
-        """Activations are rounded to 8 bits with one scale for a token: what a token gives does not depend on those beside it, as it does in DynamicQuantizeMatMul."""
+        """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
+        on the other tokens of a call."""
         largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), rewriter.constant([-1])], attributes={"keepdims": 1})
         of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
         of_token = rewriter.emit("Max", [of_token, rewriter.constant(SMALLEST, "float32")])
@@ -110,7 +113,7 @@ class Fused:
         return rewriter.emit("Mul", [rewriter.emit("MatMulIntegerToFloat", [whole, weight, one, scales, zero], DOMAIN), of_token])
 
     def _packed(self, rewriter: Rewriter, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        """Codes above 0 [N,blocks,bytes] uint8, two of 4 bits in a byte, the first in its lower half."""
+        """Return the codes as unsigned integers [N,blocks,bytes] uint8. A byte holds two 4-bit codes, the first one in its lower half."""
 
         def made() -> np.ndarray:
             unsigned = (codes.codes.astype(np.int16) + (1 << (grid.bits - 1))).astype(np.uint8)
@@ -120,9 +123,9 @@ class Fused:
 
 
 class Standard:
-    """ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime makes one MatMulNBits, and Gather of codes before DequantizeLinear.
+    """Lower to ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime fuses to MatMulNBits, and Gather of codes before DequantizeLinear.
 
-    A tied head has codes of its own: a table that is read by row and multiplied from the left would be turned into float32 as a whole at each step.
+    A tied head has its own copy of the codes. If it shared the table's codes, ONNX Runtime would dequantize the whole table at each step.
     """
 
     def __init__(self, grids: Sequence[Grid]) -> None:
@@ -144,7 +147,7 @@ class Standard:
         return rewriter.emit("MatMul", [node.inputs[0], rewriter.emit("DequantizeLinear", [stored, scales], attributes=how)])
 
     def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
-        """Rows of a table for ids [B,S]; codes of 4 bits stand in 8, which Gather takes."""
+        """Rows of a table for ids [B,S]. 4-bit codes are stored as int8, which Gather supports."""
         name, found = self.weights.of_table(node)
         if found is None or found[0].block is None:
             return None
@@ -156,10 +159,10 @@ class Standard:
 
 
 def _flat(codes: Codes) -> np.ndarray:
-    """Codes by output and input [N,K] int8."""
+    """Return the codes without padding [N,K] int8."""
     return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
 
 
 def _is_matrix(value: Optional[ir.Value]) -> bool:
-    """Whether a value is a constant float32 matrix."""
+    """Return whether a value is a constant float32 matrix."""
     return value is not None and value.const_value is not None and value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) == 2

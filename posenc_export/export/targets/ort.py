@@ -1,7 +1,7 @@
-"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers, cost O(valid length); standard operators elsewhere.
+"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers and cost O(valid length); standard operators elsewhere.
 
-With position_ids, rows are compact: row b's tokens fill its own first slots, so slot differences are position differences and the node
-may rotate by slot, exactly, for any offset. With attention_mask, slots are columns: rotation stands outside and the mask is a bias.
+With position_ids, rows are compact: the tokens of a row fill its first slots. Differences of slots are then differences of positions, and GroupQueryAttention can
+rotate by slot, which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node, and the mask is added as a bias.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -12,22 +12,22 @@ from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import standard
 
 DOMAIN = "com.microsoft"
-AFTER_SOFTMAX = 2  # of qk_output
+AFTER_SOFTMAX = 2  # value of the attribute qk_output
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def by_columns(rewriter: Rewriter) -> Optional[ir.Value]:
-    """attention_mask, where slots are columns; None where rows are compact."""
+    """Return the input attention_mask if slots are columns, or None if rows are compact."""
     return next((value for value in rewriter.graph.inputs if value.name == "attention_mask"), None)
 
 
 def lengths(rewriter: Rewriter) -> Tuple[ir.Value, ir.Value]:
-    """seqlens_k [B] int32, valid tokens per row minus 1, and total_sequence_length [] int32, the most of any row: from the session."""
+    """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and total_sequence_length [] int32, valid tokens of the longest row."""
     return rewriter.input("seqlens_k", INT32, ["batch_size"]), rewriter.input("total_sequence_length", INT32, [])
 
 
 def lengths_of_mask(rewriter: Rewriter, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:
-    """The same two where every column is a slot."""
+    """Return the two values of `lengths` for an attention_mask, of which every column is a slot."""
     total = rewriter.emit("Cast", [rewriter.emit("Shape", [attention_mask], attributes={"start": 1, "end": 2})], attributes={"to": int(INT32)})
     last = rewriter.emit("Sub", [total, rewriter.constant([1], "int32")])
     rows = rewriter.emit("Expand", [last, rewriter.emit("Shape", [attention_mask], attributes={"start": 0, "end": 1})])
@@ -35,12 +35,12 @@ def lengths_of_mask(rewriter: Rewriter, attention_mask: ir.Value) -> Tuple[ir.Va
 
 
 def _cache_position(rewriter: Rewriter) -> ir.Value:
-    """The slot of each new token of compact rows [B,S]."""
+    """Return the input cache_position [B,S] int64: the slot of each new token, in compact rows."""
     return rewriter.input("cache_position", INT64, ["batch_size", "sequence_length"])
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Key positions of compact rows: first_position [B,1], that of slot 0, counted up to the longest row."""
+    """Key positions of compact rows: the input first_position [B,1], which is the position in slot 0, plus the slot."""
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(INT64)})
     slots = rewriter.emit("Range", [rewriter.constant(0), count, rewriter.constant(1)])
@@ -48,9 +48,9 @@ def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Of compact rows slot minus cache_position [B,S], the slot of each new token: exact in float32 below 2^24 slots, and no node too many at decode."""
+    """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32 below 2^24 slots and takes fewer nodes than positions in int64."""
     keys = node.inputs[1]
-    if by_columns(rewriter) is not None or (keys is not None and keys.is_graph_input()):  # keys of the call itself
+    if by_columns(rewriter) is not None or (keys is not None and keys.is_graph_input()):  # only keys of this call
         return standard.distances(rewriter, node)
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
@@ -60,14 +60,14 @@ def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """GroupQueryAttention, where it alone reads the keys and values it appends; else attention over the valid slots."""
+    """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise standard attention over the valid slots."""
     appended = standard.appended_here(node)
     if appended is None or not _fits(rewriter, node):
         return standard.attend(rewriter, node)
     append_key, append_value = appended
     q, attention_mask = node.inputs[0], by_columns(rewriter)
     semantic_mask = producer(node.inputs[3], "Mask")
-    assert semantic_mask is not None and not number(semantic_mask, "after")  # a cache looks back
+    assert semantic_mask is not None and not number(semantic_mask, "after")  # models with a cache are causal
     if attention_mask is not None:
         (seqlens, total), seen, rotation = lengths_of_mask(rewriter, attention_mask), None, None
     else:
@@ -96,14 +96,17 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
-    """Whether the node takes it: in float16 no scores from content, which may leave the range of its bias."""
+    """Return whether GroupQueryAttention can represent the node. In float16, content scores may exceed the range of its bias."""
     return standard.content_of(node) is None or rewriter.dtype == "float32"
 
 
 def _turned(
     rewriter: Rewriter, sources: List[Optional[ir.Value]], rotation: Optional[ir.Node]
 ) -> Tuple[List[Optional[ir.Value]], List[Optional[ir.Value]], Dict[str, Any]]:
-    """Queries, keys and values as the node reads them, its tables of cos and sin, and its attributes of rotation: it turns them itself, or reads turned ones."""
+    """Return queries, keys and values for GroupQueryAttention, its tables of cos and sin, and its rotation attributes.
+
+    With `rotation`, the node rotates queries and keys; without, they are rotated before it.
+    """
     if rotation is None:
         return [_rotated(rewriter, value) for value in sources], [None, None], {}
     tables = [rewriter.table(rotation.inputs[2]), rewriter.table(rotation.inputs[3])]  # type: ignore[arg-type]
@@ -112,7 +115,7 @@ def _turned(
 
 
 def _widened(append_key: ir.Node, append_value: ir.Node) -> int:
-    """The head size of the node, which has one for keys and values, a multiple of 8. Both caches get it; what is narrower has zeros behind it."""
+    """Widen both caches to the head size of GroupQueryAttention, and return it. It is a multiple of 8, and the same for keys and values."""
     caches = [append_key.inputs[0], append_value.inputs[0]]
     wide = -(-max(size(past, 3) for past in caches) // 8) * 8
     for past in caches:
@@ -122,7 +125,7 @@ def _widened(append_key: ir.Node, append_value: ir.Node) -> int:
 
 
 def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optional[ir.Value]:
-    """Heads [B,S,N,D] with zeros behind them, [B,S,N,wide]."""
+    """Pad heads [B,S,N,D] with zeros to [B,S,N,wide]."""
     missing = wide - size(value, 3)
     if not missing:
         return value
@@ -130,20 +133,20 @@ def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optiona
 
 
 def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
-    """shares [B,H,S,T] of keys that a query sees, 0 for others: the node does not write the entries behind a shorter row."""
+    """Set the shares [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention leaves the entries past the end of a shorter row unwritten."""
     seen = rewriter.emit("Greater", [mask, rewriter.constant(standard.LEAST, "float32")])
     return rewriter.emit("Where", [seen, shares, rewriter.constant(0, "float32")])
 
 
 def _first_of_heads(rewriter: Rewriter, y: ir.Value, heads: int, count: int) -> ir.Value:
-    """y [B,S,H*D] with the first `count` entries of each head."""
+    """Take the first `count` entries of each head of y [B,S,H*D]."""
     by_head = rewriter.emit("Reshape", [y, rewriter.constant([0, 0, heads, -1])])
     first = rewriter.emit("Slice", [by_head, rewriter.constant([0]), rewriter.constant([count]), rewriter.constant([3])])
     return rewriter.packed(first)
 
 
 def _seen(mask: ir.Node) -> Optional[Dict[str, int]]:
-    """Attributes of the node by which compact rows see what the mask says, a window being a query and the keys before it; None where only the mask can say it."""
+    """Return the attributes of GroupQueryAttention that replace the mask for compact rows, or None if it needs the mask. A window includes the query itself."""
     before = number(mask, "before")
     if number(mask, "chunk"):
         return None
@@ -151,13 +154,13 @@ def _seen(mask: ir.Node) -> Optional[Dict[str, int]]:
 
 
 def _at_tokens(rewriter: Rewriter, y: ir.Value, positions: Optional[ir.Value]) -> ir.Value:
-    """y [B,S,H*D] at tokens, 0 at padding: that sees no key, and the node's softmax of nothing but -inf is not a number."""
+    """Set y [B,S,H*D] to 0 at padding. Padding sees no key, and the softmax over -inf only gives NaN."""
     token = rewriter.emit("GreaterOrEqual", [rewriter.emit("Unsqueeze", [positions, rewriter.constant([2])]), rewriter.constant(0)])
     return rewriter.emit("Where", [token, y, rewriter.constant(0, rewriter.dtype)])
 
 
 def _sum(rewriter: Rewriter, scores: Sequence[Optional[ir.Value]]) -> Optional[ir.Value]:
-    """Of scores in one dtype, those that are there."""
+    """Add the scores that are not None."""
     there = [value for value in scores if value is not None]
     if not there:
         return None
@@ -169,28 +172,28 @@ def _in_dtype(rewriter: Rewriter, scores: Optional[ir.Value]) -> Optional[ir.Val
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Written in place into the whole buffer, which is the output; readers of all slots get the valid ones."""
+    """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
     past, new, write_index = node.inputs
     update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
     attention_mask = by_columns(rewriter)
-    if attention_mask is None:  # the slot of a row's first new token
+    if attention_mask is None:  # slot of the first new token of each row
         write_index = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
     buffer = rewriter.emit("TensorScatter", [past, update, write_index], attributes={"axis": 2})
     total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
     end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
     valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
     for reader, index in list(node.outputs[0].uses()):
-        if reader.op_type != "GatherElements":  # which reads what it names alone
+        if reader.op_type != "GatherElements":  # which reads only the slots it is given
             reader.replace_input_with(index, valid)
     return buffer
 
 
 def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
-    """The rotation of q, where q and k turn by the same tables and the kernel takes their sizes (D a multiple of 16, r/2 of 8)."""
+    """Return the Rotate node of q if GroupQueryAttention can rotate instead, otherwise None. Its kernel needs D to be a multiple of 16 and r/2 of 8."""
     of_q, of_k = producer(q, "Rotate"), producer(k, "Rotate")
     if of_q is None or of_k is None or of_q.inputs[1:] != of_k.inputs[1:]:
         return None
-    if not number(of_q, "linear"):  # the node rotates by slot, which is the position but for a constant
+    if not number(of_q, "linear"):  # GroupQueryAttention rotates by slot, which differs from the position by a constant
         return None
     taken = size(of_q.inputs[0], 3) % 16 == 0 and size(of_q.inputs[2], 1) % 8 == 0
     return of_q if taken else None
@@ -206,7 +209,7 @@ def _rotated(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value
 
 
 def _projections(rewriter: Rewriter, sources: List[Optional[ir.Value]]) -> List[Optional[ir.Value]]:
-    """q, k, v as [B,S,N*D]; one packed input where they are the three parts of one projection."""
+    """Return q, k and v as [B,S,N*D], or a single packed input if they are the three parts of one projection."""
     parts = [rewriter.packed(value) for value in sources if value is not None]
     split = parts[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
@@ -222,5 +225,5 @@ LOWERING = (
         "Distances": distances,
         "Attend": attend,
     },
-    {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # what no GroupQueryAttention took over
+    {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # nodes that were not merged into GroupQueryAttention
 )
