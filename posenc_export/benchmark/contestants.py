@@ -74,7 +74,8 @@ def gather(
         own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
     for provider in providers:
         if all(each.provider != provider for each in own):
-            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add such a folder")
+            remedy = "one that `posenc compile` wrote" if provider == AOTINDUCTOR else "one of target onnx or ort"
+            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}")
     others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
     labels = numbered([contestant.label for contestant in others + own])
     return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
