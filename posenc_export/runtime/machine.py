@@ -4,12 +4,11 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Annotated, List
+from typing import Annotated, List, NoReturn
 
 from msgspec import Meta, Struct
 
 Text = Annotated[str, Meta(max_length=256)]
-REMEDY = "run `posenc compile` again on this machine"
 
 
 class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,15 +33,16 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: torch has another version, or the processor another name or other instruction sets.
         """
         here = on_this_machine(self.artefact)
-        others = sorted(set(self.instructions) ^ set(here.instructions))
-        instructions = f"a processor {'with' if others[0] in here.instructions else 'without'} {others[0]}" if others else ""
-        for rule, wanted, found in (
-            (f"torch {self.torch}", self.torch, here.torch),
-            (f"the processor {self.processor}", self.processor, here.processor),
-            ("the instruction sets", "", instructions),
-        ):
-            if wanted != found:
-                raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {found}; {REMEDY}")
+        if self.torch != here.torch:
+            _refuse(f"torch {self.torch}", here.torch)
+        if self.processor != here.processor:
+            _refuse(f"the processor {self.processor}", here.processor)
+        for name in sorted({*self.instructions} ^ {*here.instructions}):
+            _refuse("the instruction sets", f"a processor {'with' if name in here.instructions else 'without'} {name}")
+
+
+def _refuse(rule: str, found: str) -> NoReturn:
+    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {found}; run `posenc compile` again on this machine")
 
 
 def on_this_machine(artefact: str) -> Compiled:

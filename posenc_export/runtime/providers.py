@@ -34,10 +34,10 @@ def check_name(name: str, manifest: Manifest) -> None:
         remedy = f"did you mean {near[0]}?" if near else "choose among these"
         raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {remedy}")
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
-        remedy = "give it if you trust the origin of the artefact, whose native code no check makes safe"
+        remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
         raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")
     if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
-        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile an artefact of target pt2 with `posenc compile`")
+        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
     found = not_for_openvino(manifest) if name in OPENVINO else None

@@ -67,15 +67,15 @@ def _native(path: Path, manifest: Manifest) -> Any:
         run = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).boxed_run
     except RuntimeError as error:
         raise _damaged(path, error) from None
-    first, read_only = len(manifest.inputs), len(manifest.encoder)
+    inputs, encoded = len(manifest.inputs), len(manifest.encoder)
     behind = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
 
     def call(*arguments: Any) -> Tuple[Any, List[Any]]:
-        """Flatten the arguments, and take the output and the states behind the first. The code checks no strides: only caches may have gaps between rows."""
+        """Run the code on flat arguments. It checks no strides, and expects all tensors but caches to be contiguous."""
         *single, states = arguments
-        kept = len(states) - read_only
-        given = [*(value.contiguous() for value in single[:first]), *single[first:], *states[:kept], *(value.contiguous() for value in states[kept:])]
-        made = run(given)
+        kept = len(states) - encoded
+        caches = [*single[inputs:], *states[:kept]]
+        made = run([*(value.contiguous() for value in single[:inputs]), *caches, *(value.contiguous() for value in states[kept:])])
         return made[0], made[behind:]
 
     return call

@@ -50,7 +50,7 @@ def _changed(folder: Path, change: Change) -> Path:
 
 @pytest.mark.parametrize("provider", ["auto", "cpu", "cuda", "openvino"])
 def test_native_code_is_not_loaded_without_its_provider(provider: str, native: Path) -> None:
-    with pytest.raises(ValueError, match=f"expected provider aotinductor for target aotinductor, got {provider}; give it if you trust the origin"):
+    with pytest.raises(ValueError, match=f"expected provider aotinductor for target aotinductor, got {provider}; give aotinductor only if you trust the origin"):
         load(native, provider=provider)
 
 
@@ -61,7 +61,7 @@ def test_native_code_is_not_timed_without_its_provider(native: Path) -> None:
 
 
 def test_the_provider_of_native_code_is_refused_for_other_targets(portable: Path) -> None:
-    with pytest.raises(ValueError, match="expected target aotinductor for provider aotinductor, got pt2; compile an artefact of target pt2 with `posenc compile`"):
+    with pytest.raises(ValueError, match="expected target aotinductor for provider aotinductor, got pt2; compile a pt2 artefact with `posenc compile`"):
         load(portable, provider="aotinductor")
 
 
