@@ -26,7 +26,9 @@ COMMANDS = {
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.say = Progress()
     if sys.stdout is None:  # closed by the calling program: the next opened file would get its descriptor
         return refuse(options.say, "output: expected stdout to be open, got a closed one; send it to a file or a pipe")
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module.add_arguments(command)
         command.add_argument("--json", action="store_true", help="machine-readable output")
+        command.set_defaults(parser=command)
     return parser
 
 

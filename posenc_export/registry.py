@@ -5,6 +5,7 @@ import math
 from typing import Any, Dict, Mapping, Type
 
 from posenc_export.allocation import enough_memory
+from posenc_export.suggestion import suggestion
 
 LARGEST, WHOLE = 2.0**128, 1 << 62  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
 Spec = Mapping[str, Any]
@@ -23,7 +24,7 @@ def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: 
         ValueError: unknown name.
     """
     if name not in classes:
-        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}")
+        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {suggestion(name, classes)}")
     return dict(list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[1 + context :])
 
 
@@ -55,7 +56,9 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
 def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> None:
     """Raise ValueError for an unknown parameter."""
     if key not in known:
-        raise ValueError(f"{kind} {name}: expected parameter to be one of {', '.join(known) or '(it has none)'}, got {key!r}")
+        if not known:
+            raise ValueError(f"{kind} {name}: expected no parameters, got {key!r}; leave it out")
+        raise ValueError(f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got {key!r}; {suggestion(key, known)}")
 
 
 def kind_of(parameter: inspect.Parameter) -> Type[Any]:

@@ -5,10 +5,11 @@ import difflib
 import re
 import sys
 import time
-from typing import Any, Dict, Iterable, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.schema import format_worst_error
+from posenc_export.suggestion import suggestion
 from posenc_export.tables import WIDTH, aligned
 
 FAILED_CHECK, BAD_INPUT = 1, 2
@@ -28,19 +29,16 @@ EXTRAS = {
 }
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The remedy for an unknown name: the closest of `names`, if one is close."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean {near[0]}?" if near else "choose among these"
-
-
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser that prints errors in one line, with the closest choice."""
+    """Argument parser that prints errors in one line, with the closest choice or option."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        choices = re.findall(r"[\w.-]+", wrong[2]) if wrong else []
-        near = f"{nearest(wrong[1], choices)}; " if wrong else ""
+        near = ""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) + "; "
+        elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            close = difflib.get_close_matches(option[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
+            near = f"did you mean {close[0]}?; " if close else ""
         self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
 
 

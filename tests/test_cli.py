@@ -158,9 +158,38 @@ def test_a_listing_of_one_encoding_has_its_measured_properties(capsys: pytest.Ca
     assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
-def test_a_listing_of_an_unknown_name_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture) -> None:
-    assert main(["list", "rope_yarm"]) == 2
-    assert "got 'rope_yarm'; did you mean rope_yarn?" in capsys.readouterr().err
+def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "rope_yarn"]) == 0
+    assert "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the number of turns.\n" in capsys.readouterr().out
+
+
+MISSPELLED = {
+    "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
+    "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
+    "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
+    "a folder": (["export", "./missing", "--target", "ort", "-o", "x"], "got './missing'; give a folder that exists"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), MISSPELLED.values(), ids=MISSPELLED)
+def test_an_unknown_name_is_refused_with_the_nearest_name(arguments: List[str], named: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*BLOCK, "--target", "ort", "-o", "x", "--widht", "5"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
+
+
+def test_a_folder_of_several_artefacts_is_refused_with_their_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for target in ("onnx", "ort"):
+        (tmp_path / target).mkdir()
+        (tmp_path / target / "posenc.json").write_text("{}")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "expected posenc.json in it, got none; give one of its subfolders onnx, ort" in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture) -> None:

@@ -179,13 +179,19 @@ def run(
         turns = Turns(contestants, workers, limits_worker, batch, rounds, seconds)
         say("limits of the machine")
         limits = machine.limits(limits_worker, threads)
-        rows: List[Row] = []
-        for phase, numbers, measure in (("decode", cached, turns.decode), ("prefill", prefilled, turns.prefill)):
-            for tokens in numbers:
-                say(f"{phase} at {tokens} tokens: {len(contestants)} contestants, {rounds} rounds")
-                rows += measure(tokens)
+        rows = _measured(turns, cached, prefilled, say)
         loaded = [_loaded(c, reply, w.ask("memory")["peak"]) for c, w, reply in zip(contestants, workers, loads, strict=True)]
     return Report(machine.described(threads), limits, loaded, rows, batch)
+
+
+def _measured(turns: Turns, cached: Sequence[int], prefilled: Sequence[int], say: Progress) -> List[Row]:
+    """Measure decode with each number of `cached` tokens, then prefill with each number of `prefilled` tokens."""
+    rows: List[Row] = []
+    for phase, numbers, measure in (("decode", cached, turns.decode), ("prefill", prefilled, turns.prefill)):
+        for tokens in numbers:
+            say(f"{phase} at {tokens} tokens: {len(turns.contestants)} contestants, {turns.rounds} rounds")
+            rows += measure(tokens)
+    return rows
 
 
 def _load(contestant: Contestant, worker: Worker, threads: int, batch: int, say: Progress) -> Dict[str, Any]:

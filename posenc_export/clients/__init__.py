@@ -6,6 +6,7 @@ from typing import Callable, Dict, Tuple
 from posenc_export.clients import c, libtorch, node, python
 from posenc_export.clients.states import CAPACITY, check
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.suggestion import suggestion
 
 __all__ = ["CAPACITY", "LANGUAGES", "program"]
 
@@ -28,7 +29,7 @@ def program(manifest: Manifest, language: str) -> str:
         ValueError: the language is unknown, it does not run the artefact's graph, or the program cannot fill one of its inputs.
     """
     if language not in LANGUAGES:
-        raise ValueError(f"inspect: expected runtime to be one of {', '.join(LANGUAGES)}, got {language!r}; choose one of these")
+        raise ValueError(f"inspect: expected runtime to be one of {', '.join(LANGUAGES)}, got {language!r}; {suggestion(language, LANGUAGES)}")
     write, feeds = LANGUAGES[language]
     check(manifest, feeds, "model.pt" if language == "libtorch" else "model.onnx")
     return write(manifest)

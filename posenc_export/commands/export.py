@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from posenc_export.terminal import FAILED_CHECK, nearest, refuse, show, summary
+from posenc_export.suggestion import suggestion
+from posenc_export.terminal import FAILED_CHECK, refuse, show, summary
 
 # Options of a block with their defaults, and their help texts.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
@@ -85,7 +86,7 @@ def _check_export(targets: List[str], options: argparse.Namespace) -> None:
 
     for target in targets:
         if target not in TARGETS:
-            raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {nearest(target, TARGETS)}")
+            raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {suggestion(target, TARGETS)}")
     check_export(targets, options.output, options.signature, options.dtype, options.few_bits, options.calibrate, options.cache)
 
 
@@ -116,9 +117,9 @@ def _model(options: argparse.Namespace) -> Any:
         _only((), given, f"no options of a block or checkpoint for the function {options.model}")
         return _called(options.model)
     if not Path(options.model).is_dir():
-        near = nearest(options.model, [*PRESETS, "block"])
+        remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
-        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {near}")
+        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, given, "options of a checkpoint")
     return _checkpoint(options.model, given)
 

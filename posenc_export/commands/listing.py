@@ -6,8 +6,9 @@ import json
 import textwrap
 from typing import Any, Dict, List
 
+from posenc_export.suggestion import suggestion
 from posenc_export.tables import WIDTH, aligned
-from posenc_export.terminal import nearest, show
+from posenc_export.terminal import show
 
 GROUPS = ("encodings", "targets", "families", "presets")
 MEASURED = "properties"  # a group that is printed on request only, because it calls the hooks of every encoding
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     named = (*GROUPS, MEASURED)
     if options.what not in (None, *named):
         rule = f"expected one of {', '.join(named)} or an encoding"
-        raise ValueError(f"list: {rule}, got {options.what!r}; {nearest(options.what, [*named, *KNOWN])}")
+        raise ValueError(f"list: {rule}, got {options.what!r}; {suggestion(options.what, [*named, *KNOWN])}")
     rows = _measured() if options.what == MEASURED else {name: groups for name, groups in _rows().items() if options.what in (None, name)}
     if options.json:
         print(json.dumps(rows, indent=1))
@@ -69,6 +70,26 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
     return "\n".join([name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH)])
 
 
+def _wrapped(docstring: str) -> str:
+    """Wrap the paragraphs and entries of a docstring to WIDTH columns. An entry of a section is indented by 4 columns, its further lines by more."""
+    first, *rest = docstring.splitlines()
+    parts = [first]
+    for line in rest:
+        if _continues(parts[-1], line):
+            parts[-1] += f" {line.strip()}"
+        else:
+            parts.append(line)
+    return "\n".join(textwrap.fill(part, WIDTH, subsequent_indent=" " * 8 if part.startswith(" ") else "") for part in parts)
+
+
+def _continues(before: str, line: str) -> bool:
+    """Return whether a line of a docstring continues the paragraph or the entry before it."""
+    if not before or not line or before.endswith(":"):
+        return False
+    indent = len(line) - len(line.lstrip())
+    return indent > 4 or (indent == 0 and not before.startswith(" "))
+
+
 def _one(options: argparse.Namespace) -> int:
     """Print one encoding: source, description, parameters with defaults, and properties."""
     from posenc_export.catalogue.listing import encodings
@@ -81,10 +102,7 @@ def _one(options: argparse.Namespace) -> int:
         print(json.dumps({**row, MEASURED: measured}, indent=1))
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
-    print(textwrap.fill(row["source"], WIDTH), "", sep="\n")
-    for line in described.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        print(textwrap.fill(line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + "    " if indent else "") if line.strip() else "")
+    print(textwrap.fill(row["source"], WIDTH), "", _wrapped(described), sep="\n")
     defaults = [{"parameter": name, "default": str(parameter.default)} for name, parameter in parameters(options.what).items()]
     if defaults:
         print()

@@ -151,7 +151,7 @@ def parse(text: str) -> Dict[str, Any]:
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"encoding {name}: expected parameters as name=value, got {item!r}")
+            raise ValueError(f"encoding {name}: expected parameters as name=value, got {item!r}; write {name}:{item}=VALUE")
         registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
     return spec
@@ -183,4 +183,4 @@ def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any
     try:
         return kind(value)
     except ValueError:
-        raise ValueError(f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}") from None
+        raise ValueError(f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give another value") from None

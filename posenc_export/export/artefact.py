@@ -1,6 +1,5 @@
 """Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (export/publish.py)."""
 
-import difflib
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +24,7 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.proof import Expected
 from posenc_export.runtime.schema import Weights
+from posenc_export.suggestion import suggestion
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
@@ -146,7 +146,7 @@ def check_export(
         _check_format("weights", weights, target, dtype, [name for name, other in TARGETS.items() if other.few_bits])
         _check_format("cache", cache, target, dtype, [name for name, other in TARGETS.items() if other.int8_cache])
     if calibrate is None and cache is not None:
-        raise ValueError(f"export: expected calibration data for the scales of cache {cache}, got none; pass text like the text that the model will read as calibrate")
+        raise ValueError(f"export: expected calibration data for the scales of cache {cache}, got none; pass a sample of the model's inputs as calibrate")
     if calibrate is not None and cache is None and not (weights and FORMATS[weights].calibrated):
         raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {weights or 'neither'}; omit calibrate")
     for place in folders(targets, output):
@@ -206,6 +206,4 @@ def _check_names(target: str, signature: str, dtype: Optional[str], weights: Opt
     known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS), "cache": list(CACHES)}
     for (what, names), name in zip(known.items(), (target, signature, dtype, weights, cache), strict=True):
         if name is not None and name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            remedy = f"did you mean {near[0]}?" if near else "choose one of these"
-            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {remedy}")
+            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")

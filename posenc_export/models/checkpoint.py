@@ -261,7 +261,7 @@ def _json(path: Path) -> Dict[str, Any]:
 
 def _found(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; download it")
+        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
     return path
 
 

@@ -13,6 +13,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.models.stack import Stack
+from posenc_export.suggestion import suggestion
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
@@ -43,7 +44,7 @@ def load_preset(name: str) -> Stack:
         ValueError: an unknown preset, or weights that are not installed.
     """
     if name not in PRESETS:
-        raise ValueError(f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}")
+        raise ValueError(f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; {suggestion(name, PRESETS)}")
     path = weights_of(name)
     if path is None:
         remedy = "run pip install ./packages/presets in the source tree"

@@ -60,7 +60,9 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
 def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
-        raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; give a folder that `posenc export` wrote")
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{FILE_NAME}"))
+        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else "give a folder that `posenc export` wrote"
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
     try:

@@ -1,10 +1,10 @@
 """Names of the providers that run a graph, and their limits."""
 
-import difflib
 from typing import Optional
 
 from posenc_export.numerics import bfloat16_tolerance
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.suggestion import suggestion
 
 OPENVINO = ("openvino", "openvino-bf16")
 AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
@@ -30,9 +30,7 @@ def check_name(name: str, manifest: Manifest) -> None:
         ValueError: the name is unknown, or the provider lacks the target or an operator of the artefact.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        remedy = f"did you mean {near[0]}?" if near else "choose among these"
-        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {remedy}")
+        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
         remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
         raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")

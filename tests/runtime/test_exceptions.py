@@ -92,10 +92,10 @@ def order_of(session: Session, call: str) -> List[int]:
 
 
 CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
-QUICK = {"fox": tuple(TARGETS), "rope": ("ort", "torchscript")}  # targets of each kind in `make test`
+QUICK = (*(("fox", target, "positions") for target in TARGETS), ("rope", "ort", "positions"), ("rope", "torchscript", "positions"), ("rope", "ort", "mask"))
 EACH = [  # each kind is exported by one worker
     pytest.param(
-        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case[1] in QUICK.get(case[0], ()) else [pytest.mark.exhaustive])]
+        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case in QUICK else [pytest.mark.exhaustive])]
     )
     for case in CASES
 ]

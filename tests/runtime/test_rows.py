@@ -18,8 +18,15 @@ def read(session: Session, kind: str, order: List[int]) -> None:
     assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", TARGETS)
+# Replaced states have the same buffers on `onnx-static` as on `ort`.
+EACH = [
+    pytest.param(kind, target, marks=pytest.mark.exhaustive if target == "onnx-static" and kind in ("input_rnn", "linear") else ())
+    for kind in KINDS
+    for target in TARGETS
+]
+
+
+@pytest.mark.parametrize(("kind", "target"), EACH)
 def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
     random = np.random.default_rng(1)
     session, order = model(kind, target).session(batch=2), []

@@ -91,7 +91,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
-            raise ValueError(f"{name}: expected part {known}, got {part!r}; choose one of them, or leave part out for the whole model")
+            raise ValueError(f"{name}: expected part {known}, got {part!r}; change part, or leave part out for the whole model")
         family = family.parts[part]
     settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)
