@@ -100,6 +100,12 @@ def test_a_damaged_package_is_refused_in_one_line(native: Path) -> None:
     assert "\n" not in str(refusal.value)
 
 
+def test_inspect_shows_what_native_code_was_compiled_from(native: Path, portable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(native)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"compiled from the pt2 artefact {manifests.read(portable).digest}, for {machine.processor()} and torch 2." in said and "proof none: not verified" in said
+
+
 CONTRADICTIONS: Dict[str, Change] = {
     "compiled exactly for target aotinductor, got none for target aotinductor": lambda read: read.replace(compiled=None),
     "files to hold one graph, model.pt2 for target pt2": lambda read: read.replace(target="pt2", compiled=None),
