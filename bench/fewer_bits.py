@@ -2,7 +2,9 @@
 
 Writes bench/results/fewer_bits.json and the table of docs/fewer-bits.md.
 
-    python -m bench.fewer_bits [--preset tiny-rope] [--windows 400]
+    python -m bench.fewer_bits [--preset tiny-rope] [--format int8] [--windows 400]
+
+Figures of other presets and formats are kept.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -74,11 +76,12 @@ def agreement(one: List[np.ndarray], other: List[np.ndarray]) -> float:
     return float(np.mean([a.argmax(-1) == b.argmax(-1) for a, b in zip(one, other, strict=True)]))
 
 
-def measure(name: str, rows: np.ndarray) -> Dict[str, Any]:
-    """Measure a preset in float32 and in every weight format; return the figures by format."""
+def measure(name: str, formats: Sequence[str], rows: np.ndarray) -> Dict[str, Any]:
+    """Measure a preset in float32 and in the given formats; return the figures by format."""
     sources, found = Sources(load_preset(name)), {}
     plain: List[np.ndarray] = []
-    for label, given in MEASURED.items():
+    for label in dict.fromkeys(("float32", *formats)):
+        given = MEASURED[label]
         with tempfile.TemporaryDirectory() as place:
             how = {**given, "calibrate": sample(Path(place))} if "calibrate" in given else given
             manifest = export(sources, "ort", Path(place) / "made", verify=False, **how)
@@ -109,12 +112,27 @@ def main(given: Optional[List[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", action="append", choices=sorted(PRESETS), help="may be given several times (default: all)")
     parser.add_argument("--windows", type=int, default=400, help="number of windows of held-out text (default: 400)")
+    parser.add_argument("--format", action="append", choices=MEASURED, help="may be given several times (default: all)")
     options = parser.parse_args(given)
-    rows = windows(options.windows)
-    found = {name: measure(name, rows) for name in options.preset or PRESETS}
+    rows, found = windows(options.windows), committed()
+    for name in options.preset or PRESETS:
+        figures = {**found.get(name, {}), **measure(name, options.format or list(MEASURED), rows)}
+        found[name] = figures
+        write(found, len(rows))
+
+
+def committed() -> Dict[str, Any]:
+    """Return the figures of the results file by preset and format."""
+    stored: Dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))["presets"]
+    return stored
+
+
+def write(presets: Dict[str, Any], count: int) -> None:
+    """Write the results of `count` windows and the table of the page, in the order of PRESETS and MEASURED."""
+    ordered = {name: {label: presets[name][label] for label in MEASURED if label in presets[name]} for name in PRESETS if name in presets}
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2], encoding="utf-8")
-    RESULTS.write_text(json.dumps({"windows": len(rows), "length": TRAINED_LENGTH, "presets": found}, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(before + BEGIN + table(ordered) + END + rest.partition(END)[2], encoding="utf-8")
+    RESULTS.write_text(json.dumps({"windows": count, "length": TRAINED_LENGTH, "presets": presets}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

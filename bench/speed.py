@@ -9,10 +9,13 @@ used again by later runs; remove that folder after a change to the export. onnxr
 import argparse
 import json
 import sys
+import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
+
+import numpy as np
 
 from bench import speed_page
 from posenc_export.benchmark import Report, run
@@ -22,15 +25,45 @@ from posenc_export.models.short import block_config, decoder_config
 from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.terminal import Progress
 
+if TYPE_CHECKING:
+    from posenc_export.export import Sources
+
 ENCODINGS = ("rope", "alibi", "t5", "nope")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Models of one size, one for each of ENCODINGS.
+class Variant:
+    """An artefact of a part.
 
     Args:
-        targets: targets of the model with rope; the others are exported for `ort`. Target aotinductor is compiled from the artefact of pt2 before it.
+        encoding: its position encoding.
+        target: its target. The variant of aotinductor is compiled from that of pt2, which has to be listed before it.
+        signature: "positions" or "mask".
+        weights: format of quantized weights, empty for float32.
+        cache: format of quantized caches, empty for float32.
+        only_for: the runtime that loads it; without that runtime it is not measured. Empty if it is always measured.
+    """
+
+    encoding: str = "rope"
+    target: str = "ort"
+    signature: str = "positions"
+    weights: str = ""
+    cache: str = ""
+    only_for: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        marks = (self.encoding, self.target, self.weights, self.cache and f"cache-{self.cache}", "mask" if self.signature == "mask" else "")
+        return "-".join(mark for mark in marks if mark)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Models of one size.
+
+    Args:
+        variants: their artefacts.
         contexts: tokens in the cache at decode.
         prompts: tokens of a prompt at prefill.
         runtimes: other runtimes, which take part if they are installed.
@@ -38,7 +71,7 @@ class Part:
         providers: further providers of the artefacts; those of OpenVINO take part if openvino is installed.
     """
 
-    targets: Tuple[str, ...]
+    variants: Tuple[Variant, ...]
     contexts: Tuple[int, ...]
     prompts: Tuple[int, ...]
     runtimes: Tuple[str, ...]
@@ -46,50 +79,76 @@ class Part:
     providers: Tuple[str, ...] = ()
 
 
+def on_targets(*targets: str) -> Tuple[Variant, ...]:
+    """Return rope on these targets and the other encodings on `ort`."""
+    return (*(Variant(target=target) for target in targets), *(Variant(name) for name in ENCODINGS if name != "rope"))
+
+
+ALL = ("ort", "onnx", "onnx-static", "torchscript")
 LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
+LOADED = (Variant(signature="mask", only_for="genai"), Variant(target="onnx", signature="mask", only_for="openvino"))
+QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
 PARTS: Dict[str, Part] = {
-    "block": Part(
-        ("ort", "onnx", "onnx-static", "torchscript", "pt2", AOTINDUCTOR), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5, (AOTINDUCTOR,)
+    "block": Part(on_targets(*ALL, "pt2", AOTINDUCTOR), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5, (AOTINDUCTOR,)),
+    "layers": Part((*on_targets(*ALL), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
+    "model": Part((*on_targets("ort"), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
+    "bits": Part(
+        (Variant(), *QUANTIZED, Variant(signature="mask", weights="int4", only_for="genai")), (128, 1024), (1024,), ("hand-written", "genai", "genai-int4"), 3.0
     ),
-    "layers": Part(("ort", "onnx", "onnx-static", "torchscript"), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
-    "model": Part(("ort",), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
+    "cache": Part((Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0),
 }
+FOLDERS = {"bits": "model", "cache": "block"}  # parts with the models of another part, which share its artefacts
+SAMPLE = 4096  # hidden states for the calibration of caches
 
 
 def described(part: str, encoding: str) -> AnyConfig:
     """Return the model of a part: a block of width 512 with 8 heads, a decoder of 4 layers of width 256, or one of Llama's architecture with 134M parameters."""
-    spec = {"name": encoding}
-    if part == "block":
+    spec, size = {"name": encoding}, FOLDERS.get(part, part)
+    if size == "block":
         return block_config(512, 8, 16384, encoding=spec)
-    if part == "layers":
+    if size == "layers":
         return decoder_config(4096, 4, 704, block_config(256, 4, 2048, encoding=spec))
     return decoder_config(49152, 30, 1536, block_config(576, 9, 2048, kv_heads=3, encoding=spec))
 
 
 def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) -> List[Path]:
-    """Export the artefacts of a part, unless they exist, and return their folders, named by encoding and target."""
-    from posenc_export.export import Sources, compile_artefact, export
+    """Export the artefacts of a part, unless they exist, and return their folders."""
+    from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
-    wanted = [("rope", target, "positions") for target in PARTS[part].targets] + [(name, "ort", "positions") for name in ENCODINGS if name != "rope"]
-    wanted += [("rope", target, "mask") for name, target in (("genai", "ort"), ("openvino", "onnx")) if name in runtimes]
+    wanted = [variant for variant in PARTS[part].variants if not variant.only_for or variant.only_for in runtimes]
     made: Dict[str, Sources] = {}
     paths = []
-    for encoding, target, signature in wanted:
-        path = folder / part / "-".join((encoding, target, *(["mask"] if signature == "mask" else [])))
+    for variant in wanted:
+        path = folder / FOLDERS.get(part, part) / variant.name
         paths.append(path)
         if path.is_dir():
             continue
         say(f"export {part} {path.name}")
-        if target == AOTINDUCTOR:
-            compile_artefact(path.with_name(f"{encoding}-pt2"), path)
-            continue
-        if encoding not in made:
-            made = {encoding: Sources(seeded(described(part, encoding)))}  # only one model at a time, because models have up to 540 MB
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
-            export(made[encoding], target, path, signature=signature, verify=target == "pt2")  # only verified artefacts are compiled
+        if variant.encoding not in made:
+            made = {variant.encoding: Sources(seeded(described(part, variant.encoding)))}  # only one model at a time, because models have up to 540 MB
+        write(made[variant.encoding], variant, path)
     return paths
+
+
+def write(model: "Sources", variant: Variant, path: Path) -> None:
+    """Export one artefact, verified only on target pt2, because `posenc compile` requires it.
+
+    Caches of blocks are calibrated with random hidden states, which have the same scale in every channel.
+    """
+    from posenc_export.export import compile_artefact, export
+
+    if variant.target == AOTINDUCTOR:
+        compile_artefact(path.with_name(replace(variant, target="pt2").name), path)
+        return
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
+        sample = None
+        if variant.cache:
+            sample = Path(place) / "sample.npy"
+            np.save(sample, np.random.default_rng(0).standard_normal((SAMPLE, model.model.config.width), np.float32))
+        how = {"weights": variant.weights or None, "cache": variant.cache or None, "calibrate": sample}
+        export(model, variant.target, path, variant.signature, verify=variant.target == "pt2", **how)
 
 
 def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:

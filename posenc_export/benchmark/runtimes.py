@@ -78,6 +78,9 @@ RUNTIMES: Dict[str, Runtime] = {
     ),
     "hand-written-torchscript": Runtime(f"{PEERS}.hand_torchscript", TORCH, "posenc-export[export]", _plain_block, "a float32 block; rope or nope alone"),
     "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
+    "genai-int4": Runtime(
+        f"{PEERS}.genai_int4", (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"), "posenc-export[export,cpu] transformers onnxruntime-genai", _llama, LLAMA
+    ),
     "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
     "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),
 }

@@ -136,7 +136,12 @@ class BufferedCaches:
         return self._swapped(("replace",), self.columns)
 
     def emptied(self) -> "BufferedCaches":
-        return dataclasses.replace(self.restored({row: () for row in range(self.rows)}), columns=0)
+        empty = dataclasses.replace(self.restored({row: () for row in range(self.rows)}), columns=0)
+        bucket = self.graph.manifest.capacity_bucket
+        if self.graph.strided or not 0 < bucket < self.extent:
+            return empty
+        # The cost of such a graph follows its capacity, which would otherwise stay that of the longest text.
+        return dataclasses.replace(empty, capacity=bucket, extent=bucket)._with_empty_buffers()
 
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
         other = self._with_empty_buffers()

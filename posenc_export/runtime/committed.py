@@ -78,7 +78,7 @@ class Caches(Protocol):
         """Return caches with the given rows of the states that each call replaces; an empty sequence resets a row to its initial state."""
 
     def emptied(self) -> "Caches":
-        """Return caches in their initial state. In-place slots keep their content."""
+        """Return caches in their initial state, of the initial capacity where the cost of the graph follows the capacity. In-place slots may keep their content."""
 
     def fork(self, rows: int, slots: int) -> "Caches":
         """Return a copy in separate memory. Of in-place states, the first `slots` slots of the first `rows` rows are copied."""

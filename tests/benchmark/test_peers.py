@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from posenc_export.benchmark import contestants, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.export import export
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.numerics import deviation_bound, tolerance, worst_error
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
@@ -84,6 +84,17 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(runtime: str, model: str
     opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(folder, manifest, 1, batch)
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
     assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit_weights_do(folders: Callable[..., Path]) -> None:
+    if RUNTIMES["genai-int4"].missing():
+        pytest.skip("onnxruntime_genai is not installed")
+    folder, tokens = folders("decoder-rope"), np.random.default_rng(0).integers(1, 61, (1, 24))
+    opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(folder, manifests.read(folder), 1, 1)
+    wanted, found = answers(load(folder, provider="cpu", threads=1).session(), tokens), answers(opened.session, tokens)
+    assert 1e-3 < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) <= deviation_bound(2, 4, 32)
 
 
 def test_an_error_about_a_missing_runtime_names_its_requirement(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

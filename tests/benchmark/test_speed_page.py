@@ -6,6 +6,7 @@ import pytest
 
 from bench import speed, speed_page
 from bench.speed_page import TARGETS, Target, ratio
+from posenc_export.benchmark.runtimes import RUNTIMES
 from tests.benchmark import rows
 
 BLOCK = [rows.row("hand-written rope", [1.0, 1.0, 2.0, 1.0], tokens=128), rows.row("rope-ort", [0.9, 0.9, 1.8, 0.9], tokens=128)]
@@ -33,6 +34,15 @@ def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
     measured = {name: {"decode": part.contexts, "prefill": part.prompts} for name, part in speed.PARTS.items()}
     assert all(target.tokens in measured[target.part][target.phase] for target in TARGETS)
     assert list(speed.PARTS) == list(speed_page.TITLES)
+
+
+def test_every_target_names_contestants_of_its_part():
+    for target in TARGETS:
+        part = speed.PARTS[target.part]
+        own, several = {variant.name for variant in part.variants}, len({variant.encoding for variant in part.variants}) > 1
+        rebuilt = {f"{name} rope" if several else name for name in part.runtimes if RUNTIMES[name].builds}
+        loaded = {f"{name} on {folder}" for name in part.runtimes for folder in own}
+        assert {target.ours, target.theirs} <= own | rebuilt | loaded
 
 
 def test_the_large_model_has_134_million_parameters():

@@ -96,6 +96,16 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Di
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
 
 
+def test_static_caches_have_their_first_capacity_again_after_a_reset(folders: Dict[str, Path]) -> None:
+    tokens = np.random.default_rng(0).integers(61, size=(2, 300))
+    model = load(folders["onnx-static"], threads=1)
+    used, new = model.session(batch=2), model.session(batch=2)
+    used.prefill(tokens)
+    used.reset()
+    assert np.array_equal(used.prefill(tokens[:, :20]), new.prefill(tokens[:, :20]))
+    assert used._now.caches.capacity == used._now.caches.extent == new._now.caches.capacity == 256
+
+
 def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
     session.prefill(TOKENS)
     gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls

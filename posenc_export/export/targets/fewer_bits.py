@@ -107,7 +107,9 @@ class Fused:
         of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
         of_token = rewriter.emit("Max", [of_token, rewriter.constant(SMALLEST, "float32")])
         one, zero = rewriter.constant(1, "float32"), rewriter.constant(128, "uint8")
-        whole = rewriter.emit("QuantizeLinear", [rewriter.emit("Div", [x, of_token]), one, zero])
+        # One block per token, with a zero point for each. With Div and then QuantizeLinear with scale 1, a product takes 1.01 to 1.06 of the time.
+        zeros = rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [of_token])], attributes={"value": ir.tensor(np.array([128], np.uint8))})
+        whole = rewriter.emit("QuantizeLinear", [x, of_token, zeros], attributes={"axis": -1, "block_size": codes.inputs})
         weight = rewriter.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes[:, 0].T))
         scales = rewriter.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
         return rewriter.emit("Mul", [rewriter.emit("MatMulIntegerToFloat", [whole, weight, one, scales, zero], DOMAIN), of_token])
