@@ -4,6 +4,8 @@
 
 Measured on target ort with one thread, as medians. The two blocks step in turn, so that disturbances affect both. "growth" is the time at 4096 cached keys
 divided by the time at 1024: about 4 for a cost proportional to the number of keys, 16 for its square.
+
+The file also gets the times of the attention operator alone (bench/attention_kernels.py).
 """
 
 import argparse
@@ -17,6 +19,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
+from bench import attention_kernels
 from posenc_export import block_config
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
@@ -80,7 +83,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name:20} {steps}  growth {row['growth']:.2f}", flush=True)
     if options.json:
         how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1}
-        options.json.write_text(json.dumps({**how, "rows": [rows[name] for name in BLOCKS if name in rows]}, indent=1) + "\n", encoding="utf-8")
+        kernels = attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS))
+        found = {**how, "kernels": kernels, "rows": [rows[name] for name in BLOCKS if name in rows]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -226,6 +226,15 @@ def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) 
     return scores + products(q[..., size:], keys[..., size:]) if size < q.size(3) else scores
 
 
+def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
+    """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions p [B,T] int64: [B,H,S,T], arbitrary for p outside the table."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("WaveProducts", [q, key_positions, waves], {}, q, [q.size(0), q.size(1), q.size(2), key_positions.size(1)])
+    rows = torch.nn.functional.embedding(key_positions.clamp(0, waves.size(0) - 1), waves)
+    return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
+
+
 def shares(scores: Tensor, mask: Tensor) -> Tensor:
     """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key, all shares are equal and have no meaning."""
     # -1e30 replaces -inf, because a softmax over -inf only gives NaN.
@@ -250,13 +259,13 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
 
 
-def collect(shares: Tensor, index: Tensor, rows: int) -> Tensor:
-    """Sum shares [B,H,S,T] of keys with the same index [B,1 or H,S,T] int64, 0 .. rows - 1: [B,H,S,rows]."""
+def collect_by_distance(shares: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int) -> Tensor:
+    """Sum shares [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Collect", [shares, index], {"rows": float(rows)}, shares, [shares.size(0), shares.size(1), shares.size(2), rows])
-    empty = torch.zeros([shares.size(0), shares.size(1), shares.size(2), rows], dtype=shares.dtype, device=shares.device)
-    return empty.scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
+            return _node("CollectByDistance", [shares, positions, key_positions], {"left": left, "right": right}, shares, [*shares.shape[:3], left + right + 1])
+    index = ((key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left).unsqueeze(1)
+    return torch.zeros_like(shares[..., :1]).expand(-1, -1, -1, left + right + 1).scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
 
 
 def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
@@ -268,33 +277,24 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
     return sums if own else sums - x
 
 
+def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(q k) over this and all later visible keys, at most R - 1: [B,H,S,T] float32.
+    q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
+            return _node("RowsAtCounts", [q, keys, mask, rows], attributes, rows, [*rows.shape[:3], keys.size(2)])
+    gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
+    # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
+    counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)
+    below = counts.floor()
+    # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
+    index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
+    return pick(rows, index) + (counts - below).to(torch.float32) * pick(rows.diff(dim=3, append=rows[..., -1:]), index)
+
+
 def reduced_angle(radians: Tensor) -> Tensor:
     """Reduce float64 angles of any size to one turn, float32. Reducing in float32 would lose the digits of large angles."""
     # 1 / (2 pi) is given in two parts, which are float32 numbers: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
     turns = radians * 0.15915493667125702 + radians * 6.4206384e-09
     return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
-
-
-def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Return the target column [B,S] int64 of each token that moves valid tokens (positions [B,S] at least 0) to the front in order, and their number [B,1] int64."""
-    valid = positions.ge(0).to(torch.int64)
-    count = valid.sum(1, keepdim=True)
-    return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
-
-
-def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
-    """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N]. Return its outputs [B,S,N] and the last hidden vectors [B,N].
-
-    Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent [3N,N], bias [3N], recurrent_bias [3N].
-    """
-    if not torch.jit.is_scripting():
-        if emitting():
-            inputs: List[Optional[Tensor]] = [x, hidden, count, weight, recurrent, bias, recurrent_bias]
-            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])
-            return y, _node("LastHidden", [y], {}, hidden, [hidden.size(0), hidden.size(1)])
-    outputs: List[Tensor] = []
-    for index in range(x.size(1)):
-        following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)
-        hidden = torch.where(count > index, following, hidden)
-        outputs.append(hidden)
-    return torch.stack(outputs, dim=1), hidden

@@ -88,7 +88,17 @@ def decode_page(cost: Dict[str, Any]) -> str:
     for row in cost["rows"]:
         steps = [row["steps"][context] for context in contexts]
         lines.append(f"| {row['encoding']} | " + " | ".join(f"{s['microseconds']:.0f} us | {s['over_nope']:.2f}" for s in steps) + f" | {row['growth']:.1f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_kernels(cost["kernels"], contexts[-1]), ""])
+
+
+def _kernels(rows: Sequence[Dict[str, Any]], keys: str) -> List[str]:
+    lines = ["## What the attention operator costs", ""]
+    lines += [f"GroupQueryAttention alone, as a graph with one node, at {keys} keys (`bench/attention_kernels.py`). A step on target `ort` contains what"]
+    lines += ["its encoding needs of the operator: `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` need a bias, `shaw` a bias and the softmax, `pope` and"]
+    lines += ["`rope_longrope`, which caches each key with both sets of factors, heads of twice the size. `rope_dynamic` rotates all cached keys at each step, which the"]
+    lines += ["operator cannot do.", ""]
+    lines += ["| GroupQueryAttention | time | over the operator alone |", "|---|---|---|"]
+    return [*lines, *(f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |" for row in rows)]
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -204,10 +204,6 @@ class Table(torch.nn.Module):
         """positions [B,S] int64 (-1 is read as 0) to [B,S,n] float32."""
         return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
 
-    def of_keys(self, key_positions: Tensor) -> Tensor:
-        """key_positions [B,T] int64 to [B,T,n]. Unwritten slots after a shorter row may have positions past the table; their rows are arbitrary and masked."""
-        return torch.nn.functional.embedding(key_positions.clamp(0, self.rows.size(0) - 1), self.rows)
-
 
 class Exact(torch.nn.Module):
     """A trained tensor that stays float32 when the model is cast, because it multiplies positions."""

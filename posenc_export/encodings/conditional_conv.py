@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export import recurrence
 from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
 
 
@@ -34,7 +34,7 @@ class ConditionalConv(PositionEncoding):
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E] and the next states."""
-        order, count = ops.valid_first(positions)
+        order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)
         y = self.convolution(tokens.transpose(1, 2)).transpose(1, 2)

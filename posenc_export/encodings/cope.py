@@ -35,24 +35,15 @@ class CoPE(PositionEncoding):
         super().__init__()
         if positions < 2:
             raise ValueError(f"cope: expected positions of at least 2 rows, got {positions}; set positions=N")
-        self.last = positions - 1
         self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
-        scores = scale * ops.products(q, keys)
-        gates = torch.sigmoid(scores) * mask.ge(0).to(torch.float32)
-        # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
-        counts = ops.suffix_sum(gates.to(torch.float64)).clamp(0.0, float(self.last))
-        below = counts.floor()
-        rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
-        # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
-        index = below.to(torch.int64).clamp(0, self.last)
-        lower = ops.pick(rows, index)
-        steps = torch.cat((rows[..., 1:], rows[..., -1:]), dim=-1) - rows  # from each row to the next
-        return ops.mix(ops.shares(scores + lower + (counts - below).to(torch.float32) * ops.pick(steps, index), mask), values)
+        by_query = q.to(torch.float32)
+        rows = by_query.transpose(1, 2) @ self.table.to(torch.float32)
+        return ops.attend(q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale)
 
     def oracle(self) -> Oracle:
         return CoPEOracle(self.table.detach().double().numpy())

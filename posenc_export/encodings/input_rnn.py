@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export import recurrence
 from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
 
 
@@ -30,10 +30,10 @@ class InputRNN(PositionEncoding):
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and the next states."""
-        order, count = ops.valid_first(positions)
+        order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         packed = torch.zeros_like(x).scatter(1, wide, x)
-        y, last = ops.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
+        y, last = recurrence.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
         return y.gather(1, wide), [last]
 
     def embed_states(self) -> List[Carried]:

@@ -70,14 +70,14 @@ class Shaw(PositionEncoding):
         index = (ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left).to(torch.int64)
         trained, mixed = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
-        content = ops.pick(q.to(torch.float32).transpose(1, 2) @ table.t(), index)
+        content = ops.pick((scale * q.to(torch.float32)).transpose(1, 2) @ table.t(), index)
         if self.score == "query_key":
             of_keys = keys.to(torch.float32) @ table.t()
-            content = content + ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
+            content = content + scale * ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
         if self.mixed == "plain":
-            return ops.attend(q, keys, values, mask, scale * content, scale)
-        y, shares = ops.attend_with_shares(q, keys, values, mask, scale * content, scale)
-        relative = ops.collect(shares, index, self.left + self.right + 1) @ (table if mixed is None else mixed.to(torch.float32))
+            return ops.attend(q, keys, values, mask, content, scale)
+        y, shares = ops.attend_with_shares(q, keys, values, mask, content, scale)
+        relative = ops.collect_by_distance(shares, positions, key_positions, self.left, self.right) @ (table if mixed is None else mixed.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
     def oracle(self) -> Oracle:

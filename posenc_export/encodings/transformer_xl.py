@@ -75,8 +75,7 @@ class TransformerXL(PositionEncoding):
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)
         cos, sin = self.waves(positions).unsqueeze(1).split(self.width // 2, dim=-1)
-        turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1).transpose(1, 2)
-        relative = ops.products(turned, self.waves.of_keys(key_positions).unsqueeze(1))
+        relative = ops.wave_products(torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1), key_positions, self.waves.rows)
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
             distances = ops.distances(positions, key_positions)

@@ -194,7 +194,7 @@ PLANTS |= {
     "state not carried, input_rnn": ("input_rnn", each(_forgets_tokens)),
     "state not carried, conditional_conv": ("conditional_conv", each(_forgets_tokens)),
     "offsets in columns exchanged": ("swin", each(lambda e: e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1)))),
-    "count clamped one short": ("cope-short", each(lambda e: setattr(e, "last", e.last - 1))),
+    "count clamped one short": ("cope-short", each(lambda e: e.table[:, -1].copy_(e.table[:, -2]))),
     "bits the other way round": ("binary", each(lambda e: e.powers.copy_(e.powers.flip(0)))),
     "shares exchanged": ("hierarchical", each(lambda e: setattr(e, "share", 1 - e.share))),
     "table one row late, recurrent": ("recurrent", each(_table_one_row_late)),

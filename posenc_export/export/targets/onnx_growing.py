@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import collected, counts, standard, waves
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -38,6 +38,9 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 LOWERING = (
     {
         **standard.LOWERING,
+        "CollectByDistance": collected.collect_by_distance,
+        "RowsAtCounts": counts.rows_at_counts,
+        "WaveProducts": waves.wave_products,
         "AppendPositions": append_positions,
         "FitPositions": standard.as_is,
         "Distances": standard.distances,

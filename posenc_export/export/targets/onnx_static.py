@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import collected, counts, standard, waves
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -28,6 +28,9 @@ def fit_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 LOWERING = (
     {
         **standard.LOWERING,
+        "CollectByDistance": collected.collect_by_distance,
+        "RowsAtCounts": counts.rows_at_counts,
+        "WaveProducts": waves.wave_products,
         "Append": append,
         "AppendPositions": append_positions,
         "FitPositions": fit_positions,

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import standard
+from posenc_export.export.targets import collected, counts, standard, waves
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
@@ -41,16 +41,40 @@ def _cache_position(rewriter: Rewriter) -> ir.Value:
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Key positions of compact rows: the input first_position [B,1], which is the position in slot 0, plus the slot."""
-    _, total = lengths(rewriter)
-    count = rewriter.emit("Cast", [total], attributes={"to": int(INT64)})
-    slots = rewriter.emit("Range", [rewriter.constant(0), count, rewriter.constant(1)])
-    return rewriter.emit("Add", [rewriter.input("first_position", INT64, ["batch_size", 1]), slots])
+    slots = rewriter.emit("Range", [rewriter.constant(0), _total(rewriter), rewriter.constant(1)])
+    return rewriter.emit("Add", [_first_position(rewriter), slots])
+
+
+def _total(rewriter: Rewriter) -> ir.Value:
+    """Return the number of valid slots of the longest compact row, [] int64."""
+    return rewriter.emit("Cast", [lengths(rewriter)[1]], attributes={"to": int(INT64)})
+
+
+def _first_position(rewriter: Rewriter) -> ir.Value:
+    """Return the position in slot 0 of each compact row [B,1]."""
+    return rewriter.input("first_position", INT64, ["batch_size", 1])
+
+
+def _of_call(rewriter: Rewriter, key_positions: Optional[ir.Value]) -> bool:
+    """Return whether the keys are not in slots of compact rows: with attention_mask, or without a cache."""
+    return by_columns(rewriter) is not None or (key_positions is not None and key_positions.is_graph_input())
+
+
+def _in_slots(rewriter: Rewriter, key_positions: Optional[ir.Value]) -> bool:
+    """Return whether a lowering may find keys by slot instead of by position. Float16 was not measured."""
+    return rewriter.dtype == "float32" and not _of_call(rewriter, key_positions)
+
+
+def wave_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Use that slots of compact rows have consecutive positions."""
+    if not _in_slots(rewriter, node.inputs[1]):
+        return waves.wave_products(rewriter, node)
+    return waves.consecutive_wave_products(rewriter, node, _first_position(rewriter), _total(rewriter))
 
 
 def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32 below 2^24 slots and takes fewer nodes than positions in int64."""
-    keys = node.inputs[1]
-    if by_columns(rewriter) is not None or (keys is not None and keys.is_graph_input()):  # only keys of this call
+    if _of_call(rewriter, node.inputs[1]):
         return standard.distances(rewriter, node)
     _, total = lengths(rewriter)
     count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
@@ -87,12 +111,20 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     attributes |= {} if reader is None else {"qk_output": AFTER_SOFTMAX}
     y, present_key, present_value, *shares = rewriter.emit_all("GroupQueryAttention", inputs, 3 if reader is None else 4, DOMAIN, attributes)
     if reader is not None:
-        reader.outputs[0].replace_all_uses_with(_where_seen(rewriter, shares[0], node.inputs[3]))
+        found = shares[0] if seen == {} and _reads_slots(rewriter, reader) else _where_seen(rewriter, shares[0], node.inputs[3])
+        reader.outputs[0].replace_all_uses_with(found)
     append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
     append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
     if values < wide:
         y = _first_of_heads(rewriter, y, number(node, "heads"), values)
     return y if attention_mask is None else _at_tokens(rewriter, y, semantic_mask.inputs[0])
+
+
+def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Use that differences of slots of compact rows are distances."""
+    if _in_slots(rewriter, node.inputs[2]) and number(node, "left"):
+        return collected.collect_from_slots(rewriter, node, _cache_position(rewriter))
+    return collected.collect_by_distance(rewriter, node)
 
 
 def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
@@ -130,6 +162,12 @@ def _padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optiona
     if not missing:
         return value
     return rewriter.emit("Pad", [value, rewriter.constant([0, missing]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
+
+
+def _reads_slots(rewriter: Rewriter, shares: ir.Node) -> bool:
+    """Return whether only shares of keys up to the query are read, which GroupQueryAttention always writes."""
+    users = [user for user, _ in shares.outputs[0].uses()]
+    return all(user.op_type == "CollectByDistance" and number(user, "left") and _in_slots(rewriter, user.inputs[2]) for user in users)
 
 
 def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
@@ -173,19 +211,34 @@ def _in_dtype(rewriter: Rewriter, scores: Optional[ir.Value]) -> Optional[ir.Val
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
-    past, new, write_index = node.inputs
+    past, new, _ = node.inputs
+    first, total = _slots(rewriter, node)
     update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
-    attention_mask = by_columns(rewriter)
-    if attention_mask is None:  # slot of the first new token of each row
-        write_index = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
-    buffer = rewriter.emit("TensorScatter", [past, update, write_index], attributes={"axis": 2})
-    total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
-    end = rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
-    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), end, rewriter.constant([2])])
+    buffer = rewriter.emit("TensorScatter", [past, update, first], attributes={"axis": 2})
+    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), total, rewriter.constant([2])])
     for reader, index in list(node.outputs[0].uses()):
         if reader.op_type != "GatherElements":  # which reads only the slots it is given
             reader.replace_input_with(index, valid)
     return buffer
+
+
+def _slots(rewriter: Rewriter, append: ir.Node) -> Tuple[ir.Value, ir.Value]:
+    """Return the slot of the first new token of each row [B], and the number of valid slots of the longest row [1], int64."""
+    attention_mask, first = by_columns(rewriter), append.inputs[2]
+    if attention_mask is None:
+        first = rewriter.emit("Gather", [_cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
+    assert first is not None
+    total = lengths(rewriter)[1] if attention_mask is None else lengths_of_mask(rewriter, attention_mask)[1]
+    return first, rewriter.emit("Unsqueeze", [rewriter.emit("Cast", [total], attributes={"to": int(INT64)}), rewriter.constant([0])])
+
+
+def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
+    append = producer(node.inputs[1], "Append")
+    if append is None or rewriter.dtype != "float32":
+        return counts.rows_at_counts(rewriter, node)
+    node.replace_input_with(1, None)  # no longer a reader of the cache
+    return counts.rows_at_last_counts(rewriter, node, append, *_slots(rewriter, append))
 
 
 def _rotation(q: Optional[ir.Value], k: Optional[ir.Value]) -> Optional[ir.Node]:
@@ -224,6 +277,9 @@ LOWERING = (
         "FitPositions": standard.as_is,
         "Distances": distances,
         "Attend": attend,
+        "CollectByDistance": collect_by_distance,
+        "RowsAtCounts": rows_at_counts,
+        "WaveProducts": wave_products,
     },
     {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # nodes that were not merged into GroupQueryAttention
 )

@@ -138,7 +138,7 @@ def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Emit product, softmax and weighted sum as separate nodes, as in ops.attend_with_shares."""
     reader = shares_of(node)
     assert reader is not None
-    found = rewriter.emit("Mul", [_products(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
+    found = rewriter.emit("Mul", [products_of(rewriter, node, *node.inputs[:2]), rewriter.constant(scores_of(node)["scale"], "float32")])
     scores = rewriter.emit("Clip", [rewriter.emit("Add", [found, whole_mask(rewriter, node)]), rewriter.constant(LEAST, "float32")])
     shares = rewriter.emit("Softmax", [scores], attributes={"axis": -1})
     reader.outputs[0].replace_all_uses_with(shares)
@@ -161,13 +161,14 @@ def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], val
 
 def products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
-    return _products(rewriter, node, *node.inputs)
+    return products_of(rewriter, node, *node.inputs)
 
 
-def _products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value]) -> ir.Value:
+def products_of(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], queries: Optional[ir.Value] = None) -> ir.Value:
+    """Products of q [B,S,H,D] and keys [B,K,T,D] for a node with attributes heads and kv_heads: [B,H,S,T] float32. queries: S, [1], needed if T may be 0."""
     by_head = rewriter.emit("Transpose", [in_float(rewriter, q)], attributes={"perm": [0, 2, 1, 3]})
     turned = rewriter.emit("Transpose", [in_float(rewriter, keys)], attributes={"perm": [0, 1, 3, 2]})
-    return _grouped(rewriter, node, by_head, turned)
+    return _grouped(rewriter, node, by_head, turned, queries)
 
 
 def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -180,7 +181,7 @@ def _mix(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: 
     return rewriter.packed(in_dtype(rewriter, rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
 
 
-def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value]) -> ir.Value:
+def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right: Optional[ir.Value], queries: Optional[ir.Value] = None) -> ir.Value:
     """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand: [B,H,S,n].
 
     These heads are stacked as rows of one product, so that each right operand is read once.
@@ -190,7 +191,10 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
         return rewriter.emit("MatMul", [left, right])
     as_rows = rewriter.emit("Reshape", [left, rewriter.constant([0, kv_heads, -1, 0])])
     y = rewriter.emit("MatMul", [as_rows, right])
-    return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
+    if queries is None:
+        return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
+    sizes = [rewriter.constant([0, heads]), queries, rewriter.constant([-1])]
+    return rewriter.emit("Reshape", [y, rewriter.emit("Concat", sizes, attributes={"axis": 0})])
 
 
 def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -222,18 +226,10 @@ def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def pick(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
     rows, index = node.inputs
-    return rewriter.emit("GatherElements", [rows, _for_every_head(rewriter, index, rows)], attributes={"axis": -1})
+    return rewriter.emit("GatherElements", [rows, for_every_head(rewriter, index, rows)], attributes={"axis": -1})
 
 
-def collect(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    shares, index = node.inputs
-    leading = rewriter.emit("Slice", [rewriter.emit("Shape", [shares]), rewriter.constant([0]), rewriter.constant([3])])
-    shape = rewriter.emit("Concat", [leading, rewriter.constant([number(node, "rows")])], attributes={"axis": 0})
-    zeros = rewriter.emit("Expand", [rewriter.constant(0, "float32"), shape])
-    return rewriter.emit("ScatterElements", [zeros, _for_every_head(rewriter, index, shares), shares], attributes={"axis": -1, "reduction": "add"})
-
-
-def _for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
+def for_every_head(rewriter: Rewriter, index: Optional[ir.Value], like: Optional[ir.Value]) -> ir.Value:
     """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
     known = like is not None and like.shape is not None and isinstance(like.shape[1], int)
     heads = rewriter.constant([size(like, 1)]) if known else rewriter.emit("Shape", [like], attributes={"start": 1, "end": 2})
@@ -289,7 +285,6 @@ LOWERING = {
     "Mix": mix,
     "SelectTokens": select_tokens,
     "Pick": pick,
-    "Collect": collect,
     "SuffixSum": suffix_sum,
     "Recur": recur,
 }
