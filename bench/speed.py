@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
@@ -22,7 +22,7 @@ from posenc_export.benchmark import Report, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short import block_config, decoder_config
-from posenc_export.runtime.providers import OPENVINO
+from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.terminal import Progress
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Variant:
 
     Args:
         encoding: its position encoding.
-        target: its target.
+        target: its target. The variant of aotinductor is compiled from that of pt2, which has to be listed before it.
         signature: "positions" or "mask".
         weights: format of quantized weights, empty for float32.
         cache: format of quantized caches, empty for float32.
@@ -68,7 +68,7 @@ class Part:
         prompts: tokens of a prompt at prefill.
         runtimes: other runtimes, which take part if they are installed.
         seconds: time per contestant and number of tokens.
-        providers: providers of OpenVINO, which also run the artefacts if openvino is installed.
+        providers: further providers of the artefacts; those of OpenVINO take part if openvino is installed.
     """
 
     variants: Tuple[Variant, ...]
@@ -89,7 +89,7 @@ LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of sign
 LOADED = (Variant(signature="mask", only_for="genai"), Variant(target="onnx", signature="mask", only_for="openvino"))
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
 PARTS: Dict[str, Part] = {
-    "block": Part(on_targets(*ALL), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5),
+    "block": Part(on_targets(*ALL, "pt2", AOTINDUCTOR), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5, (AOTINDUCTOR,)),
     "layers": Part((*on_targets(*ALL), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
     "model": Part((*on_targets("ort"), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
     "bits": Part(
@@ -132,9 +132,15 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
 
 
 def write(model: "Sources", variant: Variant, path: Path) -> None:
-    """Export one artefact without verifying it. Caches of blocks are calibrated with random hidden states, which have the same scale in every channel."""
-    from posenc_export.export import export
+    """Export one artefact, verified only on target pt2, because `posenc compile` requires it.
 
+    Caches of blocks are calibrated with random hidden states, which have the same scale in every channel.
+    """
+    from posenc_export.export import compile_artefact, export
+
+    if variant.target == AOTINDUCTOR:
+        compile_artefact(path.with_name(replace(variant, target="pt2").name), path)
+        return
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
         sample = None
@@ -142,7 +148,7 @@ def write(model: "Sources", variant: Variant, path: Path) -> None:
             sample = Path(place) / "sample.npy"
             np.save(sample, np.random.default_rng(0).standard_normal((SAMPLE, model.model.config.width), np.float32))
         how = {"weights": variant.weights or None, "cache": variant.cache or None, "calibrate": sample}
-        export(model, variant.target, path, variant.signature, verify=False, **how)
+        export(model, variant.target, path, variant.signature, verify=variant.target == "pt2", **how)
 
 
 def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:
@@ -150,7 +156,8 @@ def measured(name: str, folder: Path, threads: int, without: Sequence[str], say:
     part = PARTS[name]
     runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
     folders = exported(name, folder, runtimes, say)
-    providers = () if "openvino" in without or RUNTIMES["openvino"].missing() else part.providers
+    absent = OPENVINO if "openvino" in without or RUNTIMES["openvino"].missing() else ()
+    providers = [provider for provider in part.providers if provider not in absent]
     works = part.contexts, part.prompts
     return run(folders, runtimes, *works, threads=threads, seconds=part.seconds, different_models=True, providers=providers, progress=say)
 

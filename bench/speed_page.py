@@ -21,7 +21,8 @@ while the others are stopped. Samples that other processes disturbed are measure
 are computed round by round in the same run, from rounds in which neither contestant was disturbed, and are blank with fewer than 3 such rounds. Weights are random.
 They are float32 unless a name says otherwise.
 
-Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static` or `torchscript`. `hand-written` is a hand-written graph of the fused
+Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static`, `torchscript` or `pt2`; `aotinductor` is the artefact of `pt2`
+after `posenc compile`. `hand-written` is a hand-written graph of the fused
 operators of ONNX Runtime (posenc_export/benchmark/peers/hand_graph.py), `hand-written-torchscript` a scripted module with caches written in place
 (hand_torchscript.py in the same folder), and `transformers` is LlamaForCausalLM in eager mode, all with the same weights. `genai`
 (onnxruntime-genai) and `openvino` load an artefact of signature `mask`; `openvino` keeps the caches as state of the graph. `(openvino)` or `(openvino-bf16)`
@@ -49,6 +50,7 @@ class Target:
 TARGETS = (
     *(Target("block", "decode", tokens, "rope-ort", "hand-written rope", 1.0) for tokens in (128, 1024, 8192)),
     *(Target("block", "decode", tokens, "rope-torchscript", "hand-written-torchscript rope", 1.1) for tokens in (128, 1024, 8192)),
+    *(Target("block", "decode", tokens, "rope-aotinductor", "hand-written-torchscript rope") for tokens in (128, 1024, 8192)),
     *(Target("layers", "decode", tokens, "rope-ort", "genai on rope-ort-mask", 0.92) for tokens in (128, 1024)),
     *(Target("layers", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
     *(Target("model", "decode", tokens, "rope-ort", theirs) for tokens in (128, 1024) for theirs in ("genai on rope-ort-mask", "hand-written rope")),

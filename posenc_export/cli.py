@@ -1,4 +1,4 @@
-"""The `posenc` command: list, export, verify, generate, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, export, compile, verify, generate, serve, page, bench, inspect, plot."""
 
 import argparse
 import os
@@ -6,13 +6,14 @@ import sys
 from typing import Optional, Sequence
 
 from posenc_export import __version__
-from posenc_export.commands import bench, export, generate, inspect, listing, page, plot, serve, verify
+from posenc_export.commands import bench, compile, export, generate, inspect, listing, page, plot, serve, verify
 from posenc_export.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
 
 INTERRUPTED = 130
 COMMANDS = {
     "list": (listing, "list encodings, targets, families of checkpoints and presets"),
     "export": (export, "write an artefact and verify it"),
+    "compile": (compile, "compile a pt2 artefact to native code for this machine (AOTInductor)"),
     "verify": (verify, "verify an artefact on this machine against the reference that it contains; needs no torch"),
     "generate": (generate, "continue a text with a decoder"),
     "serve": (serve, "answer completions over HTTP, as in OpenAI's API"),

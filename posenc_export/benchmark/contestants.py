@@ -9,7 +9,9 @@ from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.providers import OPENVINO, not_for_openvino
+from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
+
+ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def gather(
         folders: artefact folders.
         runtimes: names in RUNTIMES.
         different_models: allow folders of different models.
-        providers: providers of OpenVINO to measure in addition to the CPU and CUDA.
+        providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and "aotinductor", without which native code is not run.
 
     Raises:
         ValueError: no folder, folders of different models, an unknown runtime or provider, one that is not installed or supports none of the folders, an invalid
@@ -67,10 +69,13 @@ def gather(
     own = []
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
-        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in (*_providers(manifest), *_added(providers, manifest))]
+        chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
+        check_name(chosen[0], manifest)
+        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
     for provider in providers:
         if all(each.provider != provider for each in own):
-            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add one of target onnx or ort")
+            remedy = "one that `posenc compile` wrote" if provider == AOTINDUCTOR else "one of target onnx or ort"
+            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}")
     others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
     labels = numbered([contestant.label for contestant in others + own])
     return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
@@ -106,7 +111,7 @@ def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
     missing = runtime.missing()
     if missing:
         raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}")
-    taken = [each for each in own if each.provider == "cpu" and runtime.takes(each.folder, each.manifest)]
+    taken = [each for each in own if each.provider in ON_CPU and runtime.takes(each.folder, each.manifest)]
     if not taken:
         got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in own))
         raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}")
@@ -119,6 +124,8 @@ def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
     """Return the providers that can run an artefact. GroupQueryAttention has no float32 kernel on CUDA; artefacts of target ort-cuda run only on CUDA."""
+    if manifest.target == AOTINDUCTOR:
+        return ()
     if manifest.target.endswith("-cuda"):
         return ("cuda",)
     capable = manifest.target.startswith("onnx") or (manifest.target == "ort" and manifest.dtype == "float16")
@@ -126,12 +133,14 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
 
 
 def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
-    """Return the given providers of OpenVINO if they can run an artefact, otherwise none."""
-    unknown = sorted(set(providers) - set(OPENVINO))
+    """Return those of the given providers that can run an artefact."""
+    known = (*OPENVINO, AOTINDUCTOR)
+    unknown = sorted(set(providers) - set(known))
     if unknown:
-        raise ValueError(f"benchmark: expected providers from {', '.join(OPENVINO)}, got {', '.join(unknown)}; choose from these, cpu and cuda are always measured")
-    return list(dict.fromkeys(providers)) if not_for_openvino(manifest) is None else []
+        raise ValueError(f"benchmark: expected providers from {', '.join(known)}, got {', '.join(unknown)}; choose from these, cpu and cuda are always measured")
+    able = {AOTINDUCTOR: manifest.target == AOTINDUCTOR, **dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)}
+    return [name for name in dict.fromkeys(providers) if able[name]]
 
 
 def _on(label: str, provider: str) -> str:
-    return label if provider == "cpu" else f"{label} ({provider})"
+    return label if provider in ON_CPU else f"{label} ({provider})"

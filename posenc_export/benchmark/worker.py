@@ -20,6 +20,7 @@ from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.providers import TORCH_TARGETS
 
 BURST = 16  # steps between two rewinds
 READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
@@ -43,7 +44,7 @@ def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened
     """Open an artefact. Libraries are imported before the timed load."""
     from posenc_export.runtime import load
 
-    if manifest.target in ("torchscript", "pt2"):
+    if manifest.target in TORCH_TARGETS:
         import torch
 
         torch.set_num_threads(request["threads"])

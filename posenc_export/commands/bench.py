@@ -18,7 +18,7 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
     timing.add_argument("folders", type=Path, nargs="+", help="folders of artefacts, all of one model unless --different-models is given")
     runtimes = f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given several times"
     timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=runtimes)
-    providers = "measure the artefacts with this provider too: openvino or openvino-bf16; may be given twice"
+    providers = "measure the artefacts with this provider too: openvino, openvino-bf16 or aotinductor; may be given several times"
     timing.add_argument("--provider", action="append", default=[], metavar="NAME", help=providers)
     timing.add_argument("--different-models", action="store_true", help="compare artefacts of different models in one table")
     contexts = "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a model are skipped (default: %(default)s)"

@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.tables import WIDTH, aligned
@@ -69,7 +69,13 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 def _proof(manifest: Manifest) -> List[Line]:
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
-    certificate = ", ".join(f"{name} {value}" for name, value in summary(manifest.certificate).items()) if manifest.certificate else "none: not verified"
     against = (manifest.certificate or {}).get("against")
-    lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", certificate)]
+    lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", _errors(manifest.certificate))]
+    if manifest.compiled is not None:
+        made, proof = manifest.compiled, _errors(manifest.proofs[-1] if manifest.proofs else None)
+        lines[-1:] = [("compiled", f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}"), ("proof", proof)]
     return [*lines, ("oracle", against)] if against else lines
+
+
+def _errors(certificate: Optional[Dict[str, Any]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in summary(certificate).items()) if certificate else "none: not verified"

@@ -7,8 +7,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"export: expected {error.name} to be installed, got none; pip install 'posenc-export[export]'", name=error.name) from None
 
 from posenc_export.export.artefact import check_export, export, export_all, folders
+from posenc_export.export.native import compile_artefact
 from posenc_export.export.source import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import VerificationError, verify
 
-__all__ = ["TARGETS", "Sources", "VerificationError", "check_export", "export", "export_all", "folders", "verify"]
+__all__ = ["TARGETS", "Sources", "VerificationError", "check_export", "compile_artefact", "export", "export_all", "folders", "verify"]

@@ -19,7 +19,7 @@ from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
-TRACE = {B: 2, S: 5, P: 3, T: 8, M: 7, Q: 6, R: 4}  # no 0 or 1: torch.export would fix those sizes
+TRACE = {B: 2, S: 5, P: 3, T: 8, M: 9, Q: 6, R: 4}  # no 0 or 1, which torch.export would fix; T = P + S columns fit into M slots
 TORCH = {"capacity_bucket": 64, "continuation_rows": 0, "contiguous": False}  # of graphs of torch, which take the first slots of larger memory
 
 

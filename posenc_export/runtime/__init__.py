@@ -1,4 +1,4 @@
-"""Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript and pt2, OpenVINO only for its providers."""
+"""Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript, pt2 and aotinductor, OpenVINO only for its providers."""
 
 from pathlib import Path
 from typing import Callable, Optional, Union
@@ -21,12 +21,13 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
 
     Args:
         provider: "auto", "cpu" or "cuda" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
-            chooses OpenVINO.
+            chooses OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
         threads: threads per operator; None uses all cores.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
 
     Raises:
-        ValueError: the folder is not an artefact, a file is altered, the digest differs, or the provider is not available.
+        ValueError: the folder is not an artefact, a file is altered, the digest differs, or the provider is not available, or the artefact's native
+            code was compiled for another processor or version of torch.
         ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
@@ -34,7 +35,7 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
         raise ValueError(f"runtime: expected at least 1 thread, got {threads}; leave it out for all cores")
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    if manifest.target in ("torchscript", "pt2"):
+    if manifest.target in providers.TORCH_TARGETS:
         check(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.torch_files import load_torch
 

@@ -8,17 +8,13 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 
 import hashlib
 import math
-import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.runtime import providers
+from posenc_export.runtime import machine, providers
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import FAILED
@@ -166,28 +162,10 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
-    found = f"{_gpu() if session.provider == 'cuda' else processor()}, {distribution}"
+    found = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
     for name in (distribution, f"{distribution}-gpu"):
         try:
             return f"{found} {metadata.version(name).partition('+')[0]}"
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def processor() -> str:
-    """Return the name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
-
-
-def _gpu() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "GPU"
-    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    return said.stdout.strip().partition("\n")[0] or "GPU"

@@ -7,9 +7,13 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.suggestion import suggestion
 
 OPENVINO = ("openvino", "openvino-bf16")
-NAMES = ("auto", "cpu", "cuda", *OPENVINO)
-HELP = "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16 (default: auto, which never chooses OpenVINO)"
-TORCH_TARGETS = ("torchscript", "pt2", "eager")
+AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
+NAMES = ("auto", "cpu", "cuda", *OPENVINO, AOTINDUCTOR)
+HELP = (
+    "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
+    "`posenc compile` wrote (default: auto, which never chooses OpenVINO or native code)"
+)
+TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
 # Matrix products in one node of each operator.
@@ -27,7 +31,12 @@ def check_name(name: str, manifest: Manifest) -> None:
     """
     if name not in NAMES:
         raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
-    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu"):
+    if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
+        remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
+        raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")
+    if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
+        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
+    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
     found = not_for_openvino(manifest) if name in OPENVINO else None
     if found is not None:

@@ -2,7 +2,7 @@
 
 torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates sizes with sympy, executes guards, and looks up operators as
 attributes of torch. An archive is accepted if its tensors are plain bytes, and if every string of its program is a name, a size built from symbols and whole
-numbers, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
+numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
 """
 
 import ast
@@ -17,8 +17,8 @@ OTHERS = (".data/version", ".data/serialization_id", "byteorder", "archive_forma
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
-OPERATOR = re.compile(r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*", re.ASCII)
-CHOICES = ("floor", "trunc", "none", "tanh", "Infinity", "-Infinity", "NaN")  # modes of operators, and floats that JSON cannot represent
+OPERATOR = re.compile(r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*|_operator\.sub", re.ASCII)  # or a difference of sizes
+CHOICES = ("floor", "trunc", "none", "tanh", "constant", "Infinity", "-Infinity", "NaN")  # modes of operators, and floats that JSON cannot represent
 EMPTY = ("guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph", "treespec_namedtuple_fields")
 FUNCTIONS = ("Add", "Mul", "Max", "Min", "FloorDiv", "CleanDiv", "Mod", "PythonMod")
 LONGEST = 4096  # characters of a size expression

@@ -9,7 +9,12 @@ from posenc_export.runtime.schema import Axis, Certificate, Manifest, State, Val
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
 ENDS = {"decoder": ("input_ids", "logits"), "encoder": ("input_ids", "last_hidden_state"), "block": ("hidden_states", "output")}
-GRAPHS = {"onnx": "model.onnx", "onnx-static": "model.onnx", "ort": "model.onnx", "ort-cuda": "model.onnx", "torchscript": "model.pt", "pt2": "model.pt2"}
+GRAPHS = {
+    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-cuda"), "model.onnx"),
+    "torchscript": "model.pt",
+    "pt2": "model.pt2",
+    "aotinductor": "model.native.pt2",
+}
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
@@ -234,6 +239,8 @@ def _check_files(manifest: Manifest) -> None:
     graph = GRAPHS[manifest.target]
     if manifest.weights is not None and (graph != "model.onnx" or manifest.dtype != "float32"):
         _refuse("model.onnx in float32 for weights of few bits", f"{manifest.weights.format} for target {manifest.target} in {manifest.dtype}")
+    if (manifest.compiled is not None) != (manifest.target == "aotinductor"):
+        _refuse("compiled exactly for target aotinductor", f"{'none' if manifest.compiled is None else 'it'} for target {manifest.target}")
     if "posenc.json" in manifest.files:
         _refuse("files other than posenc.json itself in files", "posenc.json")
     graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))

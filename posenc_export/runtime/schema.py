@@ -7,6 +7,8 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict, Union
 import msgspec
 from msgspec import Meta, Struct
 
+from posenc_export.runtime.machine import Compiled
+
 SCHEMA = 4
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
 # Patterns end in \Z, since $ also matches before a final line break.
@@ -14,7 +16,7 @@ LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
-OMITTED_IF_EMPTY = ("cache", "calibration", "deviation", "encoder", "packages", "start_ids", "weights")
+OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "packages", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
@@ -178,7 +180,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to last_hidden_state or, if a decoder reads it, encoder_key_values; with
             segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's own module, input_ids or hidden_states to output).
-        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript" or "pt2"; "eager" for a live module, which has no file.
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor"; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which the graph counts positions).
         dtype: "float32" or "float16", dtype of activations and caches.
         layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
@@ -204,6 +206,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
         calibration: calibration data used to round weights and to compute the scales of caches; None for none.
         deviation: difference from the float32 module; None if the artefact was not verified or has no weights or caches of few bits.
+        compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
@@ -212,7 +215,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
-    target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2)\Z")]
+    target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
@@ -238,6 +241,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
     calibration: Optional[Calibration] = None
     deviation: Optional[Deviation] = None
+    compiled: Optional[Compiled] = None
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None

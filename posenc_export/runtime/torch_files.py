@@ -1,15 +1,16 @@
-"""Load model.pt of TorchScript and model.pt2 of torch.export. torch is imported only when a function needs it."""
+"""Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor. torch is imported only when a function needs it."""
 
 import io
 import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 from posenc_export.runtime import pt2_archive
 from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.providers import AOTINDUCTOR
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.torch_graph import TorchGraph
 
@@ -18,12 +19,13 @@ DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexE
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
-    """Load model.pt (TorchScript) or model.pt2 (torch.export). Its digest must have been compared before (files.check).
+    """Load the file of a torch target. Its digest must have been compared before (files.check).
 
-    A TorchScript file is a program and can run any code of its own. A .pt2 file is loaded only if nothing in it is unpickled or evaluated (pt2_archive.py).
+    A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of their own. model.pt2 is loaded only if nothing in it is
+    unpickled or evaluated (pt2_archive.py).
 
     Raises:
-        ValueError: the file is damaged, or the archive holds more than tensors and a graph.
+        ValueError: the file is damaged, the archive of model.pt2 holds more than tensors and a graph, or native code was compiled for another machine.
         ModuleNotFoundError: torch is not installed.
     """
     try:
@@ -32,14 +34,14 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
     if threads:
         torch.set_num_threads(threads)
-    path = folder / graph_file(manifest)
+    path, read = folder / graph_file(manifest), {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
         warnings.simplefilter("ignore", FutureWarning)
-        return TorchGraph(_program(path, manifest) if manifest.target == "pt2" else _script(path), manifest)
+        return TorchGraph(read(path, manifest), manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
 
 
-def _script(path: Path) -> Any:
+def _script(path: Path, manifest: Manifest) -> Any:
     import torch
 
     try:
@@ -49,6 +51,42 @@ def _script(path: Path) -> Any:
 
 
 def _program(path: Path, manifest: Manifest) -> Any:
+    program = read_program(path, manifest)
+    with _refusing_damage(path):
+        module = program.module(check_guards=False)
+    return module.forward  # without the hook in front of it, which compares every size with its range: half of the time of a small model's step
+
+
+def _native(path: Path, manifest: Manifest) -> Any:
+    import torch
+
+    assert manifest.compiled is not None  # rules.check
+    manifest.compiled.check()
+    try:
+        # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
+        run = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).boxed_run
+    except RuntimeError as error:
+        raise _damaged(path, error) from None
+    inputs, encoded = len(manifest.inputs), len(manifest.encoder)
+    behind = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
+
+    def call(*arguments: Any) -> Tuple[Any, List[Any]]:
+        """Run the code on flat arguments. It checks no strides, and expects all tensors but caches to be contiguous."""
+        *single, states = arguments
+        kept = len(states) - encoded
+        caches = [*single[inputs:], *states[:kept]]
+        made = run([*(value.contiguous() for value in single[:inputs]), *caches, *(value.contiguous() for value in states[kept:])])
+        return made[0], made[behind:]
+
+    return call
+
+
+def read_program(path: Path, manifest: Manifest) -> Any:
+    """Read the torch.export.ExportedProgram of model.pt2, without running code.
+
+    Raises:
+        ValueError: as for `load_torch`.
+    """
     import torch
 
     try:
@@ -56,16 +94,11 @@ def _program(path: Path, manifest: Manifest) -> Any:
         pt2_archive.check(entries)
     except ValueError as error:
         raise ValueError(f"runtime: {path.name}: {error}; export again") from None
-    verification = torch._export.verifier.SpecViolationError  # its only base is Exception
-    with _quiet("torch.export"):
-        try:
-            # Repack the checked entries, so that torch reads these even if its zip reader would find others in the file.
-            program = torch.export.load(io.BytesIO(packed(entries)))
-            module = program.module(check_guards=False)
-        except (*DAMAGED, verification) as error:
-            raise _damaged(path, error) from None
+    with _refusing_damage(path):
+        # Repack the checked entries, so that torch reads these even if its zip reader would find others in the file.
+        program = torch.export.load(io.BytesIO(packed(entries)))
     _check_arguments(path, program, manifest)
-    return module.forward  # without the hook in front of it, which compares every size with its range: half of the time of a small model's step
+    return program
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
@@ -90,6 +123,23 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
 def _damaged(path: Path, error: Exception) -> ValueError:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ValueError(f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again")
+
+
+@contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Replace what torch raises while it builds a program from damaged JSON.
+
+    Raises:
+        ValueError: the program cannot be built.
+    """
+    import torch
+
+    verification = torch._export.verifier.SpecViolationError  # its only base is Exception
+    with _quiet("torch.export"):
+        try:
+            yield
+        except (*DAMAGED, verification) as error:
+            raise _damaged(path, error) from None
 
 
 @contextmanager

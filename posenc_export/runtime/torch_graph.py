@@ -1,4 +1,4 @@
-"""Run a TorchScript module, a torch.export program or an eager torch module. torch is imported only when it is used."""
+"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
 
 from typing import Any, List, Tuple
 
@@ -17,12 +17,13 @@ class TorchGraph:
     Args:
         module: an eager, compiled, scripted or exported module.
         manifest: description of the module; it has no states with the update rule "append".
+        provider: name of the provider, as `load` takes it, never "auto".
     """
 
     strided = True  # the module reads views of the first slots, so that its cost follows the slots in use
 
-    def __init__(self, module: Any, manifest: Manifest) -> None:
-        self.module, self.manifest, self.provider, self.device = module, manifest, "cpu", "cpu"
+    def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
+        self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
         self._positions_first = bool(manifest.states) and manifest.states[0].past == "past_positions"
         self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
 

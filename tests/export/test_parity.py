@@ -95,13 +95,14 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("variant", "target"), _each(["rope", "alibi", "learned"], MASKED, lambda variant, target: variant == "rope" or (variant, target) == ("alibi", "ort"))
+    ("variant", "target"),
+    _each(["rope", "alibi", "learned"], MASKED, lambda variant, target: (variant == "rope" and target not in APART) or (variant, target) == ("alibi", "ort")),
 )
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path, signature="mask")
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["learned", "t5"], MASKED, lambda variant, target: variant == "learned"))
+@pytest.mark.parametrize(("variant", "target"), _each(["learned", "t5"], MASKED, lambda variant, target: variant == "learned" and target not in APART))
 def test_encoder_with_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(encoder(variant), target, tmp_path, signature="mask")
 

@@ -23,7 +23,7 @@ FAST = settings(derandomize=True, max_examples=10, stateful_step_count=20, deadl
 EVERYWHERE = ("onnx", "onnx-static", "ort", "torchscript")
 SPECS = [  # blocks if one layer is enough for the test, since tracing takes most of the time
     *(Spec("rope", "decoder", target) for target in EVERYWHERE),
-    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "ort", "torchscript")),
+    *(Spec("rope", "decoder", target, "mask") for target in (*EVERYWHERE, "pt2")),
     *(Spec("rope", "linear", target) for target in EVERYWHERE),
     *(Spec("input_rnn", "decoder", target) for target in EVERYWHERE),
     *(Spec("fox", "block", target) for target in ("onnx-static", "ort")),
@@ -50,7 +50,7 @@ def made(spec: Spec) -> Subject:
 THOROUGH = (
     *(Spec("rope", "linear", target) for target in ("onnx", "onnx-static", "ort")),
     *(Spec("input_rnn", "decoder", target) for target in ("onnx", "onnx-static", "ort")),
-    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "torchscript")),
+    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "torchscript", "pt2")),
     *(Spec("mrope", "block", target) for target in ("onnx", "torchscript")),
     Spec("conditional_conv", "block", "onnx"),
     Spec("cope", "block", "onnx-static"),

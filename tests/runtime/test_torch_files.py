@@ -110,6 +110,8 @@ EVIL: Dict[str, Callable[[Entries, Path], None]] = {
     "system as an operator": _program(lambda content, code: _first_target(content, "torch.os.system")),
     "loader as an operator": _program(lambda content, code: _first_target(content, "torch.load")),
     "file as an operator": _program(lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")),
+    "function of Python as an operator": _program(lambda content, code: _first_target(content, "_operator.attrgetter")),
+    "attribute of a difference": _program(lambda content, code: _first_target(content, "_operator.sub.__call__")),
     "operator outside ATen": _program(lambda content, code: _first_target(content, "torch.ops.posenc.append.default")),
     "code as a name": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)),
     "code as an input": _program(lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(name=f"x={code}")),

@@ -86,7 +86,7 @@ TARGETS = {
         "torch.export program",
         "tensors written in place, cost of the valid length",
         write_pt2,
-        {"positions": "rows"},  # no "mask": torch.export cannot express that the mask is longer than the tokens by the length of the cache
+        ROWS,
         "in_place",
         TORCH,
     ),

@@ -1,0 +1,32 @@
+"""`posenc compile`: compile a pt2 artefact to native code for this machine."""
+
+import argparse
+import json
+from pathlib import Path
+
+from posenc_export.terminal import FAILED_CHECK, refuse, show, summary
+
+
+def add_arguments(compiling: argparse.ArgumentParser) -> None:
+    """Add the arguments of `posenc compile`."""
+    compiling.add_argument("folder", type=Path, help="folder of an artefact of target pt2")
+    compiling.add_argument("-o", "--output", type=Path, help="folder of the compiled artefact (default: FOLDER-native)")
+    compiling.add_argument("--digest", help="digest that the pt2 artefact must have, from a source other than the folder itself")
+    compiling.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command. Returns the exit status: 0, or 1 if the native code does not agree with the reference of the artefact."""
+    from posenc_export.export import VerificationError
+    from posenc_export.export.native import compile_artefact
+
+    output = options.output or options.folder.with_name(f"{options.folder.resolve().name}-native")
+    try:
+        made = compile_artefact(options.folder, output, options.say, options.digest)
+    except VerificationError as error:
+        refuse(options.say, str(error))
+        return FAILED_CHECK
+    options.say.close()
+    row = {"target": made.target, "folder": str(output), **summary(made.proofs[0])}
+    print(json.dumps([row], indent=1)) if options.json else show([row])
+    return 0

@@ -1,0 +1,139 @@
+"""Compile pt2 artefacts to native code with AOTInductor, for the machine that compiles them, and verify them there.
+
+Source: torch 2.13, torch/_inductor/__init__.py (aoti_compile_and_package).
+"""
+
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Union
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+from posenc_export.export.describe import M, trace_inputs
+from posenc_export.export.publish import StagingFolder, check_place
+from posenc_export.export.verify import VerificationError
+from posenc_export.runtime import files, machine, verify
+from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.providers import AOTINDUCTOR
+from posenc_export.runtime.rules import GRAPHS, graph_file
+from posenc_export.runtime.torch_files import read_program
+
+ATEN = torch.ops.aten
+SLOTS = 11  # example of the slots of a cache in memory; any number but the example sizes of describe.TRACE
+OPTIONS = {"cpp.dynamic_threads": True}  # otherwise the code always uses as many threads as this process
+
+
+def compile_artefact(
+    folder: Union[str, Path], output: Union[str, Path], progress: Optional[Callable[[str], None]] = None, digest: Optional[str] = None
+) -> Manifest:
+    """Compile a verified artefact of target pt2 for this machine, verify the native code on the whole grid, and publish it as `output`.
+
+    The result has target aotinductor. It loads only on a machine like this one, with the same version of torch, and only with provider="aotinductor".
+
+    Args:
+        folder: artefact of target pt2.
+        output: created, or replaced if it already holds an artefact.
+        progress: called with one line of text at each stage.
+        digest: expected digest of the pt2 artefact, as for runtime.load.
+
+    Raises:
+        ValueError: no C++ compiler, an artefact of another target or without a passed certificate, a folder that holds other files, a program that AOTInductor
+            cannot compile.
+        VerificationError: the native code does not agree with the reference of the artefact; nothing is written.
+        OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
+    """
+    folder, output = files.locate(folder), Path(output)
+    check_compile(folder, output)
+    manifest, say = manifests.read(folder, digest), progress or (lambda _: None)
+    staging = StagingFolder([output])
+    with staging as path:
+        made = path / "made"
+        made.mkdir()
+        kept = {name: listed for name, listed in manifest.files.items() if name != graph_file(manifest)}
+        for name in kept:
+            shutil.copyfile(folder / name, made / name)
+        say(f"{AOTINDUCTOR}: compiling")
+        graph = made / GRAPHS[AOTINDUCTOR]
+        _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
+        native = manifest.replace(target=AOTINDUCTOR, compiled=machine.on_this_machine(manifest.digest), files={**kept, graph.name: files.entry(graph)})
+        manifests.write(native.replace(certificate=None, proofs=[]), made)
+        proof = verify(made, AOTINDUCTOR, progress=say)
+        if not proof["passed"]:
+            raise VerificationError({**proof})
+        staging.publish([made])
+    return manifests.read_alone(output)
+
+
+def check_compile(folder: Path, output: Path) -> None:
+    """Check compiler, artefact and destination before any work.
+
+    Raises:
+        ValueError: as for `compile_artefact`.
+    """
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as Inductor chooses it
+    if shutil.which(compiler) is None:
+        raise ValueError(f"compile: expected the C++ compiler {compiler}, got none of this name; install it, or name another in the environment variable CXX")
+    manifest = manifests.read_alone(folder)
+    if manifest.target != "pt2":
+        raise ValueError(f"compile: expected an artefact of target pt2, got target {manifest.target}; export with --target pt2")
+    if manifest.reference is None or manifest.certificate is None or not manifest.certificate["passed"]:
+        raise ValueError(f"compile: expected a verified artefact, got {folder} without a passed certificate; export it without --no-verify")
+    if output.resolve() == folder.resolve():
+        raise ValueError(f"compile: expected a folder other than that of the pt2 artefact, got {output}; give another with --output")
+    check_place(output)
+
+
+def _compile(program: Any, manifest: Manifest, path: Path) -> None:
+    """Write native code of a program.
+
+    Raises:
+        ValueError: Inductor or the C++ compiler refuses the program.
+    """
+    from torch._inductor.utils import fresh_cache  # imported here, because it takes as long as the rest of this package
+
+    _prepare(program, manifest)
+    try:
+        with warnings.catch_warnings(), fresh_cache():  # fresh, because the usual cache is in a folder of all users and holds code
+            warnings.simplefilter("ignore")
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
+    except RuntimeError as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run the pt2 artefact itself") from error
+
+
+def _prepare(program: Any, manifest: Manifest) -> None:
+    """Complete a program for Inductor: example inputs, caches with gaps, and writes into caches that need no copy."""
+    program.example_inputs = (trace_inputs(manifest, M)[0], {})
+    graph, names = program.graph, program.graph_signature.user_inputs[len(manifest.inputs) :]
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    _set_strides([placeholders[name] for name in names[: len(manifest.states)]], manifest)
+    for node in graph.nodes:
+        if node.target is ATEN.index_put_.default and node.args[0].target is ATEN.transpose.int:
+            # Inductor copies a cache that it writes through a view. Swapped axes 1 and 2 equal an index without axis 1 (posenc_export.ops.append).
+            cache, (rows, slots) = node.args[0].args[0], node.args[1]
+            node.args = (cache, [rows, None, slots], *node.args[2:])
+    program.graph_module.recompile()
+
+
+def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
+    """Let caches be the first slots of larger memory. Without it, Inductor takes caches as contiguous, and its code does not check that they are."""
+    made: Dict[int, torch.SymInt] = {}
+    for node, state in zip(nodes, manifest.states, strict=True):
+        if state.update != "in_place":
+            continue
+        shown = node.meta["val"]
+        strides: List[Any] = [1] * shown.dim()
+        for axis in reversed(range(shown.dim() - 1)):
+            step = strides[axis + 1]
+            if axis + 1 == state.axis and step not in made:  # caches of one size share the stride, since a session gives them the same slots
+                symbols = shown.fake_mode.shape_env
+                made[step] = symbols.create_unspecified_symint_and_symbol(SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC)
+            strides[axis] = made[step] if axis + 1 == state.axis else step * shown.shape[axis + 1]
+        with shown.fake_mode:
+            node.meta["val"] = torch.empty_strided(shown.shape, strides, dtype=shown.dtype)

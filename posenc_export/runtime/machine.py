@@ -1,0 +1,72 @@
+"""The machine that runs an artefact: names of its processor and GPU, and whether native code that was compiled earlier still fits it."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated, List, NoReturn
+
+from msgspec import Meta, Struct
+
+Text = Annotated[str, Meta(max_length=256)]
+
+
+class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
+    """Native code of an artefact, and the machine and libraries it was compiled for.
+
+    Args:
+        artefact: digest of the pt2 artefact it was compiled from.
+        torch: version of torch that compiled it.
+        processor: name of the CPU.
+        instructions: instruction sets of the CPU, as torch names them.
+    """
+
+    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    torch: Text
+    processor: Text
+    instructions: Annotated[List[Text], Meta(max_length=256)]
+
+    def check(self) -> None:
+        """Check that this machine is like the one that compiled the code.
+
+        Raises:
+            ValueError: torch has another version, or the processor another name or other instruction sets.
+        """
+        here = on_this_machine(self.artefact)
+        if self.torch != here.torch:
+            _refuse(f"torch {self.torch}", here.torch)
+        if self.processor != here.processor:
+            _refuse(f"the processor {self.processor}", here.processor)
+        for name in sorted({*self.instructions} ^ {*here.instructions}):
+            _refuse("the instruction sets", f"a processor {'with' if name in here.instructions else 'without'} {name}")
+
+
+def _refuse(rule: str, found: str) -> NoReturn:
+    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {found}; run `posenc compile` again on this machine")
+
+
+def on_this_machine(artefact: str) -> Compiled:
+    """Describe native code that torch compiles on this machine from the artefact with this digest."""
+    import torch
+
+    instructions = sorted(name for name, present in torch.cpu.get_capabilities().items() if present is True)
+    return Compiled(artefact, str(torch.__version__), processor(), instructions)
+
+
+def processor() -> str:
+    """Return the name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def gpu() -> str:
+    """Return the name of the first GPU of NVIDIA."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "GPU"
+    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return said.stdout.strip().partition("\n")[0] or "GPU"
