@@ -62,6 +62,29 @@ TARGETS = (
     *(Target("cache", "decode", tokens, "rope-ort-cache-int8", theirs, most) for tokens, most in ((1024, None), (8192, 0.55)) for theirs in ("rope-ort", "hand-written")),
 )
 
+WORKS = (("decode", 128), ("decode", 1024), ("prefill", 1024))
+# Rows of the table in README.md: part, contestant, description.
+SUMMARY = (
+    ("model", "rope-ort", "target `ort`"),
+    ("model", "hand-written rope", "a hand-written graph of the same operators"),
+    ("model", "genai on rope-ort-mask", "onnxruntime-genai on the artefact with `--signature mask`"),
+    ("model", "openvino on rope-onnx-mask", "OpenVINO on the artefact of target `onnx` with `--signature mask`"),
+    ("model", "transformers rope", "transformers, eager PyTorch"),
+    ("bits", "rope-ort-int8", "target `ort` with `--weights int8`"),
+    ("bits", "rope-ort-int4-128", "target `ort` with `--weights int4-128`"),
+    ("bits", "genai-int4", "onnxruntime-genai with 4-bit weights of its model builder"),
+)
+
+
+def summary(reports: Dict[str, Report]) -> str:
+    """Return the table of README.md: medians of the decoder with 134 million parameters."""
+    heads = [f"step, {tokens} cached tokens" if phase == "decode" else f"prompt of {tokens} tokens" for phase, tokens in WORKS]
+    lines = [f"| | {' | '.join(heads)} |", "|---|---|---|---|"]
+    for part, contestant, description in SUMMARY:
+        found = {(row.phase, row.tokens): duration(row.median_seconds) for row in reports[part].rows if row.contestant == contestant}
+        lines.append(f"| {description} | " + " | ".join(found.get(work, "-") for work in WORKS) + " |")
+    return "\n".join(lines)
+
 
 def page(reports: Dict[str, Report]) -> str:
     """Return the page with the parts in the order of TITLES."""

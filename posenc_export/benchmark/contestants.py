@@ -36,6 +36,14 @@ class Contestant:
     manifest: Manifest
     provider: str = "cpu"
 
+    @property
+    def reads_known_bytes(self) -> bool:
+        """Whether a step reads weights and caches on the CPU in the formats of the manifest. Runtimes that build the model use float32 or a format of their own."""
+        if self.provider not in (*ON_CPU, OPENVINO[0]):
+            return False
+        built = self.runtime != ARTEFACT and RUNTIMES[self.runtime].builds
+        return not built or not (RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache)
+
 
 def gather(
     folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False, providers: Sequence[str] = ()

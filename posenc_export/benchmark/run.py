@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from posenc_export.benchmark import machine
-from posenc_export.benchmark.contestants import ON_CPU, Contestant, gather, usable
+from posenc_export.benchmark.contestants import Contestant, gather, usable
 from posenc_export.benchmark.disturbance import Reading, disturbed
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.report import Loaded, Report, Row
@@ -113,7 +113,7 @@ class Turns:
     def _row(self, phase: str, tokens: int, contestant: Contestant, samples: Samples, fastest: Samples, bandwidths: Dict[int, float]) -> Row:
         times = spread(samples.seconds)
         size = step_bytes(contestant.manifest, tokens, self.batch)
-        bandwidth = bandwidths.get(size) if contestant.provider in (*ON_CPU, "openvino") else None
+        bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
         over = ratios(samples.seconds, fastest.seconds, {*samples.disturbed, *fastest.disturbed})
         return Row(
             phase=phase,

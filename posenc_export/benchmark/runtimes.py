@@ -23,6 +23,7 @@ class Runtime:
         takes: returns whether the runtime supports an artefact, given folder and manifest.
         rule: description of the supported artefacts, for error messages.
         builds: True if the runtime rebuilds the model from its description, once per model; False if it loads each supported folder.
+        quantizes: whether a runtime that rebuilds the model quantizes its weights.
     """
 
     peer: str
@@ -31,6 +32,7 @@ class Runtime:
     takes: Callable[[Path, Manifest], bool]
     rule: str
     builds: bool = True
+    quantizes: bool = False
 
     def missing(self) -> Tuple[str, ...]:
         """Return the required modules that are not installed."""
@@ -79,7 +81,12 @@ RUNTIMES: Dict[str, Runtime] = {
     "hand-written-torchscript": Runtime(f"{PEERS}.hand_torchscript", TORCH, "posenc-export[export]", _plain_block, "a float32 block; rope or nope alone"),
     "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
     "genai-int4": Runtime(
-        f"{PEERS}.genai_int4", (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"), "posenc-export[export,cpu] transformers onnxruntime-genai", _llama, LLAMA
+        f"{PEERS}.genai_int4",
+        (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"),
+        "posenc-export[export,cpu] transformers onnxruntime-genai",
+        _llama,
+        LLAMA,
+        quantizes=True,
     ),
     "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
     "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),

@@ -1,8 +1,11 @@
 """Statistics, limits and the rule for disturbed samples."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from posenc_export.benchmark.contestants import Contestant
 from posenc_export.benchmark.disturbance import TICK, Reading, disturbed, watched
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.spread import spread
@@ -58,6 +61,14 @@ def test_cache_bytes_are_proportional_to_context_and_item_size():
 def test_weights_are_read_once_for_all_rows_of_a_batch():
     manifest = eager(seeded(MODELS["swiglu"]))[1]
     assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cache", "known"), [("hand-written", "", True), ("hand-written", "int8", False), ("artefact", "int8", True), ("genai-int4", "", False)]
+)
+def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(runtime, cache, known):
+    manifest = eager(seeded(BLOCK))[1].replace(cache=cache)
+    assert Contestant("a", "b", runtime, Path(), "c", manifest).reads_known_bytes is known
 
 
 def test_the_share_of_the_limit_is_bytes_over_time_over_bandwidth():

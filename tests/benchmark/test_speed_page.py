@@ -59,3 +59,7 @@ def test_the_page_in_docs_is_generated_from_the_committed_figures():
     if not path.is_file():
         pytest.skip("nothing is committed")
     assert Path("docs/speed.md").read_text(encoding="utf-8") == speed_page.page(speed.committed(path))
+
+
+def test_the_table_of_the_readme_has_the_committed_figures():
+    assert speed_page.summary(speed.committed(Path("bench/results/speed.json"))) in Path("README.md").read_text(encoding="utf-8")
