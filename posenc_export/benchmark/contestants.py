@@ -65,7 +65,14 @@ def gather(
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown:
         raise ValueError(f"benchmark: expected runtimes from {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose from these")
-    paths = [Path(folder).resolve() for folder in folders]
+    own = _of_folders([Path(folder).resolve() for folder in folders], different_models, providers)
+    others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
+    labels = numbered([contestant.label for contestant in others + own])
+    return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
+
+
+def _of_folders(paths: Sequence[Path], different_models: bool, providers: Sequence[str]) -> List[Contestant]:
+    """Return the contestants that run artefacts: one per folder and provider."""
     read = [manifests.read(path) for path in paths]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in read:
@@ -74,19 +81,17 @@ def gather(
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
         raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models")
-    own = []
+    found = []
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         check_name(chosen[0], manifest)
-        own += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
+        found += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
     for provider in providers:
-        if all(each.provider != provider for each in own):
+        if all(each.provider != provider for each in found):
             remedy = "one that `posenc compile` wrote" if provider == AOTINDUCTOR else "one of target onnx or ort"
             raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}")
-    others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
-    labels = numbered([contestant.label for contestant in others + own])
-    return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
+    return found
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:

@@ -159,7 +159,7 @@ def run(
         seconds: time per contestant and number of tokens, without the prefill that fills the cache for decode.
         threads: threads of a contestant.
         different_models: allow folders of different models.
-        providers: "openvino", "openvino-bf16" or both, in addition to the CPU and CUDA, for the folders that they can run.
+        providers: "openvino", "openvino-bf16" and "aotinductor", in addition to the CPU and CUDA, for the folders that they can run.
         progress: called with one line of text at each stage.
 
     Raises:
