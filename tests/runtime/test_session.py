@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posenc_export.export import export
-from posenc_export.runtime import Session, load
+from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.sampling import choose
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -28,9 +28,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     return {path.name: path for path in top.iterdir()}
 
 
-@pytest.fixture(params=TARGETS)
-def session(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Session:
-    return load(folders[request.param], threads=1).session()
+@pytest.fixture(scope="module", params=TARGETS)
+def model(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Model:
+    return load(folders[request.param], threads=1)
+
+
+@pytest.fixture
+def session(model: Model) -> Session:
+    return model.session()
 
 
 TOKENS = np.arange(12, dtype=np.int64)[None]
