@@ -30,7 +30,10 @@ EXTRAS = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser that prints errors in one line, with the closest choice or option."""
+    """Argument parser that prints errors in one line, with the closest choice or option. Options cannot be abbreviated."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **arguments})
 
     def error(self, message: str) -> NoReturn:
         near = ""

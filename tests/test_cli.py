@@ -184,6 +184,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(cap
     assert capsys.readouterr().err == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
 
 
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "folder", "--context", "128"])
+    assert stopped.value.code == 2
+    assert "did you mean --contexts?" in capsys.readouterr().err
+
+
 def test_a_folder_of_several_artefacts_is_refused_with_their_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for target in ("onnx", "ort"):
         (tmp_path / target).mkdir()
