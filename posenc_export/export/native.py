@@ -127,13 +127,13 @@ def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
     for node, state in zip(nodes, manifest.states, strict=True):
         if state.update != "in_place":
             continue
-        shown = node.meta["val"]
-        strides: List[Any] = [1] * shown.dim()
-        for axis in reversed(range(shown.dim() - 1)):
+        example = node.meta["val"]
+        strides: List[Any] = [1] * example.dim()
+        for axis in reversed(range(example.dim() - 1)):
             step = strides[axis + 1]
             if axis + 1 == state.axis and step not in made:  # caches of one size share the stride, since a session gives them the same slots
-                symbols = shown.fake_mode.shape_env
+                symbols = example.fake_mode.shape_env
                 made[step] = symbols.create_unspecified_symint_and_symbol(SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC)
-            strides[axis] = made[step] if axis + 1 == state.axis else step * shown.shape[axis + 1]
-        with shown.fake_mode:
-            node.meta["val"] = torch.empty_strided(shown.shape, strides, dtype=shown.dtype)
+            strides[axis] = made[step] if axis + 1 == state.axis else step * example.shape[axis + 1]
+        with example.fake_mode:
+            node.meta["val"] = torch.empty_strided(example.shape, strides, dtype=example.dtype)

@@ -68,7 +68,7 @@ def _native(path: Path, manifest: Manifest) -> Any:
     except RuntimeError as error:
         raise _damaged(path, error) from None
     inputs, encoded = len(manifest.inputs), len(manifest.encoder)
-    behind = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
+    first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
 
     def call(*arguments: Any) -> Tuple[Any, List[Any]]:
         """Run the code on flat arguments. It checks no strides, and expects all tensors but caches to be contiguous."""
@@ -76,7 +76,7 @@ def _native(path: Path, manifest: Manifest) -> Any:
         kept = len(states) - encoded
         caches = [*single[inputs:], *states[:kept]]
         made = run([*(value.contiguous() for value in single[:inputs]), *caches, *(value.contiguous() for value in states[kept:])])
-        return made[0], made[behind:]
+        return made[0], made[first_state:]
 
     return call
 

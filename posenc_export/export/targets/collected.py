@@ -1,4 +1,4 @@
-"""Lowerings of ops.collect_by_distance: a sum over all keys, and, for keys in slots, a look at the few keys that are not beyond the clipping distance."""
+"""Lowerings of ops.collect_by_distance: one adds up the shares of all keys, the other reads only the shares of keys within the clipping distance, by slot."""
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,7 @@ def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def collect_from_slots(rewriter: Rewriter, node: ir.Node, slots: ir.Value) -> ir.Value:
-    """Read the shares at distances -left + 1 .. 0; the keys before have the rest of 1, and those after the query have none.
+    """Read the shares at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is 1 minus these shares; later keys are not seen and have share 0.
 
     Args:
         slots: slot of each query [B,S]. A key at distance d is d slots further. `left` is at least 1.

@@ -1,4 +1,4 @@
-"""Lowerings of ops.rows_at_counts: over all keys, and, for caches of target `ort`, over the last keys only where all earlier ones have the largest count."""
+"""Lowerings of ops.rows_at_counts: one counts all keys; the other, for caches of target `ort`, counts only the last keys if all earlier ones have the largest count."""
 
 from typing import Optional
 

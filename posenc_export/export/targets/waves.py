@@ -1,4 +1,4 @@
-"""Lowerings of ops.wave_products: with a row of the table for every key, and, for consecutive keys, with few rows by the addition of angles."""
+"""Lowerings of ops.wave_products: one gathers a row of the table for every key; the other adds angles, so that consecutive keys need few rows."""
 
 import onnx_ir as ir
 
