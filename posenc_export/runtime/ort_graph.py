@@ -17,6 +17,7 @@ from posenc_export.runtime.committed import Call, Step
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.mapped_weights import mapped_weights
 from posenc_export.runtime.onnx_files import check_external, refused
 from posenc_export.runtime.rules import check_graph
 
@@ -75,10 +76,11 @@ class OrtGraph:
             options.intra_op_num_threads = threads
         self.manifest, self.provider, self.device = manifest, provider, provider
         check_external(path, manifest)
-        with refused(path):
+        with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
             )
+            self.session.posenc_weights = weights  # the session reads them, so they must live as long
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         if PROVIDERS[provider] not in self.session.get_providers():
             raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
