@@ -23,6 +23,9 @@ from posenc_export.runtime.rules import check_graph
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
+FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -72,6 +75,9 @@ class OrtGraph:
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
             options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
+        if manifest.weights is not None and manifest.weights.activations == "float32":
+            for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
+                options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
         self.manifest, self.provider, self.device = manifest, provider, provider

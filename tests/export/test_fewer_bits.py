@@ -176,7 +176,7 @@ def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
     model = ir.Model(graph, ir_version=10)
     rewriter = Rewriter(model, "float32")
-    rewriter.replace_nodes(form(kind.grids).table())
+    rewriter.replace_nodes(form(kind.grids, "int8").table())
     rewriter.finish()
     graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]

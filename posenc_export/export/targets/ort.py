@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import collected, counts, standard, waves
+from posenc_export.export.targets import collected, counts, experts, standard, waves
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
@@ -280,6 +280,7 @@ LOWERING = (
         "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
         "WaveProducts": wave_products,
+        "Experts": experts.sparse,
     },
     {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # nodes that were not merged into GroupQueryAttention
 )
