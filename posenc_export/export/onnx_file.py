@@ -64,7 +64,7 @@ def write_onnx(
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
         written[external_data.WEIGHTS] = weights
-    operators = collections.Counter(node.op_type for node in graph)
+    operators = collections.Counter(node.op_type for node in graph.all_nodes())
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
 
@@ -140,8 +140,8 @@ def _strip(model: ir.Model) -> None:
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
     domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph)])}
-    boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
-    for index, node in enumerate(model.graph):
+    boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}  # the outputs of a branch keep their dtype alone
+    for index, node in enumerate(model.graph.all_nodes()):
         node.name = f"{node.op_type}_{index}"
         if node.domain:
             domains[node.domain] = 1

@@ -12,6 +12,7 @@ Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
 NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
 Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
+Branch = Callable[[], Sequence[ir.Value]]  # emits the nodes of a branch of If, and returns its outputs
 Fusion = Callable[["Rewriter", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
 
 
@@ -27,6 +28,7 @@ class Rewriter:
         self.model, self.graph, self.dtype = model, model.graph, dtype
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
+        self._branch: Optional[ir.Graph] = None
         self._constants: Dict[Any, ir.Value] = {}
         self._names = 0
 
@@ -68,9 +70,38 @@ class Rewriter:
         for value in node.outputs:
             self._names += 1
             value.name = f"lowered.{op.lower()}_{self._names}"
-        assert self._at is not None
-        self.graph.insert_before(self._at, node)
+        self._insert(node)
         return tuple(node.outputs)
+
+    def _insert(self, node: ir.Node) -> None:
+        if self._branch is not None:
+            self._branch.append(node)
+        else:
+            assert self._at is not None and self._at.graph is not None
+            self._at.graph.insert_before(self._at, node)
+
+    def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> Tuple[ir.Value, ...]:
+        """Insert an If node, and return its outputs.
+
+        Args:
+            condition: bool [].
+            then, otherwise: called once each; emit the nodes of a branch, and return its outputs, which have the dtype of activations. Each output is made by a
+                node of the branch. Nodes of a branch may read values of the graph around it.
+        """
+        branches = {"then_branch": self._emitted("then", then), "else_branch": self._emitted("else", otherwise)}
+        outputs = self.emit_all("If", [condition], len(branches["then_branch"].outputs), attributes=branches)
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        return outputs
+
+    def _emitted(self, name: str, emits: Branch) -> ir.Graph:
+        around, self._branch = self._branch, ir.Graph([], [], nodes=[], name=name)
+        outputs = emits()
+        branch, self._branch = self._branch, around
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        branch.outputs.extend(outputs)
+        return branch
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""
@@ -128,7 +159,7 @@ class Rewriter:
         Raises:
             ValueError: semantic nodes remain that the target's tables do not lower.
         """
-        for node in list(self.graph):
+        for node in list(self.graph.all_nodes()):
             if node.domain == semantic.DOMAIN and node.op_type == "Heads":
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
@@ -137,7 +168,7 @@ class Rewriter:
         self._constants.clear()  # unused ones were removed from the graph
         common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
         common.CommonSubexpressionEliminationPass()(self.model)
-        remaining = sorted({node.op_type for node in self.graph if node.domain == semantic.DOMAIN})
+        remaining = sorted({node.op_type for node in self.graph.all_nodes() if node.domain == semantic.DOMAIN})
         if remaining:
             raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
 
