@@ -12,6 +12,7 @@ Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
 NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
 Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
+Branch = Callable[[], Sequence[ir.Value]]  # emits the nodes of a branch of If, and returns its outputs
 Fusion = Callable[["Rewriter", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
 
 
@@ -21,12 +22,18 @@ class Rewriter:
     Args:
         model: contains the semantic graph, which is modified in place.
         dtype: numpy dtype name of activations.
+        cache: format of quantized caches; empty for caches in `dtype`.
+
+    Attributes:
+        added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str) -> None:
-        self.model, self.graph, self.dtype = model, model.graph, dtype
+    def __init__(self, model: ir.Model, dtype: str, cache: str = "") -> None:
+        self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
+        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
+        self._branch: Optional[ir.Graph] = None
         self._constants: Dict[Any, ir.Value] = {}
         self._names = 0
 
@@ -68,9 +75,38 @@ class Rewriter:
         for value in node.outputs:
             self._names += 1
             value.name = f"lowered.{op.lower()}_{self._names}"
-        assert self._at is not None
-        self.graph.insert_before(self._at, node)
+        self._insert(node)
         return tuple(node.outputs)
+
+    def _insert(self, node: ir.Node) -> None:
+        if self._branch is not None:
+            self._branch.append(node)
+        else:
+            assert self._at is not None and self._at.graph is not None
+            self._at.graph.insert_before(self._at, node)
+
+    def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> Tuple[ir.Value, ...]:
+        """Insert an If node, and return its outputs.
+
+        Args:
+            condition: bool [].
+            then, otherwise: called once each; emit the nodes of a branch, and return its outputs, which have the dtype of activations. Each output is made by a
+                node of the branch. Nodes of a branch may read values of the graph around it.
+        """
+        branches = {"then_branch": self._emitted("then", then), "else_branch": self._emitted("else", otherwise)}
+        outputs = self.emit_all("If", [condition], len(branches["then_branch"].outputs), attributes=branches)
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        return outputs
+
+    def _emitted(self, name: str, emits: Branch) -> ir.Graph:
+        around, self._branch = self._branch, ir.Graph([], [], nodes=[], name=name)
+        outputs = emits()
+        branch, self._branch = self._branch, around
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        branch.outputs.extend(outputs)
+        return branch
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""
@@ -105,6 +141,15 @@ class Rewriter:
         self.graph.inputs.append(value)
         return value
 
+    def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
+        """Add an input for another cache of the same layer, with the shape of the cache `past`. `add_cache` makes it a state."""
+        assert past.name is not None and past.shape is not None
+        return self.input(f"{past.name.rpartition('.')[0]}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+
+    def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
+        """Make an input and a value that will be its next content a state of the graph."""
+        self.added.append((beside, past, present))
+
     def table(self, value: ir.Value) -> ir.Value:
         """Return a constant float32 table in the dtype of activations."""
         if value.const_value is None:
@@ -128,7 +173,7 @@ class Rewriter:
         Raises:
             ValueError: semantic nodes remain that the target's tables do not lower.
         """
-        for node in list(self.graph):
+        for node in list(self.graph.all_nodes()):
             if node.domain == semantic.DOMAIN and node.op_type == "Heads":
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
@@ -137,7 +182,7 @@ class Rewriter:
         self._constants.clear()  # unused ones were removed from the graph
         common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
         common.CommonSubexpressionEliminationPass()(self.model)
-        remaining = sorted({node.op_type for node in self.graph if node.domain == semantic.DOMAIN})
+        remaining = sorted({node.op_type for node in self.graph.all_nodes() if node.domain == semantic.DOMAIN})
         if remaining:
             raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
 
