@@ -76,7 +76,7 @@ class Experts(torch.nn.Module):
     """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), plus a shared expert if there is one.
 
     All experts are computed for all tokens, and those not chosen get weight 0. This needs only batched matrix products, which every target supports, but
-    costs as much as all experts together. If the unit has the form of `swiglu`, a semantic node is emitted, for which target ort computes only the chosen experts.
+    costs as much as all experts together. If the unit has the form of `swiglu`, a semantic node is emitted, and target ort computes only the chosen experts.
 
     Args:
         width: model width E.
