@@ -26,6 +26,7 @@ SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
 FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -36,7 +37,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
         ValueError: ONNX Runtime lacks the provider, or the artefact has operators without kernels for it.
     """
     present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
-    host_only = manifest.operators.get("GroupQueryAttention", 0) > 0 and manifest.dtype == "float32"
+    host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
     if name == "auto":
         return "cuda" if "cuda" in present and not host_only else "cpu"
     if name not in present:

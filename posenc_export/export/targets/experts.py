@@ -44,8 +44,8 @@ def sparse(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     attributes |= {"swiglu_limit": _factor(node, "limit")} if math.isfinite(_factor(node, "limit")) else {}
     mixed = rewriter.emit("MoE", [x, by_token, first, first_bias, second, downs_bias], DOMAIN, attributes)
     total = rewriter.emit("ReduceSum", [shares, rewriter.constant([-1])], attributes={"keepdims": 1})
-    # The condition is always true. It makes Where read x after MoE, which otherwise may write its output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
-    return rewriter.emit("Where", [rewriter.emit("GreaterOrEqual", [total, rewriter.constant(0, "float32")]), rewriter.emit("Mul", [mixed, total]), x])
+    # The condition is always false. It makes Where read x after MoE, which otherwise may write its output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
+    return rewriter.emit("Where", [rewriter.emit("Less", [total, rewriter.constant(0, "float32")]), x, rewriter.emit("Mul", [mixed, total])])
 
 
 def quantized(rewriter: Rewriter, node: ir.Node, first: OnGrid, second: OnGrid, accuracy: int) -> ir.Value:
