@@ -17,7 +17,7 @@ from posenc_export.runtime import load, mapped_weights
 from posenc_export.runtime.rules import WEIGHTS
 from tests.traces import sources
 
-TIED = decoder_config(4096, 1, 64, block_config(128, 4, 64, kv_heads=2, encoding={"name": "rope"}))  # a table of 2 MB, which is also the head
+TIED = decoder_config(1024, 1, 64, block_config(128, 4, 64, kv_heads=2, encoding={"name": "rope"}))  # a table of 0.5 MB, which is also the head
 SMAPS = Path("/proc/self/smaps")
 PEAKS = {None: 1.2, "int4": 1.3}  # of a load relative to the file; ONNX Runtime packs int4 to 1.2 times its size
 # A tiny artefact is loaded first, so that memory of libraries is not counted.

@@ -45,10 +45,10 @@ class Weights:
         return self._of(node.inputs[0] if axis == 0 else None, "rows", lambda table: table)
 
     def of_each(self, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return the codes of the constant right operand [experts,K,N] of a MatMul, for each expert by name. Empty if it has another form or lies on no grid."""
-        source, found = node.inputs[1], {}
+        """Return the codes of the constant right operand [experts,K,N] of a MatMul with four axes, for each expert by name. Empty if it lies on no grid."""
+        (x, source), found = node.inputs, {}
         weights = _numbers(source, 3)
-        if source is None or weights is None:
+        if source is None or weights is None or x is None or (x.shape is not None and len(x.shape) != 4):
             return {}
         for expert, weight in enumerate(weights):
             name = f"{source.name}.{expert}"
