@@ -6,7 +6,6 @@ included, it computes its reference. References write caches in place and modify
 Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D head size, M table rows, r rotary size.
 """
 
-import math
 from typing import List, Optional, Tuple
 
 import torch
@@ -34,8 +33,8 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
         if emitting():
             attributes = {"interleaved": float(interleaved), "linear": float(linear)}
             return _node("Rotate", [x, positions, cos, sin], attributes, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
-    rows = positions.clamp(min=0)
-    return turn_pairs(x, _of_tokens(rows, cos), _of_tokens(rows, sin), interleaved)
+    c, s = _of_tokens(positions, cos, sin)
+    return turn_pairs(x, c, s, interleaved)
 
 
 def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tuple[Tensor, Tensor]:
@@ -43,28 +42,30 @@ def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tenso
     if not torch.jit.is_scripting():
         if emitting():
             return rotate_pairs(q, positions, cos, sin, interleaved, linear), rotate_pairs(k, positions, cos, sin, interleaved, linear)
-    rows = positions.clamp(min=0)
-    c, s = _of_tokens(rows, cos), _of_tokens(rows, sin)
-    return turn_pairs(q, c, s, interleaved), turn_pairs(k, c, s, interleaved)
+    c, s = _of_tokens(positions, cos, sin)
+    q, k = turn_pairs(torch.cat((q, k), dim=2), c, s, interleaved).split([q.size(2), k.size(2)], dim=2)
+    return q, k
 
 
-def _of_tokens(rows: Tensor, table: Tensor) -> Tensor:
-    """Look up rows [B,S] int64 of a table [M,r/2]: [B,S,1,r/2], with an axis that broadcasts over heads."""
-    return torch.nn.functional.embedding(rows, table).unsqueeze(2)
+def _of_tokens(positions: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Tensor]:
+    """Look up rows positions [B,S] int64 (-1 reads row 0) of tables [M,r/2]: [B,S,1,r/2] each, with an axis that broadcasts over heads."""
+    rows = positions.clamp(min=0).unsqueeze(2)
+    return torch.nn.functional.embedding(rows, cos), torch.nn.functional.embedding(rows, sin)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32. The result has the dtype of x."""
-    half = cos.size(3)
-    turned = x[..., : 2 * half].to(cos.dtype)
+    size = 2 * cos.size(3)
+    turned = x if size == x.size(3) else x[..., :size]
+    turned = turned if x.dtype == cos.dtype else turned.to(cos.dtype)
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     else:
-        first, second = turned[..., :half], turned[..., half:]
+        first, second = turned.chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    turned = turned.to(x.dtype)
-    return turned if 2 * half == x.size(3) else torch.cat((turned, x[..., 2 * half :]), dim=-1)
+    turned = turned if x.dtype == cos.dtype else turned.to(x.dtype)
+    return turned if size == x.size(3) else torch.cat((turned, x[..., size:]), dim=-1)
 
 
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:
@@ -83,12 +84,17 @@ def write_index(held: Tensor, positions: Tensor) -> Tensor:
     if not torch.jit.is_scripting():
         if emitting():
             return held
+    if torch.jit.is_scripting() and positions.size(1) == 1:  # fewer operations; torch.export cannot branch on sizes
+        return held.unsqueeze(1)
     return torch.arange(positions.size(1), device=held.device) + held.unsqueeze(1)
 
 
-def _rows(write_index: Tensor) -> Tensor:
-    """Return the row indices [B,1] int64 that broadcast with write_index."""
-    return torch.arange(write_index.size(0), device=write_index.device).unsqueeze(1)
+def _write(past: Tensor, new: Tensor, write_index: Tensor) -> None:
+    """Write new [B,S,*] into past [B,T,*] at slots write_index [B,S]."""
+    if torch.jit.is_scripting() and write_index.size(0) == 1:  # fewer operations; torch.export cannot branch on sizes
+        past.index_copy_(1, write_index[0], new)
+    else:
+        past.index_put_((torch.arange(write_index.size(0), device=write_index.device).unsqueeze(1), write_index), new)
 
 
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
@@ -101,7 +107,7 @@ def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
             return _node("Append", [past, new, write_index], {}, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
     if past.size(2) == 0:
         return new.transpose(1, 2)
-    past.transpose(1, 2).index_put_((_rows(write_index), write_index), new)
+    _write(past.transpose(1, 2), new, write_index)
     return past
 
 
@@ -112,7 +118,7 @@ def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
             return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
     if past.size(1) == 0:
         return new
-    past.index_put_((_rows(write_index), write_index), new)
+    _write(past, new, write_index)
     return past
 
 
@@ -155,8 +161,8 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
         visible = visible & keys.ge(queries - before)
     if chunk > 0:
         visible = visible & torch.div(keys, chunk, rounding_mode="floor").eq(torch.div(queries, chunk, rounding_mode="floor"))
-    scores = torch.zeros([1], dtype=torch.float32, device=like.device) if bias is None else bias
-    return torch.where(visible.unsqueeze(1), scores, float("-inf")).to(like.dtype)
+    mask = torch.where(visible.unsqueeze(1), 0.0, float("-inf")) if bias is None else torch.where(visible.unsqueeze(1), bias, float("-inf"))
+    return mask if mask.dtype == like.dtype else mask.to(like.dtype)
 
 
 def attend(
@@ -185,8 +191,8 @@ def attend(
         return mix(shares(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
     y = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
-    )
-    return y.transpose(1, 2).flatten(2).to(dtype)
+    ).transpose(1, 2).flatten(2)
+    return y if content is None else y.to(dtype)
 
 
 def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
@@ -291,10 +297,3 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
     # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
     index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
     return pick(rows, index) + (counts - below).to(torch.float32) * pick(rows.diff(dim=3, append=rows[..., -1:]), index)
-
-
-def reduced_angle(radians: Tensor) -> Tensor:
-    """Reduce float64 angles of any size to one turn, float32. Reducing in float32 would lose the digits of large angles."""
-    # 1 / (2 pi) is given in two parts, which are float32 numbers: the exporter of torch 2.13 rounds scalars of float64 expressions to float32.
-    turns = radians * 0.15915493667125702 + radians * 6.4206384e-09
-    return ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export.angles import reduced_angle
 from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
 
 FREQUENCIES = ("own", "words", "dimensions")
@@ -69,7 +69,7 @@ class ComplexOrder(PositionEncoding):
         amplitude, frequency, phase = x.split(self.parts, dim=-1)
         if self.frequency is not None:
             frequency = self.frequency()
-        angle = ops.reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
+        angle = reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
         if self.parts[2] > 0:
             angle = angle + phase.to(torch.float32)
         return torch.cat((amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1)

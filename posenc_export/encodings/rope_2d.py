@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.angles import reduced_angle
 from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
 from posenc_export.encodings.rotary_grid import Place
@@ -55,7 +56,7 @@ class RoPE2D(PositionEncoding):
         turns = places[0] * along[0]
         for axis in range(1, along.size(0)):
             turns = turns + places[axis] * along[axis]
-        angles = ops.reduced_angle(turns)
+        angles = reduced_angle(turns)
         cos, sin = angles.cos(), angles.sin()
         each = q.size(2) // k.size(2)
         return ops.turn_pairs(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)

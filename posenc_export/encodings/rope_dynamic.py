@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.angles import reduced_angle
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
 
@@ -108,7 +109,7 @@ class RoPEDynamic(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated by their distance to each query."""
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
-        angles = ops.reduced_angle(self.angles(positions, key_positions))
+        angles = reduced_angle(self.angles(positions, key_positions))
         scores = ops.turned_products(q, keys, angles, self.interleaved)
         return ops.mix(ops.shares(scale * scores, mask), values)
 
@@ -128,7 +129,7 @@ class RoPEDynamic(PositionEncoding):
             angles = (places.to(torch.float32) * first).to(torch.float64)
         else:
             angles = places.to(torch.float64) * (first.to(torch.float64) + self.second(longest).to(torch.float64))
-        reduced = ops.reduced_angle(angles).unsqueeze(2)
+        reduced = reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
     def oracle(self) -> Oracle:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export.angles import reduced_angle
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import check_choice
 
@@ -77,7 +77,7 @@ class Sinusoidal(PositionEncoding):
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
         frequencies = self.frequencies.rows.to(torch.float64)
-        angles = ops.reduced_angle((positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64) * (frequencies[0] + frequencies[1]))
+        angles = reduced_angle((positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64) * (frequencies[0] + frequencies[1]))
         sines, cosines = angles.sin(), angles.cos()
         rows = torch.stack((sines, cosines), dim=-1).flatten(-2) if self.layout == "interleaved" else torch.cat((sines, cosines), dim=-1)
         if self.factor != 1.0:

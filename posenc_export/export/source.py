@@ -111,12 +111,18 @@ def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[An
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     for node in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
-        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
-            written = _viewed(node.args[0])
-            if written.op == "placeholder" and written.name not in caches:
-                mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
+        written = written_by(node)
+        if written is not None and written.op == "placeholder" and written.name not in caches:
+            mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
         raise ValueError(f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead")
+
+
+def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
+    """Return the tensor whose memory an in-place operation writes, without the views between them; None for other nodes."""
+    if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+        return None
+    return _viewed(node.args[0])  # type: ignore[arg-type]
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:

@@ -31,7 +31,7 @@ class Memory:
 
     def used(self, state: Committed) -> int:
         """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
-        return state.slots.shape[1] if self.columns else int(state.held.max(initial=0))
+        return state.slots.shape[1] if self.columns else max(state.held.tolist(), default=0)
 
     def opened(self, state: Committed, starts: np.ndarray) -> Committed:
         """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
@@ -131,14 +131,15 @@ class Memory:
         assert state.caches is not None
         written, slots = self.written, state.slots
         hidden: List[Slots] = [slice(0, written)] * state.caches.rows
-        for row, count in enumerate(state.length):
-            hidden[row] = slice(int(count), written)
+        lengths = state.length.tolist()
+        for row, count in enumerate(lengths):
+            hidden[row] = slice(count, written)
             if self.columns:
                 kept = np.zeros(max(written, slots.shape[1]), bool)
                 kept[: slots.shape[1]] = slots[row]
                 hidden[row] = np.flatnonzero(~kept)
         state.caches.wipe(hidden)
-        self.written = slots.shape[1] if self.columns else int(state.length.max(initial=0))
+        self.written = slots.shape[1] if self.columns else max(lengths, default=0)
 
     def _histories(self, count: int) -> Tuple[RowHistory, ...]:
         return tuple(RowHistory(self.rewind) for _ in range(count)) if self.replaces else ()

@@ -153,7 +153,7 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     given = array_of(name, 0 if numbers is None else numbers)
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
         raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {short_repr(numbers)}")
-    return np.broadcast_to(given, (rows,)).astype(np.int64)
+    return np.full((rows,), given, np.int64)
 
 
 def attributes_of(

@@ -151,24 +151,24 @@ class Session:
             ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
         """
         feeds.check_has_cache(self.manifest, "rewind")
-        length = self._now.length
-        back = rows.per_row("n of rewind", n, len(length) or 1)
-        if (back < 0).any() or (back > (length if len(length) else 0)).any():
-            raise ValueError(f"session: expected n of rewind to be at least 0 and at most the lengths {length.tolist()}, got {back.tolist()}")
-        if not back.any():
+        length = self._now.length.tolist()  # Python's integers: numpy takes several us for each operation on few numbers
+        back = rows.per_row("n of rewind", n, len(length) or 1).tolist()
+        if min(back) < 0 or any(count > held for count, held in zip(back, length or [0], strict=True)):
+            raise ValueError(f"session: expected n of rewind to be at least 0 and at most the lengths {length}, got {back}")
+        if not any(back):
             return
         stepper = self._now.stepper
-        if not self._replaces and not self._columns and stepper is not None and back.min() == back.max():
+        if not self._replaces and not self._columns and stepper is not None and min(back) == max(back):
             self._memory.count_written(self._now)
-            stepper.back(int(back[0]))  # the binding stays valid: the next step is one that it has done before
+            stepper.back(back[0])  # the binding stays valid: the next step is one that it has done before
             self._memory.wipe(self._now)
             return
-        state, replay, attributes = self._memory.rewound(self._now.without_stepper(self._columns), length - back)
+        state, replay, attributes = self._memory.rewound(self._now.without_stepper(self._columns), np.array(length) - np.array(back))
         self._memory.count_written(self._now)
         self._now = state
         self._settle()
         if any(len(tokens) for tokens in replay):
-            _, self._now = self._reader.feed(self._now, 0, replay, attributes, np.zeros_like(back))
+            _, self._now = self._reader.feed(self._now, 0, replay, attributes, np.zeros(len(back), np.int64))
 
     @exclusive
     def fork(self) -> "Session":

@@ -1,6 +1,6 @@
 """Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
 
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
@@ -32,19 +32,20 @@ class TorchGraph:
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
-        output, present = self._take(self._arguments(caches, call.feeds, call.first, call.rows))
+        output, present = self._taker()(self._arguments(caches, call.feeds, call.first, call.rows))
         self._keep(caches, present, slice(call.first, call.first + call.rows))
         return output.numpy()  # type: ignore[no-any-return]
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         idle, window = list(range(rows, caches.rows)), slice(rows)
         arguments = self._arguments(caches, feeds, 0, rows)  # tensors that share the memory of feeds and buffers
+        take = self._taker()
 
         def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            return self._take(arguments)[0].numpy()[:, 0], caches
+            return take(arguments)[0].numpy()[:, 0], caches
 
         def anew(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            output, present = self._take(self._arguments(caches, feeds, 0, rows))
+            output, present = take(self._arguments(caches, feeds, 0, rows))
             self._keep(caches, present, window)
             return output.numpy()[:, 0], caches.after(1, idle)
 
@@ -61,16 +62,21 @@ class TorchGraph:
         given = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
         return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
 
-    def _take(self, arguments: List[Any]) -> Tuple[Any, List[Any]]:
-        """Run the module. Return its output and its last output, the list of states."""
+    def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
+        """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
         import torch
 
-        try:
-            with torch.inference_mode():
-                made = self.module(*arguments)
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
-        return made[0], made[-1]
+        module, inference = self.module, torch.inference_mode()
+
+        def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
+            try:
+                with inference:
+                    made = module(*arguments)
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            return made[0], made[-1]
+
+        return take
 
     def _keep(self, caches: BufferedCaches, present: List[Any], rows: slice) -> None:
         """Copy the states that each call replaces into the buffers that the next call reads."""

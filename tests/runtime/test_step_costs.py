@@ -1,15 +1,16 @@
-"""Costs of a step besides the graph, as counts that do not depend on the load of the machine: nodes, Python calls, bindings, bytes."""
+"""Costs of a step, as counts that do not depend on the load of the machine: nodes, operators, Python calls, bindings, bytes."""
 
 import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from posenc_export.export import export
 from posenc_export.runtime import Session, load
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which trac
 LAYERS, VOCABULARY = 2, 61  # sizes of a decoder of tests.tiny
 LAYER = 13  # nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
 ENCODINGS = ["rope", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi"))]
-PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182}  # Python functions that a step calls
-BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100}  # built-in functions that a step calls
+ATTENTION = "aten::scaled_dot_product_attention"
+# Operators of torch in a step: before the first attention, from one attention to the next, after the last one with the conversion to numpy.
+OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
+PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 7, "pt2": 101}  # Python functions that a step calls
+BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100, "torchscript": 8, "pt2": 101}  # built-in functions that a step calls
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
 IN_PLACE = ("ort", "onnx-static")
 
@@ -81,6 +85,28 @@ def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path
     assert len(ends) == LAYERS
     between = Counter(node.op_type for node in graph.node[ends[0] : ends[1]])  # one layer lies between two attention nodes
     assert between.total() <= LAYER and between["GroupQueryAttention"] == 1
+
+
+def operators(call: Callable[[], Any]) -> List[str]:
+    """Return the operators of torch that a call runs, in order, without those that other operators call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    outer = [event for event in profile.events() if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")]
+    return [event.name for event in sorted(outer, key=lambda event: event.time_range.start) if event.name.startswith("aten::")]
+
+
+@pytest.mark.parametrize("target", OPERATORS)
+def test_a_step_runs_few_operators_of_torch(target: str, folders: Callable[..., Path]) -> None:
+    session, token = stepping(folders(target)), np.zeros(1, np.int64)
+    found = operators(lambda: session.step(token))
+    first, last = (index for index, name in enumerate(found) if name == ATTENTION)
+    assert all(count <= most for count, most in zip((first, last - first, len(found) - last), OPERATORS[target], strict=True))
+
+
+@pytest.mark.parametrize("target", OPERATORS)
+def test_layers_share_the_look_up_of_table_rows(target: str, folders: Callable[..., Path]) -> None:
+    session, token = stepping(folders(target)), np.zeros(1, np.int64)
+    assert operators(lambda: session.step(token)).count("aten::embedding") == 3  # of the token, cosines and sines
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
