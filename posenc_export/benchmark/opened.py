@@ -31,13 +31,11 @@ class Opened(NamedTuple):
 
     Args:
         session: the session.
-        grows: caches are reallocated at every token; steps are then rewound together, and the first step after a rewind is not counted.
         seconds: load time without imports.
         weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
     """
 
     session: Timed
-    grows: bool
     seconds: float
     weights: Mapping[str, Union[str, int]]
 

@@ -54,7 +54,7 @@ def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened
         raise RuntimeError("benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug")
     start = time.perf_counter()
     session = load(folder, provider=request["provider"], threads=request["threads"]).session(request["batch"])
-    return Opened(session, any(state.update == "append" for state in manifest.states), time.perf_counter() - start, manifest.source)
+    return Opened(session, time.perf_counter() - start, manifest.source)
 
 
 class Bench:
@@ -71,7 +71,7 @@ class Bench:
     def load(self, request: Request) -> Dict[str, Any]:
         """Load the contestant, and run a short prompt and a step, so that timed calls do not include compilation or first allocations."""
         opened, self.manifest = self.open_session(request)
-        self.session, self.grows, self.batch = opened.session, opened.grows, request["batch"]
+        self.session, self.batch = opened.session, request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
         self.token = self._prompt(1)[:, 0]
         start = time.perf_counter()
@@ -87,14 +87,13 @@ class Bench:
         return {"seconds": values, "reading": reading.to_json()}
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Time steps with `context` tokens in the cache for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
+        """Time steps with around `context` tokens in the cache for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
         context = request["context"]
-        start = min(context - self.burst // 2, self.manifest.max_positions - self.burst) if self.grows else context - 1
+        start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
         if request["fresh"]:
             self._prefill(max(1, start))
-        turn = self._grown_steps if self.grows else self._steps
-        turn(min(WARM, self.burst))
-        values, reading = watched(lambda: _repeat(lambda: turn(self.burst), request["duration"]))
+        self._steps(min(WARM, self.burst))
+        values, reading = watched(lambda: _repeat(lambda: self._steps(self.burst), request["duration"]))
         return {"seconds": values, "reading": reading.to_json()}
 
     def memory(self, request: Request) -> Dict[str, Any]:
@@ -138,18 +137,10 @@ class Bench:
         return time.perf_counter() - start
 
     def _steps(self, count: int) -> List[float]:
-        """Time steps at one context. Each is rewound afterwards, which is not timed."""
-        times = []
-        for _ in range(count):
-            times.append(_timed(self.session.step, self.token))
-            self.session.rewind(1)
-        return times
-
-    def _grown_steps(self, count: int) -> List[float]:
-        """Time steps around the context and rewind them together, because the step after a rewind copies a growing cache."""
+        """Time successive steps, as decode runs them, and rewind them together. The first step is not counted, because a growing cache is then copied."""
         times = [_timed(self.session.step, self.token) for _ in range(count)]
         self.session.rewind(count)
-        return times[1:]  # the first step copies the cache
+        return times[1:] or times
 
 
 def peak_bytes() -> int:

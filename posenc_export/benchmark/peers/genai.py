@@ -21,7 +21,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     if threads != os.cpu_count():  # the default; overlays are avoided, because version 0.18 sometimes crashed after one with a segmentation fault
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session, True, time.perf_counter() - start, manifest.source)
+    return Opened(session, time.perf_counter() - start, manifest.source)
 
 
 class GenaiSession:

@@ -25,7 +25,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.jit.freeze(torch.jit.script(HandBlock(model).eval()))
-    return Opened(HandSession(module, model, batch), False, time.perf_counter() - start, source)
+    return Opened(HandSession(module, model, batch), time.perf_counter() - start, source)
 
 
 class HandBlock(torch.nn.Module):

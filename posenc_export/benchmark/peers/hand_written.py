@@ -22,7 +22,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     model, source = rebuilt(manifest)
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     graph = WRITE[manifest.kind](manifest.config, weights)
-    return Opened(HandSession(graph, threads, batch, manifest.max_positions), False, time.perf_counter() - start, source)
+    return Opened(HandSession(graph, threads, batch, manifest.max_positions), time.perf_counter() - start, source)
 
 
 class HandSession:

@@ -19,7 +19,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     model, weights = rebuilt(manifest)
     peer = LlamaForCausalLM(described(manifest.config)).eval()
     peer.load_state_dict(renamed(model, manifest.config))
-    return Opened(LlamaSession(peer), True, time.perf_counter() - start, weights)
+    return Opened(LlamaSession(peer), time.perf_counter() - start, weights)
 
 
 def described(config: Dict[str, Any]) -> LlamaConfig:

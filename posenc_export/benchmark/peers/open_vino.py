@@ -23,7 +23,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     apply_make_stateful_transformation(model, {state.past: state.present for state in manifest.states})
     settings: Dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return Opened(OpenVinoSession(request), True, time.perf_counter() - start, manifest.source)
+    return Opened(OpenVinoSession(request), time.perf_counter() - start, manifest.source)
 
 
 class OpenVinoSession:

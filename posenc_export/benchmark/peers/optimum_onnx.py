@@ -19,7 +19,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     options.intra_op_num_threads = threads
     start = time.perf_counter()
     model = ORTModelForCausalLM.from_pretrained(folder, session_options=options)
-    return Opened(OptimumSession(model), True, time.perf_counter() - start, manifest.source)
+    return Opened(OptimumSession(model), time.perf_counter() - start, manifest.source)
 
 
 class OptimumSession:

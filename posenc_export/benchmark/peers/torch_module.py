@@ -25,4 +25,4 @@ def opened(manifest: Manifest, threads: int, batch: int, finish: Callable[[Any],
     model, weights = rebuilt(manifest)
     module, described = eager(model)
     session = Model(TorchGraph(finish(module), described)).session(batch)
-    return Opened(session, False, time.perf_counter() - start, weights)
+    return Opened(session, time.perf_counter() - start, weights)
