@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import collected, counts, standard, waves
+from posenc_export.export.targets import collected, counts, standard, turned, waves
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
@@ -279,6 +279,7 @@ LOWERING = (
         "Attend": attend,
         "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
+        "AttendTurned": turned.attend,
         "WaveProducts": wave_products,
     },
     {"Append": append, "Mask": standard.mask, "Rotate": standard.rotate},  # nodes that were not merged into GroupQueryAttention
