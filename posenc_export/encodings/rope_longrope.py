@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export import ops, two_rotations
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rope_dynamic import check_lengths
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
@@ -23,6 +23,7 @@ class RoPELongRoPE(PositionEncoding):
     Keys are rotated with the factors of the query that reads them. cos and sin are scaled by attention_factor.
 
     The r rotated entries of each key are cached twice, with the short and with the long factors; the query has zeros in place of those that it does not use.
+    On target `ort` with position_ids, keys with short and keys with long factors have a cache each, and a step reads one of the two.
     Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated for the length at which they arrive and cached, as
     transformers does at decode: scores of queries beyond L with keys before it then mix factors.
 
@@ -81,6 +82,7 @@ class RoPELongRoPE(PositionEncoding):
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
         frequencies = [1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
+        self.linear = keys == "raw" and not self.single
         positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
         angles = [positions * set_of for set_of in frequencies]
         if keys == "rotated":
@@ -99,17 +101,16 @@ class RoPELongRoPE(PositionEncoding):
             return of_q, torch.where(beyond, self.rotate_long(k, positions), self.rotate_short(k, positions))
         if self.keys == "rotated":
             return self.rotate_short(q, positions), self.rotate_short(k, positions)
-        r, beyond = self.size, positions.ge(self.original)[:, :, None, None]
-        near, far = self.rotate_short(q, positions)[..., :r].masked_fill(beyond, 0.0), self.rotate_long(q[..., :r], positions).masked_fill(~beyond, 0.0)
-        return torch.cat((near, q[..., r:], far), dim=-1), torch.cat((self.rotate_short(k, positions), self.rotate_long(k[..., :r], positions)), dim=-1)
+        of_q = two_rotations.query(self.rotate_short(q, positions), self.rotate_long(q, positions), positions, self.size, self.original)
+        return of_q, two_rotations.key(self.rotate_short(k, positions), self.rotate_long(k, positions), self.size)
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of each position."""
-        return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, False)
+        return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
     def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the long factors."""
-        return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, False)
+        return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, self.linear)
 
     def oracle(self) -> Oracle:
         return RoPELongRoPEOracle(self)

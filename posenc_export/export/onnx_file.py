@@ -48,7 +48,7 @@ def write_onnx(
     graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
-    rewriter = Rewriter(graph_model, manifest.dtype)
+    rewriter = Rewriter(graph_model, manifest.dtype, manifest.cache)
     for phase in lowering:
         rewriter.run(phase)
     if manifest.weights is not None:
@@ -57,6 +57,7 @@ def write_onnx(
     if manifest.cache:
         int8_cache.store(rewriter, manifest, source.cache_scales)
     rewriter.fuse(fusions)
+    manifest = _with_added(rewriter, manifest)
     manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest, bound_of(source.model, manifest))
@@ -95,6 +96,18 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
         value.shape = ir.Shape(axes[str(value.name)])
 
 
+def _with_added(rewriter: Rewriter, manifest: Manifest) -> Manifest:
+    """Add the caches that the lowering added to the outputs of the graph, and to the states of the manifest, each after the one it stands beside."""
+    states, outputs = list(manifest.states), rewriter.graph.outputs
+    for beside, past, present in rewriter.added:
+        index = next(index for index, state in enumerate(states) if state.past == beside.name)
+        described = _described(past)
+        present_name = f"{states[index].present.rpartition('.')[0]}.{described.name.rpartition('.')[2]}"
+        states.insert(index + 1, msgspec.structs.replace(states[index], past=described.name, present=present_name, axes=described.axes))
+        outputs.insert(index + 2, present)
+    return manifest.replace(states=states)
+
+
 def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     """Remove inputs that the lowered graph does not read, and their states; return the manifest with the inputs that the lowering added."""
     graph = model.graph
@@ -126,11 +139,16 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops at seqlens_k; every other operator reads the whole cache."""
+    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops at seqlens_k; other operators read the whole cache."""
     if manifest.layout != "rows" or state.update != "in_place":
         return True
-    past = next(value for value in graph.inputs if value.name == state.past)
-    return any(node.op_type != "GroupQueryAttention" for node, _ in past.uses())
+    past, present = (next(value for value in values if value.name == name) for values, name in ((graph.inputs, state.past), (graph.outputs, state.present)))
+    return bool(present.uses()) or any(not _stops_at_length(node) for node, _ in past.uses())
+
+
+def _stops_at_length(node: ir.Node) -> bool:
+    """Return whether a node reads no slot beyond a row's length. TensorScatter without readers writes slots alone."""
+    return node.op_type == "GroupQueryAttention" or (node.op_type == "TensorScatter" and not node.outputs[0].uses())
 
 
 def _strip(model: ir.Model) -> None:
@@ -139,7 +157,7 @@ def _strip(model: ir.Model) -> None:
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
-    domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph)])}
+    domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph.all_nodes())])}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}  # the outputs of a branch keep their dtype alone
     for index, node in enumerate(model.graph.all_nodes()):
         node.name = f"{node.op_type}_{index}"

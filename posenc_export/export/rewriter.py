@@ -22,10 +22,15 @@ class Rewriter:
     Args:
         model: contains the semantic graph, which is modified in place.
         dtype: numpy dtype name of activations.
+        cache: format of quantized caches; empty for caches in `dtype`.
+
+    Attributes:
+        added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str) -> None:
-        self.model, self.graph, self.dtype = model, model.graph, dtype
+    def __init__(self, model: ir.Model, dtype: str, cache: str = "") -> None:
+        self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
+        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
         self._branch: Optional[ir.Graph] = None
@@ -135,6 +140,15 @@ class Rewriter:
         value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(dtype))
         self.graph.inputs.append(value)
         return value
+
+    def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
+        """Add an input for another cache of the same layer, with the shape of the cache `past`. `add_cache` makes it a state."""
+        assert past.name is not None and past.shape is not None
+        return self.input(f"{past.name.rpartition('.')[0]}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+
+    def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
+        """Make an input and a value that will be its next content a state of the graph."""
+        self.added.append((beside, past, present))
 
     def table(self, value: ir.Value) -> ir.Value:
         """Return a constant float32 table in the dtype of activations."""

@@ -10,7 +10,7 @@ from typing import Optional, TypeGuard
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Replaced, Rewriter
-from posenc_export.export.targets.ort import DOMAIN
+from posenc_export.export.targets.group_query import DOMAIN
 
 
 def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:

@@ -18,7 +18,12 @@ def rotate(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     With position_ids, the node refuses more columns than its tables have rows. Keys that are rotated when read can have more columns, padding included, although
     every position is in range. For encodings that are not linear, Gather therefore reads the rows before the node.
     """
-    x, positions, cos, sin = node.inputs
+    return rotate_at(rewriter, node, node.inputs[1])
+
+
+def rotate_at(rewriter: Rewriter, node: ir.Node, positions: Optional[ir.Value]) -> ir.Value:
+    """`rotate` with other rows [B,S] of the tables than those of the node."""
+    x, _, cos, sin = node.inputs
     assert x is not None and cos is not None and sin is not None
     heads, rotary = size(x, 2), 2 * size(cos, 1)
     rows = rewriter.emit("Max", [positions, rewriter.constant(0)])
@@ -199,6 +204,34 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
     return rewriter.emit("Reshape", [y, rewriter.emit("Concat", sizes, attributes={"axis": 0})])
 
 
+def key_of_two(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    near, far = node.inputs
+    first = _entries(rewriter, far, 0, number(node, "rotary"))
+    return rewriter.emit("Concat", [near, first], attributes={"axis": 3})
+
+
+def query_of_two(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Set the entries of the rotation that a query does not use to 0."""
+    near, far, positions = node.inputs
+    rotary, head_size, zero = number(node, "rotary"), size(near, 3), rewriter.constant(0, rewriter.dtype)
+    is_far = rewriter.emit("Unsqueeze", [is_far_at(rewriter, node, positions), rewriter.constant([2, 3])])
+    parts = [rewriter.emit("Where", [is_far, zero, _entries(rewriter, near, 0, rotary)])]
+    if rotary < head_size:
+        parts.append(_entries(rewriter, near, rotary, head_size))
+    parts.append(rewriter.emit("Where", [is_far, _entries(rewriter, far, 0, rotary), zero]))
+    return rewriter.emit("Concat", parts, attributes={"axis": 3})
+
+
+def is_far_at(rewriter: Rewriter, query: ir.Node, positions: Optional[ir.Value]) -> ir.Value:
+    """Return whether queries of a QueryOfTwo at positions are far: bool, in the shape of positions."""
+    return rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(number(query, "first_far"))])
+
+
+def _entries(rewriter: Rewriter, heads: Optional[ir.Value], start: int, end: int) -> ir.Value:
+    """Entries start .. end - 1 of heads [B,S,N,D]."""
+    return rewriter.emit("Slice", [heads, rewriter.constant([start]), rewriter.constant([end]), rewriter.constant([3])])
+
+
 def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     x, index = node.inputs
     return rewriter.emit("GatherND", [x, rewriter.emit("Unsqueeze", [index, rewriter.constant([2])])], attributes={"batch_dims": 1})
@@ -264,6 +297,8 @@ LOWERING = {
     "Products": products,
     "Mix": mix,
     "SelectTokens": select_tokens,
+    "KeyOfTwo": key_of_two,
+    "QueryOfTwo": query_of_two,
     "Pick": pick,
     "SuffixSum": suffix_sum,
     "Recur": recur,

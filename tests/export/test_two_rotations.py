@@ -1,0 +1,77 @@
+"""Keys in two rotations on target `ort`: calls whose queries are all near, all far, and both."""
+
+from pathlib import Path
+from typing import Any, Dict, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from posenc_export import block_config, load
+from posenc_export.export import describe, export
+from posenc_export.models.presets import seeded
+from posenc_export.numerics import worst_error
+from posenc_export.runtime import Session
+
+FIRST_FAR, STEPS = 20, 6
+CALLS = {"near": (5, 12), "far": (40, 33), "both in one row": (30, 30), "a row on each side": (8, 40), "rows that cross during decode": (FIRST_FAR - 3, FIRST_FAR - 1)}
+HEADS: Dict[str, Dict[str, Any]] = {
+    "rotated by the operator": {"width": 64},
+    "rotated before it": {"width": 48, "rotary": 8},
+    "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
+}
+
+
+def _block(width: int, rotary: int = 0, **attention: Any) -> Any:
+    spec = {"name": "rope_longrope", "original_max_positions": FIRST_FAR, "long_factor": [1.0 + pair for pair in range((rotary or width // 4) // 2)]}
+    config = block_config(width, 4, 64, encoding=spec | ({"rotary": rotary} if rotary else {}), kv_heads=2)
+    return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **attention)))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
+    block = _block(**HEADS[heads])
+    manifest = export(block, "ort", tmp_path / "artefact", verify=False)
+    model = load(tmp_path / "artefact", provider="cpu", threads=1)
+    for calls, lengths in CALLS.items():
+        assert _worst(block, model.session(), lengths) <= describe.bound_of(block, manifest), calls
+
+
+def _worst(block: Any, session: Session, lengths: Sequence[int]) -> float:
+    """Return the worst error of a batch with prompts of these lengths, followed by STEPS steps."""
+    width = block.config.width
+    x = [np.random.default_rng(row).standard_normal((length + STEPS, width), dtype=np.float32) for row, length in enumerate(lengths)]
+    outputs = session.prefill([row[:-STEPS] for row in x], chunk=16)
+    steps = np.stack([session.step(np.stack([row[index - STEPS] for row in x])) for index in range(STEPS)], axis=1)
+    found = [np.concatenate((outputs[row][: len(given) - STEPS], steps[row])) for row, given in enumerate(x)]
+    return max(worst_error(ours, block.exact(given, range(len(given)), range(len(given)))) for ours, given in zip(found, x, strict=True))
+
+
+def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_been_far(tmp_path: Path) -> None:
+    block = _block(64)
+    export(block, "ort", tmp_path / "artefact", verify=False)
+    session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
+    x = np.random.default_rng(0).standard_normal((1, FIRST_FAR + 10, 64), dtype=np.float32)
+    session.prefill(x[:, :10])
+    expected = [session.step(x[:, index]) for index in range(10, 14)]
+    session.prefill(x[:, 14:])
+    session.rewind(FIRST_FAR)
+    for index, wanted in enumerate(expected):
+        np.testing.assert_array_equal(session.step(x[:, 10 + index]), wanted)
+
+
+def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_length(tmp_path: Path) -> None:
+    manifest = export(_block(64), "ort", tmp_path / "artefact", verify=False)
+    keys = [(state.past, state.axes[-1], state.update, state.reads_hidden) for state in manifest.states if state.past.endswith("key")]
+    assert keys == [(f"past_key_values.0.{name}", 16, "in_place", False) for name in ("key", "far_key")]
+
+
+@pytest.mark.parametrize("options", [{"signature": "mask"}, {"cache": "int8"}], ids=["mask", "int8"])
+def test_caches_of_other_runtimes_and_of_8_bits_stay_whole(options: Dict[str, str], tmp_path: Path) -> None:
+    manifest = export(_block(64), "ort", tmp_path / "artefact", verify=False, **options, **({"calibrate": _sample(tmp_path)} if "cache" in options else {}))
+    assert [state.axes[-1] for state in manifest.states if state.past.endswith("key")] == [32]
+
+
+def _sample(folder: Path) -> Path:
+    np.save(folder / "sample.npy", np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
+    return folder / "sample.npy"
