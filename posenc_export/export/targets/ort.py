@@ -8,7 +8,7 @@ rotate by slot, which is exact for any offset. With attention_mask, a slot is a 
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer
-from posenc_export.export.targets import collected, counts, ort_attention, ort_slots, standard, turned, waves
+from posenc_export.export.targets import collected, counts, ort_attention, ort_slots, standard, waves
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -74,7 +74,7 @@ LOWERING = (
         "Attend": ort_attention.attend,
         "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
-        "AttendTurned": turned.attend,
+        "AttendTurned": ort_attention.attend_turned,
         "WaveProducts": wave_products,
     },
     {"Append": append, "Mask": standard.mask, **{name: standard.LOWERING[name] for name in LEFT}},  # nodes that were not merged into GroupQueryAttention
