@@ -7,17 +7,21 @@ zeros: it then adds up the values and writes both caches in place.
 import dataclasses
 from typing import Optional, Sequence, Tuple
 
+import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number
+from posenc_export import semantic
+from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import ort_slots, turned
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
+from posenc_export.export.targets.turned_blocks import BLOCK, Turned, of_blocks
 
 
 def attend(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Value, ...]:
     """Return output [B,S,H*D], keys and values."""
-    rewriter, q = call.rewriter, node.inputs[0]
-    past, new, _ = append_key.inputs
+    rewriter, past = call.rewriter, append_key.inputs[0]
+    exact = turned.is_exact(node)
+    q, new = (side_by_side(rewriter, value) if exact else value for value in (node.inputs[0], append_key.inputs[1]))
 
     def as_they_are() -> Sequence[ir.Value]:
         return call.emit(q, new, past)
@@ -25,25 +29,55 @@ def attend(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Val
     def beyond() -> Sequence[ir.Value]:
         slots = ort_slots.cache_position(rewriter) if call.rotation(q, new) else None
         query, key = (padded(rewriter, rotated(rewriter, value, slots), call.wide) for value in (q, new))
-        scores = rewriter.emit("Mul", [_products(rewriter, node, query, key, append_key), rewriter.constant(node.attributes["scale"].value, "float32")])
-        return dataclasses.replace(call, bias=scores).emit(_zeros(rewriter, query, number(node, "heads")), key, past)
+        assert query is not None and key is not None
+        scaled = _like(query, rewriter.emit("Mul", [query, rewriter.constant(node.attributes["scale"].value, "float32")]))
+        of_call = Turned(rewriter, node, scaled, key, past, *ort_slots.written(rewriter, append_key), turned.drift_of(rewriter, node) if exact else None)
+        scores = _scores(of_call) if exact else _of_slots(of_call, rewriter.constant([0]))
+        zeros = rewriter.unpacked(rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [rewriter.packed(query)])]), number(node, "heads"))
+        return dataclasses.replace(call, bias=scores).emit(_like(query, zeros), key, past)
 
     return rewriter.choose(turned.any_turns(rewriter, node), beyond, as_they_are)
 
 
-def _zeros(rewriter: Rewriter, query: Optional[ir.Value], heads: int) -> ir.Value:
-    """Return zeros in the shape of queries [B,S,H,D]."""
-    assert query is not None
-    zeros = rewriter.unpacked(rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [rewriter.packed(query)])]), heads)
-    zeros.shape = query.shape
-    return zeros
+def side_by_side(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Put the two entries of a pair next to each other in heads that a Rotate node produces, which leaves the products of queries and keys as they are."""
+    node = producer(value, "Rotate")
+    if node is None or number(node, "interleaved"):
+        return value
+    x, positions, cos, sin = node.inputs
+    assert x is not None
+    heads, head_size, rotary = size(x, 2), size(x, 3), 2 * size(cos, 1)
+    pairs = np.arange(rotary).reshape(2, -1).T.reshape(-1)
+    entries = np.concatenate((pairs, np.arange(rotary, head_size))) + head_size * np.arange(heads)[:, None]
+    moved = rewriter.emit("Gather", [rewriter.packed(x), rewriter.constant(entries.reshape(-1))], attributes={"axis": 2})
+    moved = _like(x, rewriter.unpacked(moved, heads))
+    attributes = {"interleaved": 1.0, "linear": float(number(node, "linear"))}
+    return _like(x, rewriter.emit("Rotate", [moved, positions, cos, sin], semantic.DOMAIN, attributes))
 
 
-def _products(rewriter: Rewriter, node: ir.Node, query: Optional[ir.Value], key: Optional[ir.Value], append_key: ir.Node) -> ir.Value:
-    """Return the products [B,H,S,T] of queries [B,S,H,D] with all keys, cached ones and new ones [B,S,K,D], turned for each query."""
-    first, total = ort_slots.written(rewriter, append_key)
-    # GroupQueryAttention writes the new keys later.
-    cached = rewriter.emit("Slice", [append_key.inputs[0], rewriter.constant([0]), total, rewriter.constant([2])])
-    update = rewriter.emit("Transpose", [key], attributes={"perm": [0, 2, 1, 3]})
-    keys = rewriter.emit("TensorScatter", [cached, update, first], attributes={"axis": 2})
-    return turned.products(rewriter, node, query, keys, turned.angles(rewriter, node, node.inputs[turned.POSITIONS], node.inputs[turned.KEY_POSITIONS]))
+def _like(x: ir.Value, made: ir.Value) -> ir.Value:
+    """Give a value shape and dtype of another one, and return it."""
+    made.shape, made.type = x.shape, x.type
+    return made
+
+
+def _scores(of: Turned) -> ir.Value:
+    """Scores [B,H,S,T] of keys that are turned: of the whole blocks before all new tokens, then of the other slots."""
+    rewriter = of.rewriter
+    before = rewriter.emit("ReduceMin", [of.first])
+    blocks = rewriter.emit("Div", [before, rewriter.constant([BLOCK])])
+    return rewriter.emit("Concat", [of_blocks(of, blocks), _of_slots(of, rewriter.emit("Mul", [blocks, rewriter.constant([BLOCK])]))], attributes={"axis": 3})
+
+
+def _of_slots(of: Turned, start: ir.Value) -> ir.Value:
+    """Scores of the slots from start [1] on. GroupQueryAttention writes new keys later; here they are written into a copy."""
+    rewriter = of.rewriter
+    cached = rewriter.emit("Slice", [of.past, start, of.total, rewriter.constant([2])])
+    update = rewriter.emit("Transpose", [of.key], attributes={"perm": [0, 2, 1, 3]})
+    keys = rewriter.emit("TensorScatter", [cached, update, rewriter.emit("Sub", [of.first, start])], attributes={"axis": 2})
+    if of.drift is None:
+        return turned.products(rewriter, of.node, of.query, keys, turned.angles(rewriter, of.node))
+    scalars = [rewriter.emit("Squeeze", [value]) for value in (start, of.total)]
+    slots = rewriter.emit("Unsqueeze", [rewriter.emit("Range", [*scalars, rewriter.constant(1)]), rewriter.constant([0])])
+    at = turned.angles_between(rewriter, of.drift, ort_slots.cache_position(rewriter), slots)
+    return turned.products(rewriter, of.node, of.query, keys, at, interleaved=1)

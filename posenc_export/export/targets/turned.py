@@ -1,6 +1,6 @@
 """Lowering of turned.attend to standard operators: keys are rotated further only in calls with a query that needs it."""
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,7 @@ def any_turns(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attend with all keys turned for each query: [B,S,H*D]."""
     q, keys, values, mask = node.inputs[:4]
-    scores = products(rewriter, node, q, keys, angles(rewriter, node, node.inputs[POSITIONS], node.inputs[KEY_POSITIONS]))
+    scores = products(rewriter, node, q, keys, angles(rewriter, node))
     scaled = rewriter.emit("Mul", [scores, rewriter.constant(node.attributes["scale"].value, "float32")])
     masked = rewriter.emit("Add", [scaled, standard.in_float(rewriter, mask)])
     shares = rewriter.emit("Softmax", [rewriter.emit("Clip", [masked, rewriter.constant(standard.LEAST, "float32")])], attributes={"axis": -1})
@@ -52,34 +52,50 @@ def in_radians(rewriter: Rewriter, turns: ir.Value) -> ir.Value:
     return rewriter.emit("Mul", [part, rewriter.constant(2 * np.pi, "float32")])
 
 
-def angles(rewriter: Rewriter, node: ir.Node, positions: Optional[ir.Value], key_positions: Optional[ir.Value]) -> ir.Value:
-    """Return the angles of keys at key_positions [B,T] for queries at positions [B,S]: [B,1,S,T,r/2] float32."""
+def is_exact(node: ir.Node) -> bool:
+    """Return whether angles are proportional to distances: no product is rounded to float32."""
+    return len(node.inputs) > SECOND and node.inputs[SECOND] is not None
+
+
+def angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Return the angles of all keys for all queries [B,1,S,T,r/2] float32."""
+    if not is_exact(node):
+        return _rounded_angles(rewriter, node)
+    return angles_between(rewriter, drift_of(rewriter, node), node.inputs[POSITIONS], node.inputs[KEY_POSITIONS])
+
+
+def angles_between(rewriter: Rewriter, drift: ir.Value, positions: Optional[ir.Value], key_positions: Optional[ir.Value]) -> ir.Value:
+    """Return the angles of keys at key_positions [B,T] for queries at positions [B,S]: [B,1,S,T,r/2] float32.
+
+    Args:
+        drift: from `drift_of`.
+    """
     queries = rewriter.emit("Unsqueeze", [positions, rewriter.constant([1, 3, 4])])
     keys = rewriter.emit("Unsqueeze", [key_positions, rewriter.constant([1, 2, 4])])
-    if node.inputs[SECOND:] == ():
-        return _rounded_angles(rewriter, node, queries, keys)
     distances = rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], attributes=DOUBLE)
-    drift = rewriter.emit("Unsqueeze", [drift_of(rewriter, node), rewriter.constant([1, 3])])
-    return in_radians(rewriter, rewriter.emit("Mul", [distances, drift]))
+    return in_radians(rewriter, rewriter.emit("Mul", [distances, rewriter.emit("Unsqueeze", [drift, rewriter.constant([1, 3])])]))
 
 
-def _rounded_angles(rewriter: Rewriter, node: ir.Node, queries: ir.Value, keys: ir.Value) -> ir.Value:
+def _rounded_angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """As `angles`, from products of positions and frequencies that are rounded to float32."""
     rows = rewriter.emit("Max", [node.inputs[POSITIONS], rewriter.constant(0)])
     own = rewriter.emit("Unsqueeze", [rewriter.emit("Gather", [node.inputs[FIRST], rows]), rewriter.constant([1, 3])])
     kept = rewriter.constant(row_0(node.inputs[FIRST]), "float32")
 
-    def drift(places: ir.Value) -> ir.Value:
-        single = rewriter.emit("Cast", [places], attributes=FLOAT)
-        first, second = (rewriter.emit("Cast", [rewriter.emit("Mul", [single, of])], attributes=DOUBLE) for of in (own, kept))
-        return rewriter.emit("Sub", [first, second])
+    def drift(positions: Optional[ir.Value], axes: Sequence[int]) -> ir.Value:
+        places = rewriter.emit("Cast", [rewriter.emit("Unsqueeze", [positions, rewriter.constant(axes)])], attributes=FLOAT)
+        return rewriter.emit("Sub", [rewriter.emit("Cast", [rewriter.emit("Mul", [places, of])], attributes=DOUBLE) for of in (own, kept)])
 
-    radians = rewriter.emit("Sub", [drift(keys), drift(queries)])
+    radians = rewriter.emit("Sub", [drift(node.inputs[KEY_POSITIONS], [1, 2, 4]), drift(node.inputs[POSITIONS], [1, 3, 4])])
     return in_radians(rewriter, rewriter.emit("Mul", [radians, rewriter.constant(0.5 / np.pi, "float64")]))
 
 
-def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], angles: ir.Value) -> ir.Value:
-    """Rotate the keys by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
+def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], angles: ir.Value, interleaved: Optional[int] = None) -> ir.Value:
+    """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T].
+
+    Args:
+        interleaved: layout of the pairs; None for that of the node.
+    """
     heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(q, 3), size(node.inputs[FIRST], 1)
     q, keys = standard.in_float(rewriter, q), standard.in_float(rewriter, keys)
     queries = rewriter.emit("Shape", [q], attributes={"start": 1, "end": 2})
@@ -90,7 +106,8 @@ def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Opt
     batch = rewriter.emit("Concat", [rest, rewriter.constant([kv_heads]), slots, rewriter.constant([head_size])], attributes={"axis": 0})
     rows = rewriter.emit("Concat", [rest, slots, rewriter.constant([half])], attributes={"axis": 0})
     waves = [rewriter.emit("Reshape", [rewriter.emit(op, [angles]), rows]) for op in ("Cos", "Sin")]
-    attributes = {"interleaved": number(node, "interleaved"), **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
+    layout = number(node, "interleaved") if interleaved is None else interleaved
+    attributes = {"interleaved": layout, **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
     turned = rewriter.emit("RotaryEmbedding", [rewriter.emit("Reshape", [repeated, batch]), *waves], attributes=attributes)
     grouped = rewriter.emit("Reshape", [q, rewriter.constant([-1, kv_heads, heads // kv_heads, head_size])])
     y = rewriter.emit("MatMul", [grouped, rewriter.emit("Transpose", [turned], attributes={"perm": [0, 1, 3, 2]})])
