@@ -33,7 +33,7 @@ HEADS: Dict[str, Dict[str, Any]] = {
 
 
 def _block(width: int, sees: Any = None, **options: Any) -> Any:
-    config = block_config(width, 4, 256, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
+    config = block_config(width, 4, 4 * BLOCK, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
     attention = config.attention if sees is None else msgspec.structs.replace(config.attention, sees=sees)
     return seeded(msgspec.structs.replace(config, attention=attention))
 

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from posenc_export import semantic
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import ort_slots, turned
+from posenc_export.export.targets import ort_slots, turned, turned_blocks
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
-from posenc_export.export.targets.turned_blocks import BLOCK, Turned, of_blocks
+from posenc_export.export.targets.turned_blocks import Turned
 
 
 def attend(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Value, ...]:
@@ -31,8 +31,11 @@ def attend(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Val
         query, key = (padded(rewriter, rotated(rewriter, value, slots), call.wide) for value in (q, new))
         assert query is not None and key is not None
         scaled = _like(query, rewriter.emit("Mul", [query, rewriter.constant(node.attributes["scale"].value, "float32")]))
-        of_call = Turned(rewriter, node, scaled, key, past, *ort_slots.written(rewriter, append_key), turned.drift_of(rewriter, node) if exact else None)
-        scores = _scores(of_call) if exact else _of_slots(of_call, rewriter.constant([0]))
+        of_call = Turned(rewriter, scaled, key, past, *ort_slots.written(rewriter, append_key), 2 * size(node.inputs[turned.FIRST], 1))
+        if exact:
+            scores = turned_blocks.scores(of_call, turned.drift_of(rewriter, node))
+        else:
+            scores = turned.products(rewriter, node, scaled, of_call.from_slot(rewriter.constant([0])), turned.angles(rewriter, node))
         zeros = rewriter.unpacked(rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [rewriter.packed(query)])]), number(node, "heads"))
         return dataclasses.replace(call, bias=scores).emit(_like(query, zeros), key, past)
 
@@ -59,25 +62,3 @@ def _like(x: ir.Value, made: ir.Value) -> ir.Value:
     """Give a value shape and dtype of another one, and return it."""
     made.shape, made.type = x.shape, x.type
     return made
-
-
-def _scores(of: Turned) -> ir.Value:
-    """Scores [B,H,S,T] of keys that are turned: of the whole blocks before all new tokens, then of the other slots."""
-    rewriter = of.rewriter
-    before = rewriter.emit("ReduceMin", [of.first])
-    blocks = rewriter.emit("Div", [before, rewriter.constant([BLOCK])])
-    return rewriter.emit("Concat", [of_blocks(of, blocks), _of_slots(of, rewriter.emit("Mul", [blocks, rewriter.constant([BLOCK])]))], attributes={"axis": 3})
-
-
-def _of_slots(of: Turned, start: ir.Value) -> ir.Value:
-    """Scores of the slots from start [1] on. GroupQueryAttention writes new keys later; here they are written into a copy."""
-    rewriter = of.rewriter
-    cached = rewriter.emit("Slice", [of.past, start, of.total, rewriter.constant([2])])
-    update = rewriter.emit("Transpose", [of.key], attributes={"perm": [0, 2, 1, 3]})
-    keys = rewriter.emit("TensorScatter", [cached, update, rewriter.emit("Sub", [of.first, start])], attributes={"axis": 2})
-    if of.drift is None:
-        return turned.products(rewriter, of.node, of.query, keys, turned.angles(rewriter, of.node))
-    scalars = [rewriter.emit("Squeeze", [value]) for value in (start, of.total)]
-    slots = rewriter.emit("Unsqueeze", [rewriter.emit("Range", [*scalars, rewriter.constant(1)]), rewriter.constant([0])])
-    at = turned.angles_between(rewriter, of.drift, ort_slots.cache_position(rewriter), slots)
-    return turned.products(rewriter, of.node, of.query, keys, at, interleaved=1)

@@ -35,15 +35,23 @@ def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def drift_of(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Return by how many turns per position a key turns further for each query, [B,S,r/2] float64. The node has a second table."""
-    rows, tables = rewriter.emit("Max", [node.inputs[POSITIONS], rewriter.constant(0)]), node.inputs[FIRST : SECOND + 1]
-    own = rewriter.emit("Add", [rewriter.emit("Cast", [rewriter.emit("Gather", [table, rows])], attributes=DOUBLE) for table in tables])
-    kept = sum(row_0(table).astype(np.float64) for table in tables)
-    return rewriter.emit("Mul", [rewriter.emit("Sub", [own, rewriter.constant(kept, "float64")]), rewriter.constant(0.5 / np.pi, "float64")])
+    first, second = (rows_of(node.inputs[index]) for index in (FIRST, SECOND))
+    still = min(number(node, "still"), len(first))
+
+    def turns() -> np.ndarray:
+        """Rows of the last position below `still`, and of the positions from there on."""
+        frequencies = first[still - 1 :].astype(np.float64) + second[still - 1 :]
+        return np.asarray((frequencies - frequencies[0]) / (2 * np.pi))
+
+    table = rewriter.weight(f"{node.inputs[FIRST].name}.turns", turns)  # type: ignore[union-attr]
+    behind = rewriter.emit("Sub", [node.inputs[POSITIONS], rewriter.constant(still - 1)])
+    return rewriter.emit("Gather", [table, rewriter.emit("Max", [behind, rewriter.constant(0)])])
 
 
-def row_0(table: Optional[ir.Value]) -> np.ndarray:
+def rows_of(table: Optional[ir.Value]) -> np.ndarray:
+    """Return the rows of a constant table."""
     assert table is not None and table.const_value is not None
-    return np.asarray(table.const_value.numpy()[0])
+    return table.const_value.numpy()
 
 
 def in_radians(rewriter: Rewriter, turns: ir.Value) -> ir.Value:
@@ -80,7 +88,7 @@ def _rounded_angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """As `angles`, from products of positions and frequencies that are rounded to float32."""
     rows = rewriter.emit("Max", [node.inputs[POSITIONS], rewriter.constant(0)])
     own = rewriter.emit("Unsqueeze", [rewriter.emit("Gather", [node.inputs[FIRST], rows]), rewriter.constant([1, 3])])
-    kept = rewriter.constant(row_0(node.inputs[FIRST]), "float32")
+    kept = rewriter.constant(rows_of(node.inputs[FIRST])[0], "float32")
 
     def drift(positions: Optional[ir.Value], axes: Sequence[int]) -> ir.Value:
         places = rewriter.emit("Cast", [rewriter.emit("Unsqueeze", [positions, rewriter.constant(axes)])], attributes=FLOAT)
@@ -90,11 +98,8 @@ def _rounded_angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return in_radians(rewriter, rewriter.emit("Mul", [radians, rewriter.constant(0.5 / np.pi, "float64")]))
 
 
-def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], angles: ir.Value, interleaved: Optional[int] = None) -> ir.Value:
+def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], angles: ir.Value) -> ir.Value:
     """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T].
-
-    Args:
-        interleaved: layout of the pairs; None for that of the node.
     """
     heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(q, 3), size(node.inputs[FIRST], 1)
     q, keys = standard.in_float(rewriter, q), standard.in_float(rewriter, keys)
@@ -106,8 +111,7 @@ def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Opt
     batch = rewriter.emit("Concat", [rest, rewriter.constant([kv_heads]), slots, rewriter.constant([head_size])], attributes={"axis": 0})
     rows = rewriter.emit("Concat", [rest, slots, rewriter.constant([half])], attributes={"axis": 0})
     waves = [rewriter.emit("Reshape", [rewriter.emit(op, [angles]), rows]) for op in ("Cos", "Sin")]
-    layout = number(node, "interleaved") if interleaved is None else interleaved
-    attributes = {"interleaved": layout, **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
+    attributes = {"interleaved": number(node, "interleaved"), **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
     turned = rewriter.emit("RotaryEmbedding", [rewriter.emit("Reshape", [repeated, batch]), *waves], attributes=attributes)
     grouped = rewriter.emit("Reshape", [q, rewriter.constant([-1, kv_heads, heads // kv_heads, head_size])])
     y = rewriter.emit("MatMul", [grouped, rewriter.emit("Transpose", [turned], attributes={"perm": [0, 1, 3, 2]})])
