@@ -52,10 +52,31 @@ def side_by_side(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.V
     heads, head_size, rotary = size(x, 2), size(x, 3), 2 * size(cos, 1)
     pairs = np.arange(rotary).reshape(2, -1).T.reshape(-1)
     entries = np.concatenate((pairs, np.arange(rotary, head_size))) + head_size * np.arange(heads)[:, None]
-    moved = rewriter.emit("Gather", [rewriter.packed(x), rewriter.constant(entries.reshape(-1))], attributes={"axis": 2})
-    moved = _like(x, rewriter.unpacked(moved, heads))
+    moved = _like(x, rewriter.unpacked(_moved(rewriter, rewriter.packed(x), entries.reshape(-1)), heads))
     attributes = {"interleaved": 1.0, "linear": float(number(node, "linear"))}
     return _like(x, rewriter.emit("Rotate", [moved, positions, cos, sin], semantic.DOMAIN, attributes))
+
+
+def _moved(rewriter: Rewriter, packed: ir.Value, entries: np.ndarray) -> ir.Value:
+    """Take entries of the last axis of [B,S,N*D]. If it is a product with a constant, or a part of one, and nothing else reads it, move the columns of the constant."""
+    start, product = _product_of(packed)
+    weight = None if product is None else product.inputs[1]
+    if product is None or weight is None or weight.const_value is None or len(packed.uses()) > 1 or len(product.outputs[0].uses()) > 1:
+        return rewriter.emit("Gather", [packed, rewriter.constant(entries)], attributes={"axis": 2})
+    given = weight.const_value.numpy()
+    columns = np.arange(given.shape[1])
+    columns[start : start + len(entries)] = start + entries
+    product.replace_input_with(1, rewriter.weight(f"{weight.name}.moved_{start}", lambda: np.ascontiguousarray(given[:, columns])))
+    return packed
+
+
+def _product_of(packed: ir.Value) -> Tuple[int, Optional[ir.Node]]:
+    """Return the MatMul node that computes a value, or of which it is a part, and its first column there; None if there is none."""
+    node, start = packed.producer(), 0
+    if node is not None and node.op_type == "Split" and node.inputs[0] is not None:
+        start = int(turned.rows_of(node.inputs[1])[: list(node.outputs).index(packed)].sum())
+        node = node.inputs[0].producer()
+    return start, node if node is not None and node.op_type == "MatMul" else None
 
 
 def _like(x: ir.Value, made: ir.Value) -> ir.Value:

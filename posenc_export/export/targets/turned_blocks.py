@@ -16,7 +16,7 @@ import onnx_ir as ir
 from posenc_export.export.rewriter import Rewriter, size
 from posenc_export.export.targets import ort_slots, turned
 
-BLOCK = 128  # J: more keys make longer rows, fewer of them leave fewer keys outside of whole blocks
+BLOCK = 64  # J: more keys make longer rows, fewer of them leave fewer keys outside of whole blocks
 
 
 @dataclass(frozen=True)
