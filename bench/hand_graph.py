@@ -18,10 +18,12 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 import onnxruntime as ort
 
-from posenc_export.benchmark.disturbance import disturbed, watched
+from posenc_export.benchmark.disturbance import watched
 from posenc_export.benchmark.peers.hand_graph import block
 from posenc_export.benchmark.report import duration
-from posenc_export.benchmark.spread import Spread, spread
+from posenc_export.benchmark.run import Samples
+from posenc_export.benchmark.spread import ratios, spread
+from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.tables import aligned
@@ -99,31 +101,10 @@ def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: 
     return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
 
 
-class Turns:
-    """Measures several calls in turn, in bursts; disturbed turns are measured again."""
-
-    def __init__(self, calls: Dict[str, Call], burst: int) -> None:
-        self.calls, self.burst, self.redone, self.kept_disturbed = calls, burst, 0, 0
-
-    def run(self, rounds: int) -> Dict[str, List[float]]:
-        """Return the median seconds of each burst, by call; bursts of the same index were measured in the same turn."""
-        cores = os.cpu_count() or 1
-        times: Dict[str, List[float]] = {name: [] for name in self.calls}
-        quickest = float("inf")
-        patience = rounds
-        while len(next(iter(times.values()))) < rounds:
-            turn, reading = watched(self._turn)
-            quickest = min(quickest, reading.spin)
-            if disturbed(reading, quickest, cores) and patience > 0:
-                patience, self.redone = patience - 1, self.redone + 1
-                continue
-            self.kept_disturbed += disturbed(reading, quickest, cores)
-            for name, value in zip(times, turn, strict=True):
-                times[name].append(value)
-        return times
-
-    def _turn(self) -> List[float]:
-        return [_burst(call, self.burst) for call in self.calls.values()]
+def _sample(call: Call, count: int) -> Dict[str, Any]:
+    """Measure one burst, with the load of the machine meanwhile."""
+    seconds, reading = watched(lambda: [_burst(call, count)])
+    return {"seconds": seconds, "reading": reading.to_json()}
 
 
 def _burst(call: Call, count: int) -> float:
@@ -158,20 +139,23 @@ def stepper(session: Session, context: int) -> Call:
 
 
 def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
-    """Measure two calls in turn; return the spread of ratio and difference, second to first, over pairs of bursts, so that drift cancels out."""
-    turns = Turns({first[0]: first[1], second[0]: second[1]}, options.burst)
-    times = turns.run(options.rounds)
-    one, two = times[first[0]], times[second[0]]
-    ratios = spread([b / a for a, b in zip(one, two, strict=True)])
-    gap = spread([b - a for a, b in zip(one, two, strict=True)])
+    """Measure two calls in turn. Return the spread of ratio and difference, second to first, over rounds in which neither was disturbed, so that drift cancels out."""
+    clock: Dict[str, float] = {}
+    one, two = (Samples(options.rounds, os.cpu_count() or 1) for _ in range(2))
+    for _ in range(options.rounds):
+        for samples, (_, call) in ((one, first), (two, second)):
+            samples.take(lambda call=call: _sample(call, options.burst), clock)  # type: ignore[misc]
+    omitted = {*one.disturbed, *two.disturbed}
+    gaps = [b - a for number, (a, b) in enumerate(zip(one.seconds, two.seconds, strict=True)) if number not in omitted]
+    enough = len(gaps) >= LEAST
     return {
         "what": title,
         "names": [first[0], second[0]],
-        "seconds": [asdict(spread(one)), asdict(spread(two))],
-        "ratio": asdict(ratios),
-        "difference": asdict(gap),
-        "redone": turns.redone,
-        "disturbed": turns.kept_disturbed,
+        "seconds": [asdict(spread(samples.seconds)) for samples in (one, two)],
+        "ratio": asdict(spread(ratios(two.seconds, one.seconds, omitted))) if enough else None,
+        "difference": asdict(spread(gaps)) if enough else None,
+        "redone": one.redone + two.redone,
+        "disturbed": len(omitted),
     }
 
 
@@ -204,9 +188,10 @@ def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
     heads = ("what", "first", "second", "ratio", "p10", "p90", "difference us", "redone", "disturbed")
     cells = []
     for each in found:
-        ratio, seconds = Spread(**each["ratio"]), [duration(part["median"]) for part in each["seconds"]]
-        gap = f"{1e6 * each['difference']['median']:.1f}"
-        cells.append((each["what"], *seconds, f"{ratio.median:.3f}", f"{ratio.low:.3f}", f"{ratio.high:.3f}", gap, str(each["redone"]), str(each["disturbed"])))
+        times = [duration(part["median"]) for part in each["seconds"]]
+        ratio = [f"{each['ratio'][name]:.3f}" for name in ("median", "low", "high")] if each["ratio"] else ["", "", ""]
+        gap = f"{1e6 * each['difference']['median']:.1f}" if each["difference"] else ""
+        cells.append((each["what"], *times, *ratio, gap, str(each["redone"]), str(each["disturbed"])))
     return aligned(heads, cells)
 
 

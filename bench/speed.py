@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -98,6 +98,7 @@ PARTS: Dict[str, Part] = {
     "cache": Part((Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0),
 }
 FOLDERS = {"bits": "model", "cache": "block"}  # parts with the models of another part, which share its artefacts
+OVERHEAD = Path("bench/results/hand_graph.json")
 SAMPLE = 4096  # hidden states for the calibration of caches
 
 
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}
         options.json.write_text(json.dumps({part: each.to_json() for part, each in reports.items()}, indent=1) + "\n", encoding="utf-8")
-        options.markdown.write_text(speed_page.page(reports), encoding="utf-8")
+        options.markdown.write_text(speed_page.page(reports, overhead(OVERHEAD)), encoding="utf-8")
         disturbed += report.disturbed
     return 1 if disturbed else 0
 
@@ -188,6 +189,12 @@ def committed(path: Path) -> Dict[str, Report]:
     """Return the reports of a JSON file by part; an empty dict if the file does not exist."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {name: Report.from_json(report) for name, report in content.items()}
+
+
+def overhead(path: Path) -> List[Dict[str, Any]]:
+    """Return the results of bench/hand_graph.py in a JSON file; an empty list if the file does not exist."""
+    found: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
+    return found
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from posenc_export.benchmark.workers import Worker, started
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
+PROMPTS = 2 * LEAST  # fewest prompts of a shorter time: twice the rounds that a ratio needs, because some are disturbed
 DECODE_SHARE = 0.4  # share of the time budget; the rest is for prefill and repeated samples
 Progress = Callable[[str], None]
 
@@ -80,8 +81,8 @@ class Turns:
         """Time prompts of all contestants in turn. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
         first = [_first_prefill(worker, tokens) for worker in self.workers]
         budget = self.seconds * (1 - DECODE_SHARE) / 2
-        wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(LEAST, int(budget / t))) for t in first]
-        taken = [self._samples(max(1, count // 2)) for count in wanted]
+        wanted = [1 if t > PREFILL_LIMIT else min(self.rounds, max(PROMPTS, int(budget / t))) for t in first]
+        taken = [self._samples(count) for count in wanted]
         for turn in range(max(wanted)):
             for worker, samples, count in zip(self.workers, taken, wanted, strict=True):
                 if turn < count:

@@ -30,6 +30,14 @@ def test_the_page_says_which_targets_are_met():
     assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of width 512" in page and "## A decoder" not in page
 
 
+def test_the_page_shows_what_a_session_adds_and_leaves_ratios_of_disturbed_rounds_blank():
+    seconds = [{"median": 50e-6, "low": 49e-6, "high": 52e-6, "samples": 9}, {"median": 56e-6, "low": 55e-6, "high": 58e-6, "samples": 9}]
+    measured = {"what": "session / raw, context 128", "seconds": seconds, "ratio": {"median": 1.12, "low": 1.1, "high": 1.14}, "difference": {"median": 6e-6}}
+    page = speed_page.page({}, [measured, {**measured, "ratio": None, "difference": None}])
+    assert "| session / raw, context 128 | 50.0 us | 56.0 us | 1.12 | 1.10 .. 1.14 | +6.0 us |" in page
+    assert "| session / raw, context 128 | 50.0 us | 56.0 us | | | |" in page
+
+
 def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
     measured = {name: {"decode": part.contexts, "prefill": part.prompts} for name, part in speed.PARTS.items()}
     assert all(target.tokens in measured[target.part][target.phase] for target in TARGETS)
@@ -58,7 +66,7 @@ def test_the_page_in_docs_is_generated_from_the_committed_figures():
     path = Path("bench/results/speed.json")
     if not path.is_file():
         pytest.skip("nothing is committed")
-    assert Path("docs/speed.md").read_text(encoding="utf-8") == speed_page.page(speed.committed(path))
+    assert Path("docs/speed.md").read_text(encoding="utf-8") == speed_page.page(speed.committed(path), speed.overhead(speed.OVERHEAD))
 
 
 def test_the_table_of_the_readme_has_the_committed_figures():

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.manifest import Manifest
 from tests.models.encoders import PADDING
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
@@ -13,6 +14,11 @@ Pattern = Callable[[Any, Session], Pairs]
 ABSOLUTE, RELATIVE = 2e-4, 1e-4  # transformers computes angles in float32, with errors of 3e-5 at position 512
 LENGTH = 40  # below 64 tokens, where phi3's long factors begin and steps of transformers differ from its full pass
 LENGTHS = [LENGTH, 11, 26]
+
+
+def fused_layers(manifest: Manifest) -> int:
+    """Return the number of layers whose cached values GroupQueryAttention alone reads."""
+    return sum(state.past.endswith(".value") and not state.reads_hidden for state in manifest.states)
 
 
 def tokens_of(rows: int = 2, length: int = LENGTH, low: int = 3) -> np.ndarray:

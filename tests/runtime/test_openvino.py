@@ -1,6 +1,7 @@
 """OpenVINO as a provider: the parity grid for every set of operators, and errors for what it does not support or computes differently."""
 
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which trac
 # One encoding of each set of operators that a target lowers, without those that are refused below.
 ENCODINGS = ("rope", "alibi", "t5", "learned", "rope_longrope", "conditional_conv", "fire", "logn")
 QUICK = [("rope", "ort", "positions"), ("rope", "onnx", "mask")]
-SLOW = [(name, target, signature) for name in ENCODINGS for target in ("onnx", "ort") for signature in ("positions", "mask")]
+REFUSED = ("rope_longrope", "ort", "positions")  # keys in two caches, one of which TensorScatter writes
+SLOW = [case for case in itertools.product(ENCODINGS, ("onnx", "ort"), ("positions", "mask")) if case != REFUSED]
 GRID = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SLOW if case not in QUICK)]
 
 
