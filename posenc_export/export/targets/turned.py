@@ -99,8 +99,7 @@ def _rounded_angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def products(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: Optional[ir.Value], angles: ir.Value) -> ir.Value:
-    """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T].
-    """
+    """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
     heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(q, 3), size(node.inputs[FIRST], 1)
     q, keys = standard.in_float(rewriter, q), standard.in_float(rewriter, keys)
     queries = rewriter.emit("Shape", [q], attributes={"start": 1, "end": 2})
