@@ -20,12 +20,12 @@ def attend(
     first: Tensor,
     second: Optional[Tensor],
     interleaved: bool,
-    still: int,
+    first_turned: int,
     scale: float,
 ) -> Tensor:
     """Rotate the key at position t by (t - p) (w(p) - w(0)) for a query at position p, and attend: [B,S,H*D] in the dtype of values.
 
-    w(p) is row p of frequencies, which are equal in the rows below `still`: nothing is rotated for the queries there.
+    w(p) is row p of the frequencies. Rows below first_turned are equal, so that nothing is rotated for queries there.
 
     Shapes: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S] and key_positions [B,T] int64.
     first, second: frequencies [M,r/2] float32, as the sum of two parts. If second is None, each product of a position and a frequency is rounded to float32.
@@ -33,10 +33,10 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": q.size(2), "kv_heads": keys.size(1), "scale": scale, "softcap": 0, "interleaved": interleaved, "still": still}
-            inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six as those of ops.attend
+            sizes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "interleaved": float(interleaved), "first_turned": float(first_turned)}
+            inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return _node("AttendTurned", inputs, {name: float(value) for name, value in attributes.items()}, values, shape)
+            return _node("AttendTurned", inputs, {**sizes, "scale": scale, "softcap": 0.0}, values, shape)
     scores = products(q, keys, ops.reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
     return ops.mix(ops.shares(scale * scores, mask), values)
 

@@ -75,10 +75,11 @@ class RoPEDynamic(PositionEncoding):
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         self.rounded = frequencies.numpy() if self.single else None  # for the oracle, which does not repeat the roundings of float32
-        leading = frequencies.to(torch.float32)  # two float32 parts have together 48 significant bits
-        self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
-        angles = torch.arange(geometry.max_positions, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
+        angles = torch.arange(geometry.max_positions if lengths == "seen" else 1, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        leading = frequencies.to(torch.float32)[: None if keys == "raw" else 1]  # keys that are cached rotated are not rotated further
+        rest = frequencies[: len(leading)] - leading  # two float32 parts have together 48 significant bits
+        self.first, self.second = Table(leading.numpy()), Table(rest.numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
         """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers, which computes the power of one length at a time."""

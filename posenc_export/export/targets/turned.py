@@ -14,16 +14,16 @@ DOUBLE, FLOAT = {"to": int(ir.DataType.DOUBLE)}, {"to": int(ir.DataType.FLOAT)}
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attend with the keys as they are if no query of the call needs them turned."""
-    return rewriter.choose(any_turns(rewriter, node), lambda: [attend_turned(rewriter, node)], lambda: [standard.attend(rewriter, node)])[0]
+    return rewriter.choose(any_turns(rewriter, node), lambda: [_attend_turned(rewriter, node)], lambda: [standard.attend(rewriter, node)])[0]
 
 
 def any_turns(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Return whether keys are turned for a query of the call, bool []."""
     last = rewriter.emit("ReduceMax", [node.inputs[POSITIONS]], attributes={"keepdims": 0})
-    return rewriter.emit("GreaterOrEqual", [last, rewriter.constant(number(node, "still"))])
+    return rewriter.emit("GreaterOrEqual", [last, rewriter.constant(number(node, "first_turned"))])
 
 
-def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def _attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Attend with all keys turned for each query: [B,S,H*D]."""
     q, keys, values, mask = node.inputs[:4]
     scores = products(rewriter, node, q, keys, angles(rewriter, node))
@@ -34,17 +34,16 @@ def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def drift_of(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Return by how many turns per position a key turns further for each query, [B,S,r/2] float64. The node has a second table."""
-    first, second = (rows_of(node.inputs[index]) for index in (FIRST, SECOND))
-    still = min(number(node, "still"), len(first))
+    """Return by how many turns per position a key turns further for each query: [B,S,r/2] float64, for a node with exact angles."""
+    leading, rest = (rows_of(node.inputs[index]) for index in (FIRST, SECOND))
+    kept = min(number(node, "first_turned"), len(leading)) - 1  # the last row without a turn
 
     def turns() -> np.ndarray:
-        """Rows of the last position below `still`, and of the positions from there on."""
-        frequencies = first[still - 1 :].astype(np.float64) + second[still - 1 :]
+        frequencies = leading[kept:].astype(np.float64) + rest[kept:]
         return np.asarray((frequencies - frequencies[0]) / (2 * np.pi))
 
     table = rewriter.weight(f"{node.inputs[FIRST].name}.turns", turns)  # type: ignore[union-attr]
-    behind = rewriter.emit("Sub", [node.inputs[POSITIONS], rewriter.constant(still - 1)])
+    behind = rewriter.emit("Sub", [node.inputs[POSITIONS], rewriter.constant(kept)])
     return rewriter.emit("Gather", [table, rewriter.emit("Max", [behind, rewriter.constant(0)])])
 
 
@@ -69,19 +68,10 @@ def angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Return the angles of all keys for all queries [B,1,S,T,r/2] float32."""
     if not is_exact(node):
         return _rounded_angles(rewriter, node)
-    return angles_between(rewriter, drift_of(rewriter, node), node.inputs[POSITIONS], node.inputs[KEY_POSITIONS])
-
-
-def angles_between(rewriter: Rewriter, drift: ir.Value, positions: Optional[ir.Value], key_positions: Optional[ir.Value]) -> ir.Value:
-    """Return the angles of keys at key_positions [B,T] for queries at positions [B,S]: [B,1,S,T,r/2] float32.
-
-    Args:
-        drift: from `drift_of`.
-    """
-    queries = rewriter.emit("Unsqueeze", [positions, rewriter.constant([1, 3, 4])])
-    keys = rewriter.emit("Unsqueeze", [key_positions, rewriter.constant([1, 2, 4])])
+    queries = rewriter.emit("Unsqueeze", [node.inputs[POSITIONS], rewriter.constant([1, 3, 4])])
+    keys = rewriter.emit("Unsqueeze", [node.inputs[KEY_POSITIONS], rewriter.constant([1, 2, 4])])
     distances = rewriter.emit("Cast", [rewriter.emit("Sub", [keys, queries])], attributes=DOUBLE)
-    return in_radians(rewriter, rewriter.emit("Mul", [distances, rewriter.emit("Unsqueeze", [drift, rewriter.constant([1, 3])])]))
+    return in_radians(rewriter, rewriter.emit("Mul", [distances, rewriter.emit("Unsqueeze", [drift_of(rewriter, node), rewriter.constant([1, 3])])]))
 
 
 def _rounded_angles(rewriter: Rewriter, node: ir.Node) -> ir.Value:
