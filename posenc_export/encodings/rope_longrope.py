@@ -23,7 +23,8 @@ class RoPELongRoPE(PositionEncoding):
     Keys are rotated with the factors of the query that reads them. cos and sin are scaled by attention_factor.
 
     The r rotated entries of each key are cached twice, with the short and with the long factors; the query has zeros in place of those that it does not use.
-    On target `ort` with position_ids, keys with short and keys with long factors have a cache each, and a step reads one of the two.
+    On target `ort` with position_ids, keys with short and keys with long factors have a cache each. A step reads one of the two, or both if the batch has rows on
+    both sides of L; attention then takes about three times as long.
     Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated for the length at which they arrive and cached, as
     transformers does at decode: scores of queries beyond L with keys before it then mix factors.
 
