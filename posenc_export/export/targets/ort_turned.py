@@ -52,22 +52,25 @@ def side_by_side(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.V
     heads, head_size, rotary = size(x, 2), size(x, 3), 2 * size(cos, 1)
     pairs = np.arange(rotary).reshape(2, -1).T.reshape(-1)
     entries = np.concatenate((pairs, np.arange(rotary, head_size))) + head_size * np.arange(heads)[:, None]
-    moved = _like(x, rewriter.unpacked(_moved(rewriter, rewriter.packed(x), entries.reshape(-1)), heads))
+    packed, alone = rewriter.packed(x), len(x.uses()) == 1 and len(node.outputs[0].uses()) == 1
+    weight_moved = alone and _move_columns(rewriter, packed, entries.reshape(-1))
+    taken = packed if weight_moved else rewriter.emit("Gather", [packed, rewriter.constant(entries.reshape(-1))], attributes={"axis": 2})
+    moved = _like(x, rewriter.unpacked(taken, heads))
     attributes = {"interleaved": 1.0, "linear": float(number(node, "linear"))}
     return _like(x, rewriter.emit("Rotate", [moved, positions, cos, sin], semantic.DOMAIN, attributes))
 
 
-def _moved(rewriter: Rewriter, packed: ir.Value, entries: np.ndarray) -> ir.Value:
-    """Take entries of the last axis of [B,S,N*D]. If it is a product with a constant, or a part of one, and nothing else reads it, move the columns of the constant."""
+def _move_columns(rewriter: Rewriter, packed: ir.Value, entries: np.ndarray) -> bool:
+    """Move the columns of a constant so that its product [B,S,N*D], or a part of the product, gets other entries in its last axis; return False if there is none."""
     start, product = _product_of(packed)
     weight = None if product is None else product.inputs[1]
     if product is None or weight is None or weight.const_value is None or len(packed.uses()) > 1 or len(product.outputs[0].uses()) > 1:
-        return rewriter.emit("Gather", [packed, rewriter.constant(entries)], attributes={"axis": 2})
+        return False
     given = weight.const_value.numpy()
     columns = np.arange(given.shape[1])
     columns[start : start + len(entries)] = start + entries
     product.replace_input_with(1, rewriter.weight(f"{weight.name}.moved_{start}", lambda: np.ascontiguousarray(given[:, columns])))
-    return packed
+    return True
 
 
 def _product_of(packed: ir.Value) -> Tuple[int, Optional[ir.Node]]:
