@@ -33,10 +33,11 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            sizes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "interleaved": float(interleaved), "first_turned": float(first_turned)}
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale, "softcap": 0.0}
+            attributes.update({"interleaved": float(interleaved), "first_turned": float(first_turned)})
             inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return _node("AttendTurned", inputs, {**sizes, "scale": scale, "softcap": 0.0}, values, shape)
+            return _node("AttendTurned", inputs, attributes, values, shape)
     scores = products(q, keys, ops.reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
     return ops.mix(ops.shares(scale * scores, mask), values)
 
