@@ -38,6 +38,9 @@ def attend(
             inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
             return _node("AttendTurned", inputs, attributes, values, shape)
+    else:  # a branch that depends on positions, which torch.export does not trace
+        if int(positions.max()) < first_turned:
+            return ops.attend(q, keys, values, mask, None, scale)
     scores = products(q, keys, ops.reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
     return ops.mix(ops.shares(scale * scores, mask), values)
 
@@ -45,15 +48,14 @@ def attend(
 def _angles(positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]) -> Tensor:
     """Return the angles [B,1,S,T,r/2] float64 of keys for each query."""
     rows = positions.clamp(min=0)
-    of_queries, of_keys = positions[:, None, :, None, None], key_positions[:, None, None, :, None]
     own, kept = torch.nn.functional.embedding(rows, first)[:, None, :, None], first[0]
     if second is None:
-        places, key_places = of_queries.to(torch.float32), of_keys.to(torch.float32)
+        places, key_places = positions.to(torch.float32)[:, None, :, None, None], key_positions.to(torch.float32)[:, None, None, :, None]
         of_key = (key_places * own).to(torch.float64) - (key_places * kept).to(torch.float64)
         return of_key - ((places * own).to(torch.float64) - (places * kept).to(torch.float64))
     leading = own.to(torch.float64) - kept.to(torch.float64)
     drift = leading + (torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64) - second[0].to(torch.float64))
-    return (of_keys - of_queries).to(torch.float64) * drift
+    return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * drift
 
 
 def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
