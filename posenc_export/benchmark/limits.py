@@ -21,7 +21,17 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     if manifest.dtype not in ITEM_BYTES:
         raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
     of_weight = ITEM_BYTES[manifest.dtype] if manifest.weights is None else FORMAT_BYTES[manifest.weights.format]
-    return round(of_weight * manifest.step_weights) + batch * cache_bytes(manifest, context)
+    return round(of_weight * (manifest.step_weights - _idle_weights(manifest))) + batch * cache_bytes(manifest, context)
+
+
+def _idle_weights(manifest: Manifest) -> int:
+    """Return the number of weights of experts that no token of a step chooses, if every layer with experts computes only the chosen ones."""
+    config = manifest.config
+    mlps = [config["layers"][name]["mlp"] for name in config.get("order", ())]
+    mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]
+    if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
+        return 0
+    return sum(3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
 
 
 def share_of_limit(read: int, seconds: float, bandwidth: float) -> float:

@@ -11,7 +11,7 @@ from posenc_export.export import calibration, deviation, loaders
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, bound_of, describe, text_of
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.fewer_bits import FORMATS
+from posenc_export.export.fewer_bits import FORMATS, activations_of
 from posenc_export.export.foreign import explain_errors
 from posenc_export.export.publish import StagingFolder, check_place, sweep
 from posenc_export.export.signatures import NAMES
@@ -164,7 +164,7 @@ def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Op
     kind, (weights, cache, sample) = TARGETS[target], few_bits
     source = sources.of(dtype or kind.dtypes[0], weights, sample, cache is not None)
     say(f"{target}: tracing and lowering")
-    bits = {"weights": weights and Weights(weights), "cache": cache or "", "calibration": sample and sample.described}
+    bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": cache or "", "calibration": sample and sample.described}
     described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
     manifest, expected = _written(source, described, folder, verify)
     if not verify:

@@ -99,7 +99,8 @@ def bound_of(model: Model, manifest: Manifest) -> float:
     """Return the largest error, relative to the largest output, that rounding can cause in an artefact of this model."""
     depth, reduction = extent(model)
     of_weights = tolerance(manifest.dtype, depth, reduction)
-    of_activations = 0.0 if manifest.weights is None else activation_tolerance(depth, FORMATS[manifest.weights.format].shared)
+    few_bits = manifest.weights
+    of_activations = activation_tolerance(depth, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
     return of_weights + of_activations + (cache_tolerance(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
 
 

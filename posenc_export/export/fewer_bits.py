@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Set, Tuple
+from typing import Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -162,31 +162,47 @@ FORMATS: Dict[str, Format] = {
 }
 
 
-def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Model:
-    """Return a copy of a float32 model with the weights of its linear layers and its token table rounded to the grids of a format.
+def activations_of(model: Model) -> str:
+    """Return "float32" or "int8", the type in which products with quantized weights read activations.
 
-    Encodings, norms, biases, convolutions and tables of token types keep their weights.
+    In models with experts, activations must not be rounded: a router that reads a slightly different input may choose another expert, which changes outputs abruptly.
+    """
+    return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
+
+
+def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Model:
+    """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
+
+    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights. In models with experts, formats of 8 bits round only experts, because
+    kernels of other products with 8-bit weights round activations.
 
     Args:
         weights: name of the format, a key of FORMATS.
         moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded with Grid.compensated.
-
-    Raises:
-        ValueError: the model has experts, whose weights are not linear layers.
     """
-    if any(isinstance(part, Experts) for part in model.modules()):
-        raise ValueError(f"export: expected a model without experts for weights {weights}, got one with experts; leave weights out")
-    made, kept = copy.deepcopy(model), _kept(model)
+    made, kept, kind = copy.deepcopy(model), _kept(model), FORMATS[weights]
     layers = linear_layers(made)
     known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has the moments of its head
     tables = [part.weight for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
-    grids = {id(layer.weight): (layer.weight, FORMATS[weights].projections) for layer in layers.values()}
-    grids |= {id(table): (table, FORMATS[weights].tables) for table in tables}  # a tied head has the grid of its table
+    grids = {id(layer.weight): (layer.weight, kind.projections) for layer in layers.values()}
+    grids |= {id(table): (table, kind.tables) for table in tables}  # a tied head has the grid of its table
+    if activations_of(model) == "float32" and kind.projections.bits == 8:
+        grids = {}
     with torch.no_grad():
         for key, (weight, grid) in grids.items():
             found = grid.compensated(weight.numpy(), known[key]) if key in known else grid.rounded(weight.numpy())
             weight.copy_(torch.from_numpy(found))
+        for weight in _of_experts(made):
+            weight.copy_(torch.from_numpy(kind.projections.rounded(weight.T.contiguous().numpy())).T)
     return made
+
+
+def _of_experts(model: Model) -> Iterator[torch.Tensor]:
+    """Yield the weights [K,N] of gates, ups and downs of every expert, as views."""
+    for part in model.modules():
+        if isinstance(part, Experts):
+            for weights in (part.gates, part.ups, part.downs):
+                yield from weights
 
 
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
@@ -196,6 +212,7 @@ def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
 
 
 def _kept(model: Model) -> Set[str]:
-    """Return the names of modules that stay in float32: encodings and tables of token types."""
+    """Return the names of modules that stay in float32: encodings, tables of token types, and routers, since another expert would change an output abruptly."""
     inside = {id(part) for encoding in model.modules() if isinstance(encoding, PositionEncoding) for part in encoding.modules()}
+    inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
     return {name for name, part in model.named_modules(remove_duplicate=False) if id(part) in inside or name.rpartition(".")[2] == "segments"}

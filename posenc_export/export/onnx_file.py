@@ -32,7 +32,7 @@ def write_onnx(
     manifest: Manifest,
     lowering: Sequence[Mapping[str, Lowering]],
     folder: Path,
-    few_bits: Callable[[Sequence[Grid]], Any],
+    few_bits: Callable[[Sequence[Grid], str], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
 ) -> Manifest:
     """Write folder/model.onnx and its external data; return the manifest with inputs, states, opset, operators and files of the graph.
@@ -69,14 +69,14 @@ def write_onnx(
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
 
-def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid]], Any]) -> Manifest:
+def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid], str], Any]) -> Manifest:
     """Replace float32 constants by quantized ones in the manifest's format, and record their number.
 
     Raises:
         ValueError: no constant can be quantized.
     """
     assert manifest.weights is not None
-    nodes = few_bits(FORMATS[manifest.weights.format].grids)
+    nodes = few_bits(FORMATS[manifest.weights.format].grids, manifest.weights.activations)
     rewriter.replace_nodes(nodes.table())
     matrices = nodes.weights.count()
     if not matrices:

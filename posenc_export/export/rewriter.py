@@ -45,9 +45,9 @@ class Rewriter:
                 node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
 
     def replace_nodes(self, table: Mapping[str, NodeLowering]) -> None:
-        """Replace standard nodes whose type is in the table, in graph order. A node stays if its function returns None."""
+        """Replace nodes of the target whose type is in the table, in graph order. A node stays if its function returns None."""
         for node in list(self.graph):
-            if node.domain == "" and node.op_type in table:
+            if node.domain != semantic.DOMAIN and node.op_type in table:
                 self._at = node
                 made = table[node.op_type](self, node)
                 if made is not None:

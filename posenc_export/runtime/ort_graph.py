@@ -17,11 +17,16 @@ from posenc_export.runtime.committed import Call, Step
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.mapped_weights import mapped_weights
 from posenc_export.runtime.onnx_files import check_external, refused
 from posenc_export.runtime.rules import check_graph
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
+FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -32,7 +37,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
         ValueError: ONNX Runtime lacks the provider, or the artefact has operators without kernels for it.
     """
     present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
-    host_only = manifest.operators.get("GroupQueryAttention", 0) > 0 and manifest.dtype == "float32"
+    host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
     if name == "auto":
         return "cuda" if "cuda" in present and not host_only else "cpu"
     if name not in present:
@@ -71,14 +76,18 @@ class OrtGraph:
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
             options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
+        if manifest.weights is not None and manifest.weights.activations == "float32":
+            for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
+                options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
         self.manifest, self.provider, self.device = manifest, provider, provider
         check_external(path, manifest)
-        with refused(path):
+        with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
             )
+            self.session.posenc_weights = weights  # the session reads them, so they must live as long
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         if PROVIDERS[provider] not in self.session.get_providers():
             raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")

@@ -156,10 +156,12 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         format: format as `posenc export --weights` takes it.
         matrices: number of constants in that format; all others are float32.
+        activations: "int8" if the inputs of products with these weights are rounded to 8 bits, "float32" if they are not.
     """
 
     format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
     matrices: Size = 0
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ def summary(manifest: Manifest) -> Dict[str, str]:
 def _few_bits(manifest: Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the deviation from the float32 module; empty if everything has the dtype of the manifest."""
     weights, sample, found = manifest.weights, manifest.calibration, manifest.deviation
-    said = {"weights": f"{weights.format} in {weights.matrices} matrices"} if weights is not None else {}
+    said = {"weights": f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"} if weights is not None else {}
     said |= {"cache": manifest.cache} if manifest.cache else {}
     said |= {"calibration": f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"} if sample is not None else {}
     return said if found is None else {**said, "deviation": _deviation(found)}

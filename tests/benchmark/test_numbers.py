@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from posenc_export.benchmark.contestants import Contestant
 from posenc_export.benchmark.disturbance import TICK, Reading, disturbed, watched
@@ -61,6 +62,14 @@ def test_cache_bytes_are_proportional_to_context_and_item_size():
 def test_weights_are_read_once_for_all_rows_of_a_batch():
     manifest = eager(seeded(MODELS["swiglu"]))[1]
     assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+
+
+def test_a_step_that_computes_only_the_chosen_experts_reads_no_others():
+    plain = MODELS["swiglu"]
+    mlp = {"name": "experts", "hidden": 24, "experts": 5, "chosen": 2}
+    manifest = eager(seeded(replace(plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()})))[1]
+    sparse = manifest.replace(operators={"MoE": 3})
+    assert step_bytes(manifest, 10) - step_bytes(sparse, 10) == 4 * 3 * (5 - 2) * 3 * 24 * 32  # bytes, layers, experts, matrices, sizes
 
 
 @pytest.mark.parametrize(

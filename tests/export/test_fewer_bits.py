@@ -10,7 +10,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from msgspec.structs import replace
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import VerificationError, deviation, export, verify
@@ -176,7 +175,7 @@ def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
     model = ir.Model(graph, ir_version=10)
     rewriter = Rewriter(model, "float32")
-    rewriter.replace_nodes(form(kind.grids).table())
+    rewriter.replace_nodes(form(kind.grids, "int8").table())
     rewriter.finish()
     graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
@@ -223,10 +222,3 @@ REFUSALS: dict = {
 def test_an_unsupported_combination_is_refused(given: Tuple[str, str], more: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         export(sources(ROPE), given[0], tmp_path / "made", weights=given[1], **more)
-
-
-def test_experts_are_refused(tmp_path: Path) -> None:
-    experts = {"name": "experts", "experts": 3, "chosen": 2, "hidden": 24}
-    config = replace(ROPE, layers={name: replace(kind, mlp=experts) for name, kind in ROPE.layers.items()})
-    with pytest.raises(ValueError, match="expected a model without experts for weights int4"):
-        export(seeded(config), "ort", tmp_path / "made", weights="int4")

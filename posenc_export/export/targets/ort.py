@@ -4,11 +4,10 @@ With position_ids, rows are compact: the tokens of a row fill its first slots. D
 rotate by slot, which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node, and the mask is added as a bias.
 """
 
-
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer
-from posenc_export.export.targets import collected, counts, ort_attention, ort_slots, standard, waves
+from posenc_export.export.targets import collected, counts, experts, ort_attention, ort_slots, standard, waves
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -76,6 +75,7 @@ LOWERING = (
         "RowsAtCounts": rows_at_counts,
         "AttendTurned": ort_attention.attend_turned,
         "WaveProducts": wave_products,
+        "Experts": experts.sparse,
     },
     {"Append": append, "Mask": standard.mask, **{name: standard.LOWERING[name] for name in LEFT}},  # nodes that were not merged into GroupQueryAttention
 )

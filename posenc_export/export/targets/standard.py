@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
+from posenc_export.export.targets import experts
 
 NEVER = -np.inf
 LEAST = -1e30  # lower bound of scores, as in ops.shares; a softmax over -inf only gives NaN
@@ -302,4 +303,5 @@ LOWERING = {
     "Pick": pick,
     "SuffixSum": suffix_sum,
     "Recur": recur,
+    "Experts": experts.dense,
 }

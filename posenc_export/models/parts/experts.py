@@ -1,6 +1,7 @@
 """Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
 
-from typing import Any, Mapping, Optional, Tuple
+import math
+from typing import Any, Mapping, Optional
 
 import numpy as np
 import torch
@@ -10,119 +11,8 @@ from posenc_export import registry
 from posenc_export.models.parts import exact
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
-
-
-class SoftmaxOverAll(torch.nn.Module):
-    """Expert weights from the softmax over the logits of all experts (Qwen 3 without norm_topk_prob)."""
-
-    def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """logits [B,S,N], logits of the chosen experts top [B,S,k], their indices chosen [B,S,k] to weights [B,S,k]."""
-        return torch.softmax(logits, -1).gather(-1, chosen)
-
-    def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """logits [N] of a token, chosen [k] to weights [k], float64."""
-        return np.array([1 / np.exp(logits - logits[one]).sum() for one in chosen])
-
-
-class SoftmaxOverChosen(torch.nn.Module):
-    """Expert weights from the softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
-
-    def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
-        return torch.softmax(top, -1)
-
-    def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
-        return np.array([1 / np.exp(logits[chosen] - logits[one]).sum() for one in chosen])
-
-
-class Sigmoid(torch.nn.Module):
-    """Expert weights from the sigmoid of each logit (Llama 4)."""
-
-    def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
-        return torch.sigmoid(top)
-
-    def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
-        return (1 + np.tanh(logits[chosen] / 2)) / 2
-
-
-class SigmoidOfChosen(torch.nn.Module):
-    """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
-
-    def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
-        found = torch.sigmoid(top)
-        return found / (found.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
-
-    def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
-        found = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
-        return np.array([one / sum(found) for one in found])
-
-
-class Highest(torch.nn.Module):
-    """The experts with the highest logits.
-
-    Args:
-        experts, chosen: number of experts N and of chosen experts k.
-    """
-
-    def __init__(self, experts: int, chosen: int) -> None:
-        super().__init__()
-        self.chosen = chosen
-
-    def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
-        """logits [B,S,N] to logits [B,S,k] and indices [B,S,k] of the chosen experts."""
-        top, chosen = torch.topk(logits, self.chosen, dim=-1)
-        return top, chosen
-
-    def exact(self, logits: np.ndarray) -> np.ndarray:
-        """logits [N] of a token, float64, to indices [k] of the chosen experts."""
-        return np.argsort(-logits, kind="stable")[: self.chosen]
-
-
-class HighestInGroups(torch.nn.Module):
-    """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
-
-    A group's rank is the sum of its two highest scores. `correction` balances the load and does not affect the weights of experts.
-
-    Args:
-        experts, chosen: number of experts N and of chosen experts k.
-        groups: number of groups of consecutive experts, all of the same size.
-        kept: number of groups from which experts are chosen.
-
-    Raises:
-        ValueError: groups of different sizes or with a single expert, fewer experts in the kept groups than are chosen.
-    """
-
-    def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
-        super().__init__()
-        if groups < 1 or experts % groups or experts // groups < 2:
-            raise ValueError(f"choice groups: expected groups to divide the experts, with at least 2 in each, got {groups} groups of {experts} experts")
-        if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
-            rule = f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} experts together"
-            raise ValueError(f"{rule}, got {kept} groups of {experts // groups} each")
-        self.chosen, self.groups, self.kept = chosen, groups, kept
-        self.correction = torch.nn.Parameter(torch.zeros(experts))
-
-    def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
-        """As Highest.forward."""
-        scores = torch.sigmoid(logits) + self.correction
-        grouped = scores.unflatten(-1, [self.groups, -1])
-        best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
-        kept = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
-        chosen = torch.topk(torch.where(kept > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
-        return logits.gather(-1, chosen), chosen
-
-    def exact(self, logits: np.ndarray) -> np.ndarray:
-        """As Highest.exact."""
-        scores = (1 + np.tanh(logits / 2)) / 2 + exact.numbers(self.correction)
-        members = np.split(np.arange(len(scores)), self.groups)
-        ranked = sorted(members, key=lambda group: -sum(sorted(scores[group])[-2:]))
-        allowed = [int(one) for group in ranked[: self.kept] for one in group]
-        return np.array(sorted(allowed, key=lambda one: -scores[one])[: self.chosen])
+from posenc_export.models.parts.routing import CHOICES, WEIGHTS
+from posenc_export.semantic import emitting, node
 
 
 class GatedUnit(torch.nn.Module):
@@ -130,11 +20,15 @@ class GatedUnit(torch.nn.Module):
 
     Args:
         activation: key of ACTIVATIONS in parts/activations.py.
+
+    Attributes:
+        swiglu: alpha, beta and limit if the unit is g sigmoid(alpha g) (u + beta) with g and u bounded as in ClampedUnit, otherwise None.
     """
 
     def __init__(self, activation: str = "silu") -> None:
         super().__init__()
         self.activation = activation_of(activation)
+        self.swiglu = {"alpha": 1.0, "beta": 0.0, "limit": math.inf} if activation == "silu" else None
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate and up of one shape to that shape."""
@@ -161,6 +55,7 @@ class ClampedUnit(torch.nn.Module):
         if not limit > 0:
             raise ValueError(f"unit clamped: expected limit to be above 0, got {limit}")
         self.alpha, self.limit = float(alpha), float(limit)
+        self.swiglu = {"alpha": self.alpha, "beta": 1.0, "limit": self.limit}
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate and up of one shape to that shape."""
@@ -173,8 +68,6 @@ class ClampedUnit(torch.nn.Module):
         return (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up)) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
 
 
-WEIGHTS = {"all": SoftmaxOverAll, "chosen": SoftmaxOverChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
-CHOICES = {"highest": Highest, "groups": HighestInGroups}
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
 ON = ("output", "input")
 
@@ -183,7 +76,7 @@ class Experts(torch.nn.Module):
     """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), plus a shared expert if there is one.
 
     All experts are computed for all tokens, and those not chosen get weight 0. This needs only batched matrix products, which every target supports, but
-    costs as much as all experts together.
+    costs as much as all experts together. If the unit has the form of `swiglu`, a semantic node is emitted, and target ort computes only the chosen experts.
 
     Args:
         width: model width E.
@@ -241,6 +134,7 @@ class Experts(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(torch.empty(experts, inputs, outputs).uniform_(-bound, bound)))
             self.register_parameter(name + "_bias", torch.nn.Parameter(torch.zeros(experts, outputs)) if bias else None)
         self.shared = Gated(width, shared, unit.get("activation", "silu")) if shared else None
+        self.sparse = self.unit.swiglu is not None and (not self.on_input or chosen == 1 and not bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
@@ -249,14 +143,29 @@ class Experts(torch.nn.Module):
         weights = self.weigh(logits, top, chosen)
         if self.factor != 1.0:
             weights = weights * self.factor
-        shares = torch.zeros_like(logits).scatter(-1, chosen, weights).transpose(1, 2).unsqueeze(3)
+        y = self.mixed(x, torch.zeros_like(logits).scatter(-1, chosen, weights))
+        return y if self.shared is None else y + self.shared(x)
+
+    def mixed(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Compute the sum over experts for x [B,S,E] and weights [B,S,N], which are 0 for experts that were not chosen, to [B,S,E]."""
+        if not torch.jit.is_scripting():
+            if emitting() and self.sparse:
+                return self._emitted(x, shares)
+        by_expert = shares.transpose(1, 2).unsqueeze(3)
         read = x.unsqueeze(1)
         if self.on_input:
-            read = read * shares
+            read = read * by_expert
         hidden = self.unit(_linear(read, self.gates, self.gates_bias), _linear(read, self.ups, self.ups_bias))
         given = _linear(hidden, self.downs, self.downs_bias)
-        y = given.sum(1) if self.on_input else (given * shares).sum(1)
-        return y if self.shared is None else y + self.shared(x)
+        return given.sum(1) if self.on_input else (given * by_expert).sum(1)
+
+    @torch.jit.unused
+    def _emitted(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so the input is multiplied before the node if there is one expert."""
+        if self.on_input:
+            x, shares = x * shares.sum(-1, keepdim=True), (shares > 0).to(x.dtype)
+        sources = [x, shares, self.gates, self.gates_bias, self.ups, self.ups_bias, self.downs, self.downs_bias]
+        return node("Experts", sources, {"chosen": float(self.choose.chosen), **self.unit.swiglu}, x, [x.size(0), x.size(1), x.size(2)])
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
