@@ -167,8 +167,14 @@ def test_temperatures_of_llama4_count_positions_where_transformers_counts_column
 @pytest.mark.parametrize("weights", ["all", "chosen", "sigmoid"])
 @pytest.mark.parametrize(
     "parts",
-    [{}, {"on": "input", "shared": 12}, {"bias": True, "unit": {"name": "clamped", "limit": 0.4}}, {"chosen": 5, "unit": {"name": "gated", "activation": "relu"}}],
-    ids=["plain", "shared", "clamped", "all chosen"],
+    [
+        {},
+        {"on": "input", "shared": 12},
+        {"on": "input", "bias": True},
+        {"bias": True, "unit": {"name": "clamped", "limit": 0.4}},
+        {"chosen": 5, "unit": {"name": "gated", "activation": "relu"}},
+    ],
+    ids=["plain", "shared", "biases", "clamped", "all chosen"],
 )
 def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)

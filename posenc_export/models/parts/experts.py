@@ -157,7 +157,8 @@ class Experts(torch.nn.Module):
             read = read * by_expert
         hidden = self.unit(_linear(read, self.gates, self.gates_bias), _linear(read, self.ups, self.ups_bias))
         given = _linear(hidden, self.downs, self.downs_bias)
-        return given.sum(1) if self.on_input else (given * by_expert).sum(1)
+        # Weights on the input do not multiply biases, which experts that were not chosen also have.
+        return (given * (by_expert.ne(0).to(given.dtype) if self.on_input else by_expert)).sum(1)
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, shares: Tensor) -> Tensor:
