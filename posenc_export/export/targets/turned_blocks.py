@@ -2,7 +2,7 @@
 
 Slots of compact rows have consecutive positions. The key in slot b J + j is turned for the query in slot c by (b J + j - c) d. All blocks b share the angles j d of their
 keys, and the rest of the angle turns the query. Keys are cached with the two entries of a pair side by side, so that RotaryEmbedding rotates a block as one long row: its
-cost per row is that of about a hundred entries. Slots from the last whole block on, which include those of all new tokens, are turned by their own angles.
+cost per row is that of about a hundred entries. The slots after the whole blocks, with those of all new tokens, are turned by angles of their own.
 
 Shapes: W head size of the caches, G query heads of a kv head, L slots after the whole blocks.
 """
