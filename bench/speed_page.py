@@ -16,8 +16,8 @@ TITLES = {
 }
 HEAD = """# Speed
 
-Decode is one step of one row with about the given number of cached tokens, in a run of 16 steps; prefill is one prompt from an empty cache. Each contestant runs in its own process, in turn,
-while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the spread is the 10th to the 90th percentile. Ratios
+Decode is one step of one row with about the given number of cached tokens, in a run of 16 steps; prefill is one prompt from an empty cache.
+Each contestant runs in its own process, in turn, while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the spread is the 10th to the 90th percentile. Ratios
 are computed round by round in the same run, from rounds in which neither contestant was disturbed, and are blank with fewer than 3 such rounds. Weights are random.
 They are float32 unless a name says otherwise.
 

@@ -215,23 +215,6 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
     return (grouped @ keys.to(torch.float32).unsqueeze(2).transpose(3, 4)).flatten(1, 2)
 
 
-def turned_products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32."""
-    if not torch.jit.is_scripting():
-        if emitting():
-            shape = [q.size(0), q.size(2), q.size(1), keys.size(2)]
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "interleaved": float(interleaved)}
-            return _node("TurnedProducts", [q, keys, angles], attributes, torch.empty(0, dtype=torch.float32), shape)
-    size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
-    by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
-    if interleaved:
-        a, b, c, d = by_query[..., 0:size:2], by_query[..., 1:size:2], by_key[..., 0:size:2], by_key[..., 1:size:2]
-    else:
-        (a, b), (c, d) = by_query[..., :size].chunk(2, dim=-1), by_key[..., :size].chunk(2, dim=-1)
-    scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)
-    return scores + products(q[..., size:], keys[..., size:]) if size < q.size(3) else scores
-
-
 def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
     """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions p [B,T] int64: [B,H,S,T], arbitrary for p outside the table."""
     if not torch.jit.is_scripting():

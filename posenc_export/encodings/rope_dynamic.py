@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
+from posenc_export import ops, turned
 from posenc_export.angles import reduced_angle
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
@@ -20,14 +20,14 @@ class RoPEDynamic(PositionEncoding):
     """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) = theta_n^(-2k/r);
     theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
 
-    Keys are cached unrotated and are rotated when they are read, with the frequencies of the query. Results do not depend on how a sequence is cut into calls.
+    Keys are cached rotated with w_k(L), and are rotated further when a query beyond L reads them. Results do not depend on how a sequence is cut into calls.
     Memory besides the scores: the keys rotated for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" keys are rotated for
     the length at which they arrive and cached, as transformers does at decode: scores of queries beyond L with keys before it then mix frequencies.
 
     With lengths="per_call" all tokens of a row are rotated for the length n of the row in the call, its largest position + 1. Results then depend on how a
     sequence is cut into calls, so that a cache is impossible: bidirectional attention only, where a call is a whole sequence.
 
-    Hook: rescore (rotate with keys="rotated" or lengths="per_call"). State: none. Range: 0 .. max_positions - 1.
+    Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -76,12 +76,11 @@ class RoPEDynamic(PositionEncoding):
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         self.rounded = frequencies.numpy() if self.single else None  # for the oracle, which does not repeat the roundings of float32
-        if keys == "rotated":
-            angles = torch.arange(geometry.max_positions, dtype=dtype)[:, None] * frequencies
-            self.first, self.second = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        else:  # two float32 parts, which together have 48 significant bits
-            leading = frequencies.to(torch.float32)
-            self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
+        angles = torch.arange(geometry.max_positions if lengths == "seen" else 1, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
+        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        leading = frequencies.to(torch.float32)[: None if keys == "raw" else 1]  # keys that are cached rotated are not rotated further
+        rest = frequencies[: len(leading)] - leading  # two float32 parts have together 48 significant bits
+        self.first, self.second = Table(leading.numpy()), Table(rest.numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
         """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers, which computes the power of one length at a time."""
@@ -93,34 +92,22 @@ class RoPEDynamic(PositionEncoding):
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes; unchanged with keys="raw"."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the frequencies up to L if keys="raw"."""
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
             return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
-        if self.keys == "raw":
-            return q, k
-        cos, sin = self.first.rows, self.second.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, False)
+        linear = self.keys == "raw" and not self.single
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear)
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated by their distance to each query."""
+        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for queries beyond L."""
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
-        angles = reduced_angle(self.angles(positions, key_positions))
-        scores = ops.turned_products(q, keys, angles, self.interleaved)
-        return ops.mix(ops.shares(scale * scores, mask), values)
-
-    def angles(self, positions: Tensor, key_positions: Tensor) -> Tensor:
-        """positions [B,S], key_positions [B,T] int64 to the angle of each key minus the angle of the query [B,1,S,T,r/2] float64, at the query's frequencies."""
-        first = self.first(positions).unsqueeze(1).unsqueeze(3)
-        if self.single:  # both angles are rounded, so that their difference depends on more than the distance
-            of_query, of_key = positions.to(torch.float32)[:, None, :, None, None] * first, key_positions.to(torch.float32)[:, None, None, :, None] * first
-            return of_key.to(torch.float64) - of_query.to(torch.float64)
-        frequencies = first.to(torch.float64) + self.second(positions).to(torch.float64).unsqueeze(1).unsqueeze(3)
-        return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * frequencies
+        second = None if self.single else self.second.rows
+        return turned.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
 
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
         """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose largest positions are longest [B,1] int64."""
@@ -158,12 +145,16 @@ class RoPEDynamicOracle(Oracle):
             base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))
         return math.pow(base, -2 * k / e.size)
 
-    def turned(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
+    def angle(self, k: int, position: int, seen: int) -> float:
+        frequency = self.frequency(k, seen)
+        return float(np.float32(position) * np.float32(frequency)) if self.encoding.single else position * frequency
+
+    def turned(self, x: np.ndarray, position: int, seen: int, turned_for: int = 0) -> np.ndarray:
+        """Rotate x [D] for a length; if it is already rotated for another length, by the difference."""
         out, size = x.copy(), self.encoding.size
         for k in range(size // 2):
             a, b = (2 * k, 2 * k + 1) if self.encoding.interleaved else (k, k + size // 2)
-            frequency = self.frequency(k, seen)
-            angle = float(np.float32(position) * np.float32(frequency)) if self.encoding.single else position * frequency
+            angle = self.angle(k, position, seen) - (self.angle(k, position, turned_for) if turned_for else 0.0)
             wave = complex(x[a], x[b]) * cmath.exp(1j * angle)
             out[a], out[b] = wave.real, wave.imag
         return out
@@ -171,10 +162,10 @@ class RoPEDynamicOracle(Oracle):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         if self.encoding.lengths == "per_call":
             return self.turned(x, position, self.longest + 1)
-        return x if self.encoding.keys == "raw" else self.turned(x, position, position + 1)
+        return self.turned(x, position, 1 if self.encoding.keys == "raw" else position + 1)
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
         if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
-            q = self.turned(q, query, query + 1)
-            keys = np.stack([self.turned(key, p, query + 1) for key, p in zip(keys, positions, strict=True)])
+            q = self.turned(q, query, query + 1, turned_for=1)
+            keys = np.stack([self.turned(key, p, query + 1, turned_for=1) for key, p in zip(keys, positions, strict=True)])
         return keys @ q / math.sqrt(len(q))

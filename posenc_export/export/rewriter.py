@@ -99,6 +99,19 @@ class Rewriter:
             value.type = ir.TensorType(self.onnx_dtype)
         return outputs
 
+    def for_each(self, sources: Sequence[ir.Value], emits: Callable[..., ir.Value]) -> ir.Value:
+        """Insert a Scan node over axis 0 of float32 sources, and return its outputs, stacked on a new axis 0.
+
+        Args:
+            emits: called once with one entry of each source; emits the nodes for it, and returns an output that one of them makes. Nodes may read values of the
+                graph around them.
+        """
+        self._names += 1
+        entries = [ir.Value(name=f"lowered.entry_{self._names}_{index}", type=ir.TensorType(ir.DataType.FLOAT)) for index in range(len(sources))]
+        body = self._emitted("each", lambda: [emits(*entries)])
+        body.inputs.extend(entries)
+        return self.emit("Scan", sources, attributes={"body": body, "num_scan_inputs": len(sources)})
+
     def _emitted(self, name: str, emits: Branch) -> ir.Graph:
         around, self._branch = self._branch, ir.Graph([], [], nodes=[], name=name)
         outputs = emits()

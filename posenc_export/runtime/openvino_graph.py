@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -119,9 +119,18 @@ def _check_version() -> None:
 
 def _check_float64(graph: Any) -> None:
     """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in float32."""
-    for operation in graph.get_ops():
+    for operation in _operations(graph):
         if operation.get_type_name() != "Constant" and any(output.get_element_type() == openvino.Type.f64 for output in operation.outputs()):
             raise ValueError(f"runtime: expected a graph without float64 for provider openvino, got {operation.get_type_name()} in float64; {REMEDY}")
+
+
+def _operations(graph: Any) -> Iterator[Any]:
+    """Yield the operations of a graph and of the branches in it."""
+    for operation in graph.get_ops():
+        yield operation
+        if operation.get_type_name() == "If":
+            yield from _operations(operation.get_then_body())
+            yield from _operations(operation.get_else_body())
 
 
 def _ports(ports: Any, manifest: Manifest) -> List[Port]:

@@ -62,7 +62,8 @@ EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")
     ("variant", "target"),
     EVERYWHERE
     + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), lambda variant, target: False)
-    + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False),
+    + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False)
+    + _each(["rope_dynamic-short", "rope_dynamic-single"], ["onnx", "onnx-static", "ort-cuda", "pt2"], lambda variant, target: False),
 )
 def test_decoder_matches_eager_for_every_division_into_calls(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path)
@@ -96,7 +97,8 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(["rope", "alibi", "learned"], MASKED, lambda variant, target: (variant == "rope" and target not in APART) or (variant, target) == ("alibi", "ort")),
+    _each(["rope", "alibi", "learned"], MASKED, lambda variant, target: (variant == "rope" and target not in APART) or (variant, target) == ("alibi", "ort"))
+    + _each(["rope_dynamic-short", "rope_dynamic-single"], MASKED, lambda variant, target: False),
 )
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path, signature="mask")

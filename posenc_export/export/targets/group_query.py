@@ -113,9 +113,11 @@ def _widened(append_key: ir.Node, append_value: ir.Node) -> int:
 def padded(rewriter: Rewriter, value: Optional[ir.Value], wide: int) -> Optional[ir.Value]:
     """Pad heads [B,S,N,D] with zeros to [B,S,N,wide]."""
     missing = wide - size(value, 3)
-    if not missing:
+    if value is None or value.shape is None or not missing:
         return value
-    return rewriter.emit("Pad", [value, rewriter.constant([0, missing]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
+    made = rewriter.emit("Pad", [value, rewriter.constant([0, missing]), rewriter.constant(0, rewriter.dtype), rewriter.constant([3])])
+    made.shape = ir.Shape([*value.shape[:3], wide])
+    return made
 
 
 def _seen(mask: ir.Node) -> Optional[Dict[str, int]]:

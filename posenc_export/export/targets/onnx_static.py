@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter
-from posenc_export.export.targets import collected, counts, standard, waves
+from posenc_export.export.targets import collected, counts, standard, turned, waves
 
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -30,6 +30,7 @@ LOWERING = (
         **standard.LOWERING,
         "CollectByDistance": collected.collect_by_distance,
         "RowsAtCounts": counts.rows_at_counts,
+        "AttendTurned": turned.attend,
         "WaveProducts": waves.wave_products,
         "Append": append,
         "AppendPositions": append_positions,

@@ -73,6 +73,7 @@ LOWERING = (
         "Attend": ort_attention.attend,
         "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
+        "AttendTurned": ort_attention.attend_turned,
         "WaveProducts": wave_products,
         "Experts": experts.sparse,
     },

@@ -1,11 +1,11 @@
 """Target `ort`: attention over cached keys and values as GroupQueryAttention where it can represent it, as standard operators elsewhere."""
 
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import ort_slots, ort_two_rotations, standard
+from posenc_export.export.targets import ort_slots, ort_turned, ort_two_rotations, standard, turned
 from posenc_export.export.targets.group_query import GroupQuery, group_query
 
 
@@ -17,16 +17,28 @@ def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     append_key, append_value = appended
     query_of_two = ort_two_rotations.query_of(rewriter, node, append_key)
     call = group_query(rewriter, node, append_key, append_value)
-    if query_of_two is None:
-        y, *presents = _attended(call, node, append_key)
-    else:
-        y, *presents = ort_two_rotations.attend(call, query_of_two, append_key)
+    made = _attended(call, node, append_key) if query_of_two is None else ort_two_rotations.attend(call, query_of_two, append_key)
+    return _finished(call, node, appended, made)
+
+
+def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned."""
+    appended = standard.appended_here(node)
+    if appended is None or ort_slots.by_columns(rewriter) is not None or rewriter.dtype != "float32" or rewriter.cache or _in_chunks(node):
+        return turned.attend(rewriter, node)
+    call = group_query(rewriter, node, *appended)
+    return _finished(call, node, appended, ort_turned.attend(call, node, appended[0]))
+
+
+def _finished(call: GroupQuery, node: ir.Node, appended: Tuple[ir.Node, ir.Node], made: Sequence[ir.Value]) -> ir.Value:
+    """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of GroupQueryAttention, which replace the outputs of the Append nodes."""
+    y, *presents = made
     for append, present in zip(appended, presents, strict=True):
         append.outputs[0].replace_all_uses_with(present, replace_graph_outputs=True)
-    values = size(append_value.inputs[1], 3)
+    values = size(appended[1].inputs[1], 3)
     if values < call.wide:
-        y = _first_of_heads(rewriter, y, number(node, "heads"), values)
-    return y if call.compact else _at_tokens(rewriter, y, node.inputs[3])
+        y = _first_of_heads(call.rewriter, y, number(node, "heads"), values)
+    return y if call.compact else _at_tokens(call.rewriter, y, node.inputs[3])
 
 
 def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
@@ -43,6 +55,12 @@ def _attended(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.
         written = _sees_all(call, node) and _reads_slots(call.rewriter, reader)
         reader.outputs[0].replace_all_uses_with(made[3] if written else _where_seen(call.rewriter, made[3], node.inputs[3]))
     return made[:3]
+
+
+def _in_chunks(node: ir.Node) -> bool:
+    """Return whether a query sees the keys of its chunk alone, which GroupQueryAttention cannot represent."""
+    mask = producer(node.inputs[3], "Mask")
+    return mask is not None and number(mask, "chunk") > 0
 
 
 def _sees_all(call: GroupQuery, node: ir.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Target `ort`: keys of two_rotations.py in two caches, of which GroupQueryAttention reads one, because it reads whole keys.
+"""Target `ort`: keys in two rotations, in two caches, of which GroupQueryAttention reads one, because it reads whole keys.
 
 The queries of most calls use the same rotation; an If node then runs the GroupQueryAttention of that rotation, and TensorScatter writes the new keys of the other one.
 In a call with queries of both kinds, both nodes run for all queries.
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, producer, size
-from posenc_export.export.targets import ort_slots, standard
+from posenc_export.export.targets import ort_slots, two_rotations
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
 
 CACHE = "far_key"  # name of the second cache of a layer
@@ -65,11 +65,11 @@ def attend(call: GroupQuery, query: ir.Node, append_key: ir.Node) -> Tuple[ir.Va
     def of_both() -> Sequence[ir.Value]:
         y, near_keys, values = call.emit(near.query, near.key, near.past)
         y_far, far_keys, _ = call.emit(far.query, far.key, far.past)
-        is_far = rewriter.emit("Unsqueeze", [standard.is_far_at(rewriter, query, query.inputs[2]), rewriter.constant([2])])
+        is_far = rewriter.emit("Unsqueeze", [two_rotations.is_far_at(rewriter, query, query.inputs[2]), rewriter.constant([2])])
         return rewriter.emit("Where", [is_far, y_far, y]), near_keys, values, far_keys
 
     last, first = _ends(rewriter, query.inputs[2])
-    first_is_far, last_is_far = (standard.is_far_at(rewriter, query, position) for position in (first, last))
+    first_is_far, last_is_far = (two_rotations.is_far_at(rewriter, query, position) for position in (first, last))
     *found, far_keys = rewriter.choose(last_is_far, lambda: rewriter.choose(first_is_far, of_far, of_both), of_near)
     rewriter.add_cache(past, far.past, far_keys)
     return tuple(found)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import experts
+from posenc_export.export.targets import experts, two_rotations
 
 NEVER = -np.inf
 LEAST = -1e30  # lower bound of scores, as in ops.shares; a softmax over -inf only gives NaN
@@ -149,7 +149,7 @@ def _attend_with_shares(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     scores = rewriter.emit("Clip", [rewriter.emit("Add", [found, whole_mask(rewriter, node)]), rewriter.constant(LEAST, "float32")])
     shares = rewriter.emit("Softmax", [scores], attributes={"axis": -1})
     reader.outputs[0].replace_all_uses_with(shares)
-    return _mix(rewriter, node, shares, node.inputs[2])
+    return mix_of(rewriter, node, shares, node.inputs[2])
 
 
 def _with_sinks(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], values: Optional[ir.Value], mask: Optional[ir.Value]) -> Tuple[ir.Value, ir.Value, ir.Value]:
@@ -180,10 +180,11 @@ def products_of(rewriter: Rewriter, node: ir.Node, q: Optional[ir.Value], keys: 
 
 def mix(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Sum grouped values [B,K,T,D] weighted by shares [B,H,S,T]: [B,S,H*D]."""
-    return _mix(rewriter, node, *node.inputs)
+    return mix_of(rewriter, node, *node.inputs)
 
 
-def _mix(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: Optional[ir.Value]) -> ir.Value:
+def mix_of(rewriter: Rewriter, node: ir.Node, shares: Optional[ir.Value], values: Optional[ir.Value]) -> ir.Value:
+    """Sum values [B,K,T,D] weighted by shares [B,H,S,T] for a node with attributes heads and kv_heads: [B,S,H*D]."""
     y = _grouped(rewriter, node, shares, in_float(rewriter, values))
     return rewriter.packed(in_dtype(rewriter, rewriter.emit("Transpose", [y], attributes={"perm": [0, 2, 1, 3]})))
 
@@ -202,55 +203,6 @@ def _grouped(rewriter: Rewriter, node: ir.Node, left: Optional[ir.Value], right:
         return rewriter.emit("Reshape", [y, rewriter.constant([0, heads, -1, 0])])
     sizes = [rewriter.constant([0, heads]), queries, rewriter.constant([-1])]
     return rewriter.emit("Reshape", [y, rewriter.emit("Concat", sizes, attributes={"axis": 0})])
-
-
-def turned_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Rotate the keys for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
-    q, keys, angles = (in_float(rewriter, value) for value in node.inputs)
-    heads, kv_heads, head_size, half = number(node, "heads"), number(node, "kv_heads"), size(node.inputs[0], 3), size(node.inputs[2], 4)
-    queries = rewriter.emit("Shape", [q], attributes={"start": 1, "end": 2})
-    slots = rewriter.emit("Shape", [keys], attributes={"start": 2, "end": 3})
-    one, rest = rewriter.constant([1]), rewriter.constant([-1])
-    for_each = rewriter.emit("Concat", [one, queries, one, one, one], attributes={"axis": 0})
-    repeated = rewriter.emit("Expand", [rewriter.emit("Unsqueeze", [keys, one]), for_each])
-    batch = rewriter.emit("Concat", [rest, rewriter.constant([kv_heads]), slots, rewriter.constant([head_size])], attributes={"axis": 0})
-    rows = rewriter.emit("Concat", [rest, slots, rewriter.constant([half])], attributes={"axis": 0})
-    waves = [rewriter.emit("Reshape", [rewriter.emit(op, [angles]), rows]) for op in ("Cos", "Sin")]
-    attributes = {"interleaved": number(node, "interleaved"), **({"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {})}
-    turned = rewriter.emit("RotaryEmbedding", [rewriter.emit("Reshape", [repeated, batch]), *waves], attributes=attributes)
-    grouped = rewriter.emit("Reshape", [q, rewriter.constant([-1, kv_heads, heads // kv_heads, head_size])])
-    y = rewriter.emit("MatMul", [grouped, rewriter.emit("Transpose", [turned], attributes={"perm": [0, 1, 3, 2]})])
-    of_tokens = rewriter.emit("Shape", [q], attributes={"start": 0, "end": 2})
-    by_token = rewriter.emit("Reshape", [y, rewriter.emit("Concat", [of_tokens, rewriter.constant([heads]), slots], attributes={"axis": 0})])
-    return rewriter.emit("Transpose", [by_token], attributes={"perm": [0, 2, 1, 3]})
-
-
-def key_of_two(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    near, far = node.inputs
-    first = _entries(rewriter, far, 0, number(node, "rotary"))
-    return rewriter.emit("Concat", [near, first], attributes={"axis": 3})
-
-
-def query_of_two(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Set the entries of the rotation that a query does not use to 0."""
-    near, far, positions = node.inputs
-    rotary, head_size, zero = number(node, "rotary"), size(near, 3), rewriter.constant(0, rewriter.dtype)
-    is_far = rewriter.emit("Unsqueeze", [is_far_at(rewriter, node, positions), rewriter.constant([2, 3])])
-    parts = [rewriter.emit("Where", [is_far, zero, _entries(rewriter, near, 0, rotary)])]
-    if rotary < head_size:
-        parts.append(_entries(rewriter, near, rotary, head_size))
-    parts.append(rewriter.emit("Where", [is_far, _entries(rewriter, far, 0, rotary), zero]))
-    return rewriter.emit("Concat", parts, attributes={"axis": 3})
-
-
-def is_far_at(rewriter: Rewriter, query: ir.Node, positions: Optional[ir.Value]) -> ir.Value:
-    """Return whether queries of a QueryOfTwo at positions are far: bool, in the shape of positions."""
-    return rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(number(query, "first_far"))])
-
-
-def _entries(rewriter: Rewriter, heads: Optional[ir.Value], start: int, end: int) -> ir.Value:
-    """Entries start .. end - 1 of heads [B,S,N,D]."""
-    return rewriter.emit("Slice", [heads, rewriter.constant([start]), rewriter.constant([end]), rewriter.constant([3])])
 
 
 def select_tokens(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -316,11 +268,10 @@ LOWERING = {
     "Rotate": rotate,
     "Attend": attend,
     "Products": products,
-    "TurnedProducts": turned_products,
     "Mix": mix,
     "SelectTokens": select_tokens,
-    "KeyOfTwo": key_of_two,
-    "QueryOfTwo": query_of_two,
+    "KeyOfTwo": two_rotations.key,
+    "QueryOfTwo": two_rotations.query,
     "Pick": pick,
     "SuffixSum": suffix_sum,
     "Recur": recur,

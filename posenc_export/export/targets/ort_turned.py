@@ -1,0 +1,88 @@
+"""Target `ort`: turned.attend in compact rows, by GroupQueryAttention.
+
+As long as no query of a call needs the keys turned, the operator computes the scores. Otherwise they are computed before it and given to it as a bias, with queries of
+zeros: it then adds up the values and writes both caches in place.
+"""
+
+import dataclasses
+from typing import Optional, Sequence, Tuple
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export import semantic
+from posenc_export.export.rewriter import Rewriter, number, producer, size
+from posenc_export.export.targets import ort_slots, turned, turned_blocks
+from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
+from posenc_export.export.targets.turned_blocks import Turned
+
+
+def attend(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Value, ...]:
+    """Return output [B,S,H*D], keys and values."""
+    rewriter, past = call.rewriter, append_key.inputs[0]
+    exact = turned.is_exact(node)
+    q, new = (side_by_side(rewriter, value) if exact else value for value in (node.inputs[0], append_key.inputs[1]))
+
+    def as_they_are() -> Sequence[ir.Value]:
+        return call.emit(q, new, past)
+
+    def beyond() -> Sequence[ir.Value]:
+        slots = ort_slots.cache_position(rewriter) if call.rotation(q, new) else None
+        query, key = (padded(rewriter, rotated(rewriter, value, slots), call.wide) for value in (q, new))
+        assert query is not None and key is not None
+        scaled = _like(query, rewriter.emit("Mul", [query, rewriter.constant(node.attributes["scale"].value, "float32")]))
+        of_call = Turned(rewriter, scaled, key, past, *ort_slots.written(rewriter, append_key), 2 * size(node.inputs[turned.FIRST], 1))
+        if exact:
+            scores = turned_blocks.scores(of_call, turned.drift_of(rewriter, node))
+        else:
+            scores = turned.products(rewriter, node, scaled, of_call.from_slot(rewriter.constant([0])), turned.angles(rewriter, node))
+        zeros = rewriter.unpacked(rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [rewriter.packed(query)])]), number(node, "heads"))
+        return dataclasses.replace(call, bias=scores).emit(_like(query, zeros), key, past)
+
+    return rewriter.choose(turned.any_turns(rewriter, node), beyond, as_they_are)
+
+
+def side_by_side(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Put the two entries of a pair next to each other in heads that a Rotate node produces, which leaves the products of queries and keys as they are."""
+    node = producer(value, "Rotate")
+    if node is None or number(node, "interleaved"):
+        return value
+    x, positions, cos, sin = node.inputs
+    assert x is not None
+    heads, head_size, rotary = size(x, 2), size(x, 3), 2 * size(cos, 1)
+    pairs = np.arange(rotary).reshape(2, -1).T.reshape(-1)
+    entries = np.concatenate((pairs, np.arange(rotary, head_size))) + head_size * np.arange(heads)[:, None]
+    packed, alone = rewriter.packed(x), len(x.uses()) == 1 and len(node.outputs[0].uses()) == 1
+    weight_moved = alone and _move_columns(rewriter, packed, entries.reshape(-1))
+    taken = packed if weight_moved else rewriter.emit("Gather", [packed, rewriter.constant(entries.reshape(-1))], attributes={"axis": 2})
+    moved = _like(x, rewriter.unpacked(taken, heads))
+    attributes = {"interleaved": 1.0, "linear": float(number(node, "linear"))}
+    return _like(x, rewriter.emit("Rotate", [moved, positions, cos, sin], semantic.DOMAIN, attributes))
+
+
+def _move_columns(rewriter: Rewriter, packed: ir.Value, entries: np.ndarray) -> bool:
+    """Move the columns of a constant so that its product [B,S,N*D], or a part of the product, gets other entries in its last axis; return False if there is none."""
+    start, product = _product_of(packed)
+    weight = None if product is None else product.inputs[1]
+    if product is None or weight is None or weight.const_value is None or len(packed.uses()) > 1 or len(product.outputs[0].uses()) > 1:
+        return False
+    given = weight.const_value.numpy()
+    columns = np.arange(given.shape[1])
+    columns[start : start + len(entries)] = start + entries
+    product.replace_input_with(1, rewriter.weight(f"{weight.name}.moved_{start}", lambda: np.ascontiguousarray(given[:, columns])))
+    return True
+
+
+def _product_of(packed: ir.Value) -> Tuple[int, Optional[ir.Node]]:
+    """Return the MatMul node that computes a value, or of which it is a part, and its first column there; None if there is none."""
+    node, start = packed.producer(), 0
+    if node is not None and node.op_type == "Split" and node.inputs[0] is not None:
+        start = int(turned.rows_of(node.inputs[1])[: list(node.outputs).index(packed)].sum())
+        node = node.inputs[0].producer()
+    return start, node if node is not None and node.op_type == "MatMul" else None
+
+
+def _like(x: ir.Value, made: ir.Value) -> ir.Value:
+    """Give a value shape and dtype of another one, and return it."""
+    made.shape, made.type = x.shape, x.type
+    return made
