@@ -87,7 +87,7 @@ class Bench:
         return {"seconds": values, "reading": reading.to_json()}
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Time steps around `context` tokens in the cache for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
+        """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
         context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
         if request["fresh"]:
