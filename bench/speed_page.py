@@ -19,7 +19,8 @@ HEAD = """# Speed
 Decode is one step of one row with about the given number of cached tokens, in a run of 16 steps; prefill is one prompt from an empty cache.
 Each contestant runs in its own process, in turn, while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the
 spread is the 10th to the 90th percentile. Ratios are computed round by round in the same run, from rounds in which neither contestant was disturbed, and are blank
-with fewer than 3 such rounds. Weights are random. They are float32 unless a name says otherwise.
+with fewer than 3 such rounds. Weights are random. They are float32 unless a name says otherwise. In all parts but the first, each step was
+followed by a rewind, which is not timed, and prompts had fewer rounds: they were measured with an earlier version of the benchmark.
 
 Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static`, `torchscript` or `pt2`; `aotinductor` is the artefact of `pt2`
 after `posenc compile`. `hand-written` is a hand-written graph of the fused

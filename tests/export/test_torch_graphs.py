@@ -29,7 +29,7 @@ def weights_of_linear_layers(folder: Path, target: str) -> List[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("target", ["torchscript", "pt2"])
+@pytest.mark.parametrize("target", ["torchscript", pytest.param("pt2", marks=pytest.mark.exhaustive)])
 def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_also_looked_up(target: str, tmp_path: Path) -> None:
     export(sources(decoder("rope")), target, tmp_path / "artefact", verify=False)
     *weights, head = weights_of_linear_layers(tmp_path / "artefact", target)

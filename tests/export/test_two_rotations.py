@@ -28,7 +28,7 @@ def _block(width: int, rotary: int = 0, **attention: Any) -> Any:
     return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **attention)))
 
 
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("heads", [pytest.param(name, marks=() if name == "rotated by the operator" else pytest.mark.exhaustive) for name in HEADS])
 def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
     block = _block(**HEADS[heads])
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
@@ -66,6 +66,7 @@ def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_len
     assert keys == [(f"past_key_values.0.{name}", 16, "in_place", False) for name in ("key", "far_key")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{"signature": "mask"}, {"cache": "int8"}], ids=["mask", "int8"])
 def test_caches_of_other_runtimes_and_of_8_bits_stay_whole(options: Dict[str, str], tmp_path: Path) -> None:
     manifest = export(_block(64), "ort", tmp_path / "artefact", verify=False, **options, **({"calibrate": _sample(tmp_path)} if "cache" in options else {}))

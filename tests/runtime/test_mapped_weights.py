@@ -50,7 +50,7 @@ def test_no_page_of_the_weights_is_resident_after_a_load(artefact: Path) -> None
     assert _resident(artefact / WEIGHTS) == []
 
 
-@pytest.mark.parametrize("target", ["ort", "onnx"])
+@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("weights", [None, "int4"])
 def test_weights_mapped_by_onnx_runtime_itself_give_the_same_logits(weights: Optional[str], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(sources(TIED), target, tmp_path / "made", verify=False, weights=weights)
