@@ -147,7 +147,7 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 
 def _stops_at_length(node: ir.Node) -> bool:
-    """Return whether a node reads no slot beyond a row's length. TensorScatter without readers writes slots alone."""
+    """Return whether a node reads no slot beyond a row's length. A TensorScatter whose output no node reads only writes slots."""
     return node.op_type == "GroupQueryAttention" or (node.op_type == "TensorScatter" and not node.outputs[0].uses())
 
 
@@ -158,7 +158,7 @@ def _strip(model: ir.Model) -> None:
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
     domains: Dict[str, int] = {"": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph.all_nodes())])}
-    boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}  # the outputs of a branch keep their dtype alone
+    boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph.all_nodes()):
         node.name = f"{node.op_type}_{index}"
         if node.domain:

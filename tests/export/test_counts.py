@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,7 @@ from posenc_export import block_config, load
 from posenc_export.export import describe, export
 from posenc_export.export.targets.counts import KEYS_PER_ROW
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import worst_error
+from tests.export.batches import worst_of_batch
 
 ROWS, WIDTH = 3, 32
 LENGTHS = (4 * KEYS_PER_ROW * ROWS, 40, 3)  # of the rows of a batch: beyond the keys that are counted first, a little beyond, and below
@@ -26,9 +25,4 @@ def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(o
         block.attention.projection.qkv.bias[WIDTH : WIDTH + WIDTH // 2] = 1.5 if open_gates else -1.5
     manifest = export(block, "ort", tmp_path / "artefact", signature=signature, verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
-    x = [np.random.default_rng(row).standard_normal((length + 4, WIDTH), dtype=np.float32) for row, length in enumerate(LENGTHS)]
-    outputs = session.prefill([row[:-4] for row in x], chunk=50)
-    steps = np.stack([session.step(np.stack([row[index - 4] for row in x])) for index in range(4)], axis=1)
-    for row, given in enumerate(x):
-        found = np.concatenate((outputs[row][: len(given) - 4], steps[row]))
-        assert worst_error(found, block.exact(given, range(len(given)), range(len(given)))) <= describe.bound_of(block, manifest)
+    assert worst_of_batch(block, session, LENGTHS, steps=4, chunk=50) <= describe.bound_of(block, manifest)

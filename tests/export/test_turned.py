@@ -1,7 +1,7 @@
 """Keys that are turned further for queries beyond a length, on target `ort`: calls within it, beyond it, and both."""
 
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from posenc_export.export.targets import turned_blocks
 from posenc_export.models.presets import seeded
 from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Session
+from tests.export.batches import check_rewind, worst_of_batch
 
 TRAINED, STEPS, SHORT_BLOCK = 20, 4, 8
 CALLS = {
@@ -45,17 +46,7 @@ def test_outputs_agree_with_float64(heads: str, tmp_path: Path, monkeypatch: pyt
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert _worst(block, model.session(), lengths) <= describe.bound_of(block, manifest), calls
-
-
-def _worst(block: Any, session: Session, lengths: Sequence[int]) -> float:
-    """Return the worst error of a batch with prompts of these lengths, followed by STEPS steps."""
-    width = block.config.width
-    x = [np.random.default_rng(row).standard_normal((length + STEPS, width), dtype=np.float32) for row, length in enumerate(lengths)]
-    outputs = session.prefill([row[:-STEPS] for row in x])
-    steps = np.stack([session.step(np.stack([row[index - STEPS] for row in x])) for index in range(STEPS)], axis=1)
-    found = [np.concatenate((outputs[row][: len(given) - STEPS], steps[row])) for row, given in enumerate(x)]
-    return max(worst_error(ours, block.exact(given, range(len(given)), range(len(given)))) for ours, given in zip(found, x, strict=True))
+        assert worst_of_batch(block, model.session(), lengths, STEPS) <= describe.bound_of(block, manifest), calls
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +75,7 @@ def test_keys_in_whole_blocks_give_the_outputs_of_keys_turned_one_by_one(exporte
 
 @pytest.mark.xdist_group("turned")
 def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_never_left_it(exported: Dict[str, Path]) -> None:
-    session, x = _session(exported["ort"]), np.random.default_rng(0).standard_normal((1, TRAINED + 10, 64), dtype=np.float32)
-    session.prefill(x[:, :10])
-    expected = [session.step(x[:, index]) for index in range(10, 14)]
-    session.prefill(x[:, 14:])
-    session.rewind(TRAINED)
-    for index, wanted in enumerate(expected):
-        np.testing.assert_array_equal(session.step(x[:, 10 + index]), wanted)
+    check_rewind(_session(exported["ort"]), 64, TRAINED)
 
 
 @pytest.mark.xdist_group("turned")

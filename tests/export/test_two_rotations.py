@@ -1,7 +1,7 @@
 """Keys in two rotations on target `ort`: calls whose queries are all near, all far, and both."""
 
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 import msgspec
 import numpy as np
@@ -10,8 +10,7 @@ import pytest
 from posenc_export import block_config, load
 from posenc_export.export import describe, export
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import worst_error
-from posenc_export.runtime import Session
+from tests.export.batches import check_rewind, worst_of_batch
 
 FIRST_FAR, STEPS = 20, 6
 CALLS = {"near": (5, 12), "far": (40, 33), "both in one row": (30, 30), "a row on each side": (8, 40), "rows that cross during decode": (FIRST_FAR - 3, FIRST_FAR - 1)}
@@ -34,30 +33,12 @@ def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert _worst(block, model.session(), lengths) <= describe.bound_of(block, manifest), calls
-
-
-def _worst(block: Any, session: Session, lengths: Sequence[int]) -> float:
-    """Return the worst error of a batch with prompts of these lengths, followed by STEPS steps."""
-    width = block.config.width
-    x = [np.random.default_rng(row).standard_normal((length + STEPS, width), dtype=np.float32) for row, length in enumerate(lengths)]
-    outputs = session.prefill([row[:-STEPS] for row in x], chunk=16)
-    steps = np.stack([session.step(np.stack([row[index - STEPS] for row in x])) for index in range(STEPS)], axis=1)
-    found = [np.concatenate((outputs[row][: len(given) - STEPS], steps[row])) for row, given in enumerate(x)]
-    return max(worst_error(ours, block.exact(given, range(len(given)), range(len(given)))) for ours, given in zip(found, x, strict=True))
+        assert worst_of_batch(block, model.session(), lengths, STEPS, chunk=16) <= describe.bound_of(block, manifest), calls
 
 
 def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_been_far(tmp_path: Path) -> None:
-    block = _block(64)
-    export(block, "ort", tmp_path / "artefact", verify=False)
-    session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
-    x = np.random.default_rng(0).standard_normal((1, FIRST_FAR + 10, 64), dtype=np.float32)
-    session.prefill(x[:, :10])
-    expected = [session.step(x[:, index]) for index in range(10, 14)]
-    session.prefill(x[:, 14:])
-    session.rewind(FIRST_FAR)
-    for index, wanted in enumerate(expected):
-        np.testing.assert_array_equal(session.step(x[:, 10 + index]), wanted)
+    export(_block(64), "ort", tmp_path / "artefact", verify=False)
+    check_rewind(load(tmp_path / "artefact", provider="cpu", threads=1).session(), 64, FIRST_FAR)
 
 
 def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_length(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Fused:
     def _product(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
         grid, codes = found
         if grid.block is None:
-            return _dequantized(rewriter, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(rewriter, node, name, codes)
+            return _dequantized(rewriter, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(rewriter, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
         inputs = [x, self._packed(rewriter, name, grid, codes), rewriter.weight(f"{name}.scales", lambda: codes.scales)]
         return rewriter.emit("MatMulNBits", inputs, DOMAIN, sizes)
@@ -133,10 +133,9 @@ class Fused:
             return flat
         return rewriter.emit("Slice", [flat, rewriter.constant([0]), rewriter.constant([codes.inputs]), rewriter.constant([2])])
 
-    def _by_token(self, rewriter: Rewriter, node: ir.Node, name: str, codes: Codes) -> ir.Value:
+    def _by_token(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
         """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
         on the other tokens of a call. If all activations of a token are 0, so is its scale: their codes are arbitrary, and their products are multiplied by 0."""
-        x = node.inputs[0]
         largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), rewriter.constant([-1])], attributes={"keepdims": 1})
         of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
         one, zero = rewriter.constant(1, "float32"), rewriter.constant(ZERO_POINT, "uint8")
