@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.schema import format_worst_error
+from posenc_export.runtime.schema import bound_of, format_cell, worst_cell
 from posenc_export.suggestion import suggestion
 from posenc_export.tables import WIDTH, aligned
 
@@ -98,8 +98,9 @@ def show(rows: List[Dict[str, Any]]) -> None:
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Table cells of a certificate."""
+    """Table cells of a certificate; the worst error is the largest one relative to its tolerance."""
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = format_worst_error(max(certificate["cells"].values()))
-    return {"cells": len(certificate["cells"]), "worst error": worst, "tolerance": f"{certificate['tolerance']:.1e}", "passed": certificate["passed"]}
+    worst = worst_cell(certificate)
+    said = {"worst error": format_cell(certificate, worst), "tolerance": f"{bound_of(certificate, worst):.1e}"}
+    return {"cells": len(certificate["cells"]), **said, "passed": certificate["passed"]}

@@ -46,6 +46,8 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
     sample = "calibration data for 4-bit weights and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
+    bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
+    exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -206,7 +208,7 @@ def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[
     """Write all artefacts, or none of them, and return their manifests."""
     from posenc_export.export import export_all
 
-    how = options.signature, options.dtype, not options.no_verify, options.say, options.few_bits, options.calibrate, options.cache
+    how = options.signature, options.dtype, not options.no_verify, options.say, options.few_bits, options.calibrate, options.cache, options.tolerance
     return export_all(model, targets, options.output, *how)
 
 

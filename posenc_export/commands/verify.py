@@ -14,21 +14,23 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
     verifying.add_argument("--provider", default="auto", help=HELP)
     verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
     verifying.add_argument("--digest", help="digest that the artefact must have, from a source other than the folder itself")
+    verifying.add_argument("--tolerance", type=float, metavar="E", help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)")
     verifying.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
-    from posenc_export.runtime.schema import format_worst_error
+    from posenc_export.runtime.schema import bound_of, format_cell
 
-    certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record)
+    certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record, tolerance=options.tolerance)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))
     else:
-        bound = certificate["tolerance"]
-        show([{"cell": name, "worst error": format_worst_error(error), "": "" if error <= bound else "EXCEEDS"} for name, error in certificate["cells"].items()])
+        bounds = {name: bound_of(certificate, name) for name in certificate["cells"]}
+        beyond = {name: "" if error <= bounds[name] else "EXCEEDS" for name, error in certificate["cells"].items()}
+        show([{"cell": name, "error": format_cell(certificate, name), "tolerance": f"{bounds[name]:.1e}", "": beyond[name]} for name in bounds])
         verdict = "passed" if certificate["passed"] else "FAILED"
-        print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {bound:.1e}: {verdict}")
+        print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
     return 0 if certificate["passed"] else FAILED_CHECK

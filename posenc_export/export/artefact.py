@@ -1,5 +1,6 @@
 """Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (export/publish.py)."""
 
+import dataclasses
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -9,20 +10,20 @@ import torch
 
 from posenc_export.export import calibration, deviation, loaders
 from posenc_export.export.calibration import Sample
-from posenc_export.export.describe import Model, bound_of, describe, text_of
+from posenc_export.export.describe import Model, accuracy_of, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS, activations_of
 from posenc_export.export.foreign import explain_errors
 from posenc_export.export.publish import StagingFolder, check_place, sweep
 from posenc_export.export.signatures import NAMES
-from posenc_export.export.source import Source, Sources
+from posenc_export.export.source import Source, Sources, in_dtype
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import check
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import Expected
+from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance
 from posenc_export.runtime.schema import Weights
 from posenc_export.suggestion import suggestion
 
@@ -55,6 +56,7 @@ def export(
     weights: Optional[str] = None,
     calibrate: Union[str, Path, None] = None,
     cache: Optional[str] = None,
+    tolerance: Optional[float] = None,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
@@ -70,6 +72,8 @@ def export(
         weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (fewer_bits.FORMATS); None keeps weights in dtype.
         calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
+        tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
+            (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
@@ -77,7 +81,7 @@ def export(
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, signature, dtype, verify, progress, weights, calibrate, cache)[0]
+    return export_all(model, [target], folder, signature, dtype, verify, progress, weights, calibrate, cache, tolerance)[0]
 
 
 def export_all(
@@ -91,6 +95,7 @@ def export_all(
     weights: Optional[str] = None,
     calibrate: Union[str, Path, None] = None,
     cache: Optional[str] = None,
+    tolerance: Optional[float] = None,
 ) -> List[Manifest]:
     """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
 
@@ -102,6 +107,7 @@ def export_all(
     """
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype, weights, calibrate, cache)
+    check_tolerance(tolerance)
     sources = model if isinstance(model, Sources) else Sources(model)
     few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
     places = folders(targets, output)
@@ -111,7 +117,7 @@ def export_all(
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, signature, dtype, few_bits, verify, say) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, signature, dtype, few_bits, verify, tolerance, say) for target, folder in zip(targets, made, strict=True)]
         staging.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -159,33 +165,58 @@ def _check_format(what: str, format_: Optional[str], target: str, dtype: Optiona
         raise ValueError(f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}")
 
 
-def _make(sources: Sources, target: str, folder: Path, signature: str, dtype: Optional[str], few_bits: FewBits, verify: bool, say: Progress) -> Manifest:
+def _make(
+    sources: Sources,
+    target: str,
+    folder: Path,
+    signature: str,
+    dtype: Optional[str],
+    few_bits: FewBits,
+    verify: bool,
+    tolerance: Optional[float],
+    say: Progress,
+) -> Manifest:
     """Write and verify one artefact in `folder`."""
     kind, (weights, cache, sample) = TARGETS[target], few_bits
     source = sources.of(dtype or kind.dtypes[0], weights, sample, cache is not None)
     say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": cache or "", "calibration": sample and sample.described}
     described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
-    manifest, expected = _written(source, described, folder, verify)
+    accuracy = accuracy_of(source.model, described)
+    accuracy = accuracy if tolerance is None else dataclasses.replace(accuracy, tolerance=tolerance)
+    manifest, expected = _written(source, described, folder, accuracy, verify)
     if not verify:
         return manifest
-    manifest = check(folder, manifest, source.model, expected, say)
-    if manifest.weights is None and not manifest.cache:
+    manifest = check(folder, manifest, source.model, expected, accuracy, say)
+    if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
-    aside = folder.with_name(f"{folder.name}.float32")
     say(f"{target}: float32 artefact for comparison")
-    plain = check(aside, _written(source, described.replace(weights=None, cache="", calibration=None), aside, verify)[0], source.model, expected, say)
-    shutil.rmtree(aside)
+    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, say)
     return deviation.write(folder, manifest, plain, sources.of("float32").model)
 
 
-def _written(source: Source, described: Manifest, folder: Path, verify: bool) -> Tuple[Manifest, Expected]:
+def _checked_in_float32(source: Source, target: str, aside: Path, signature: str, say: Progress) -> Manifest:
+    """Verify a float32 artefact of the same rounded numbers, with the tolerance of float32, and return its manifest.
+
+    Rounded activations hide small faults of a graph, such as a wrong frequency of a rotation; its float32 form shows them.
+    """
+    kind, model = TARGETS[target], in_dtype(source.model, "float32")
+    source = source if model is source.model else Source(model)
+    described = describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
+    accuracy = accuracy_of(model, described)
+    manifest, expected = _written(source, described, aside, accuracy, True)
+    manifest = check(aside, manifest, model, expected, accuracy, say)
+    shutil.rmtree(aside)
+    return manifest
+
+
+def _written(source: Source, described: Manifest, folder: Path, accuracy: Accuracy, verify: bool) -> Tuple[Manifest, Expected]:
     """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
     folder.mkdir(parents=True)
     with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
     expected = expected_outputs(source.model, manifest, filled=verify)
-    stored = reference.write(manifest, expected, bound_of(source.model, manifest), folder)
+    stored = reference.write(manifest, expected, accuracy, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):
         loaders.write(source.model, manifest, folder)

@@ -1,5 +1,6 @@
 """Inputs, outputs and states of a model: its manifest, example inputs for tracing, and the eager module as a target."""
 
+import math
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -14,8 +15,9 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
 from posenc_export.models.own import OwnModule, inner_of
 from posenc_export.models.stack import Stack, Text
-from posenc_export.numerics import activation_tolerance, cache_tolerance, tolerance
+from posenc_export.numerics import cache_noise, float16_noise, rounding_noise, rounding_tolerance, tolerance
 from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
+from posenc_export.runtime.proof import Accuracy
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
@@ -95,13 +97,18 @@ def step_weights(model: Model) -> int:
     return total + int(table.size(1)) - (0 if head is not None and head.tied else int(table.numel()))
 
 
-def bound_of(model: Model, manifest: Manifest) -> float:
-    """Return the largest error, relative to the largest output, that rounding can cause in an artefact of this model."""
-    depth, reduction = extent(model)
-    of_weights = tolerance(manifest.dtype, depth, reduction)
+def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
+    """Return how far the outputs of a correct artefact of this model may be from those of the module with the same rounded weights."""
+    noise = _noise(manifest)
+    return Accuracy(rounding_tolerance(noise) if noise else tolerance("float32", *extent(model)), noise)
+
+
+def _noise(manifest: Manifest) -> float:
+    """Return the rounding error of one product, relative to it: of float16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
+    of_dtype = float16_noise() if manifest.dtype == "float16" else 0.0
     few_bits = manifest.weights
-    of_activations = activation_tolerance(depth, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
-    return of_weights + of_activations + (cache_tolerance(depth, manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
+    of_activations = rounding_noise(8, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
+    return math.hypot(of_dtype, of_activations, cache_noise(manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
 
 
 def extent(model: Model) -> Tuple[int, int]:

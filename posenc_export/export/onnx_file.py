@@ -12,7 +12,6 @@ from onnx_ir.passes import common
 
 from posenc_export import __version__
 from posenc_export.export import external_data, int8_cache
-from posenc_export.export.describe import bound_of
 from posenc_export.export.fewer_bits import FORMATS, Grid
 from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unused
 from posenc_export.export.source import OPSET, Source
@@ -60,7 +59,7 @@ def write_onnx(
     manifest = _with_added(rewriter, manifest)
     manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
-    _explain(graph_model, manifest, bound_of(source.model, manifest))
+    _explain(graph_model, manifest)
     weights = external_data.move_out(graph, folder)
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
@@ -173,12 +172,11 @@ def _strip(model: ir.Model) -> None:
     model.opset_imports.update(domains)
 
 
-def _explain(model: ir.Model, manifest: Manifest, tolerance: float) -> None:
-    """Write the summary, the tolerance and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
+def _explain(model: ir.Model, manifest: Manifest) -> None:
+    """Write the summary and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
     facts = summary(manifest)
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
-    certificate = f"posenc.json; the largest error relative to the largest output is at most {tolerance:.1e}"
-    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**facts, "certificate": certificate}.items())})
+    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**facts, "certificate": "in posenc.json"}.items())})
     doc_strings = meanings.of_graph(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.doc_string = doc_strings.get(str(value.name))

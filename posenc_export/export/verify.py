@@ -8,7 +8,7 @@ import torch
 
 from posenc_export.export import calibration
 from posenc_export.export.calibration import Sample
-from posenc_export.export.describe import Model, bound_of
+from posenc_export.export.describe import Model, accuracy_of, extent
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
@@ -17,16 +17,17 @@ from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
 from posenc_export.models.presets import rebuild
+from posenc_export.numerics import tolerance as float32_tolerance
 from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Calibration, Manifest
-from posenc_export.runtime.measuring import measure, sessions
+from posenc_export.runtime.measuring import Measured, measure, sessions
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Expected, machine_of, rounded_up
-from posenc_export.runtime.providers import rounding
+from posenc_export.runtime.proof import Accuracy, Expected, accuracy_on, check_tolerance, rounded_up
+from posenc_export.runtime.proof import certificate as certificate_of
 from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.schema import format_worst_error
+from posenc_export.runtime.schema import bound_of, format_cell, worst_cell
 
 Progress = Callable[[str], None]
 
@@ -39,11 +40,11 @@ class VerificationError(Exception):
     """
 
     def __init__(self, certificate: Dict[str, Any]) -> None:
-        failed = {name: error for name, error in certificate["cells"].items() if not error <= certificate["tolerance"]}
-        worst = max(failed, key=lambda name: failed[name])
+        failed = [name for name, error in certificate["cells"].items() if not error <= bound_of(certificate, name)]
+        worst = worst_cell(certificate)
         more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
-        found = f"{format_worst_error(failed[worst])} at '{worst}'{more}"
-        super().__init__(f"verify: expected errors within {certificate['tolerance']:.1e}, got {found}; do not deploy")
+        found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
+        super().__init__(f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; do not deploy")
         self.certificate = certificate
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -57,6 +58,7 @@ def verify(
     progress: Optional[Progress] = None,
     provider: str = "cpu",
     calibrate: Union[str, Path, None] = None,
+    tolerance: Optional[float] = None,
 ) -> Dict[str, Any]:
     """Compare an artefact with its module and the module with its oracle; write the certificate into the manifest and return it.
 
@@ -67,14 +69,17 @@ def verify(
         progress: called with one line of text at each stage.
         provider: as for runtime.load.
         calibrate: file with the calibration data of the export, if the weights were rounded with it.
+        tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}, "against": reference of the module}. Errors are relative to the largest output.
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "against": reference of the module} (schema.Certificate).
 
     Raises:
-        ValueError: the folder is not an artefact, the model has another description, or the calibration data is missing or differs.
+        ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is
+            above 0.1 and `tolerance` is not given.
     """
     folder = Path(folder)
+    check_tolerance(tolerance)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
     made = rebuild(from_json(manifest.config), manifest.source, manifest.packages) if model is None else as_model(model)
@@ -85,7 +90,10 @@ def verify(
         described = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
         made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate))
     session, *others = sessions(loaded, 1)
-    certificate = certify(session, made, expected_outputs(made, manifest), progress or (lambda _: None), others)
+    if manifest.reference is None:
+        raise ValueError(f"verify: expected an artefact with a reference, got none in {folder}; export it again")
+    accuracy = accuracy_on(session.provider, manifest.reference, tolerance)
+    certificate = certify(session, made, expected_outputs(made, manifest), progress or (lambda _: None), others, accuracy)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -104,7 +112,7 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample
 
 
-def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, progress: Progress) -> Manifest:
+def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
     Raises:
@@ -113,7 +121,7 @@ def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, pr
     exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, so that its weights and the float64 head are not in memory together
     page_out(model.parameters())
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
-    certificate = _certificate(session, model, {**measure(session, expected, progress, others), **exact})
+    certificate = _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), exact)
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -126,19 +134,23 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
     return load(folder, provider=provider, threads=1)
 
 
-def certify(session: Session, model: Model, expected: Expected, progress: Progress, others: Sequence[Session] = ()) -> Dict[str, Any]:
+def certify(
+    session: Session, model: Model, expected: Expected, progress: Progress, others: Sequence[Session] = (), accuracy: Optional[Accuracy] = None
+) -> Dict[str, Any]:
     """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
 
     Args:
         others: further sessions on the same artefact, which run cells in parallel.
+        accuracy: of a correct artefact; None for that of the model.
     """
-    return _certificate(session, model, {**measure(session, expected, progress, others), **oracle_cells(model, session.manifest, expected)})
+    accuracy = accuracy or accuracy_of(model, session.manifest)
+    return _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), oracle_cells(model, session.manifest, expected))
 
 
-def _certificate(session: Session, model: Model, cells: Dict[str, float]) -> Dict[str, Any]:
-    bound = bound_of(model, session.manifest) + rounding(session.provider, session.manifest)
-    passed = all(error <= bound for error in cells.values())
-    found = {"passed": passed, "tolerance": bound, "provider": session.provider, "machine": machine_of(session), "cells": cells}
+def _certificate(session: Session, model: Model, accuracy: Accuracy, made: Measured, exact: Dict[str, float]) -> Dict[str, Any]:
+    """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
+    bounds = dict.fromkeys(exact, float32_tolerance("float32", *extent(model))) if accuracy.rounds else {}
+    found = certificate_of(session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures)
     return {**found, "against": against(model)}
 
 

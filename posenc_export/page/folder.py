@@ -11,6 +11,7 @@ from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.rules import B, P
+from posenc_export.runtime.schema import bound_of, worst_cell
 from posenc_export.runtime.summary import summary
 from posenc_export.text import BYTES
 
@@ -107,4 +108,6 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
     made = manifest.certificate
     if made is None:
         return None
-    return {**{key: value for key, value in made.items() if key != "cells"}, "cells": len(made["cells"]), "worst": max(made["cells"].values())}
+    worst = worst_cell(made)
+    kept = {key: value for key, value in made.items() if key not in ("cells", "bounds", "failures")}
+    return {**kept, "tolerance": bound_of(made, worst), "cells": len(made["cells"]), "worst": made["cells"][worst]}

@@ -58,6 +58,7 @@ def verify(
     digest: Optional[str] = None,
     progress: Optional[Callable[[str], None]] = None,
     record: bool = True,
+    tolerance: Optional[float] = None,
 ) -> Proof:
     """Verify an artefact on this machine: run every cell of the parity grid and compare with the reference stored in the artefact.
 
@@ -65,25 +66,28 @@ def verify(
         provider, threads, digest: as for `load`.
         progress: called with one line of text at each stage.
         record: write the proof into the manifest; use False for a read-only folder.
+        tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: worst error}}. For provider "openvino-bf16" the tolerance also allows for rounding to
-        bfloat16 (numerics.bfloat16_tolerance).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures"} (schema.Certificate). For provider "openvino-bf16" the tolerance
+        also allows for rounding to bfloat16.
 
     Raises:
-        ValueError: as for `load`; the artefact has no reference.
+        ValueError: as for `load`; the artefact has no reference; the tolerance of the export is above 0.1 and `tolerance` is not given.
         ModuleNotFoundError: as for `load`.
     """
     from posenc_export.runtime import measuring, proof, reference
 
     folder = locate(folder)
+    proof.check_tolerance(tolerance)
     model = load(folder, provider, threads, digest)
     manifest = model.manifest
     expected = reference.read(manifest, folder)
     session, *workers = measuring.sessions(model, threads)
-    cells, bound = measuring.measure(session, expected, progress or (lambda _: None), workers), manifest.reference.tolerance  # type: ignore[union-attr]
-    bound += providers.rounding(session.provider, manifest)
-    found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.machine_of(session), "cells": cells}
+    assert manifest.reference is not None  # checked by reference.read
+    accuracy = proof.accuracy_on(session.provider, manifest.reference, tolerance)
+    made = measuring.measure(session, expected, accuracy, progress or (lambda _: None), workers)
+    found = proof.certificate(session, accuracy, made.cells, made.bounds, made.failures)
     if not record:
         return found
     others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]

@@ -1,31 +1,50 @@
 """Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded graph and compare with the expected outputs.
 
+A graph that computes in float32 is compared with the expected outputs in every cell. If a graph rounds activations, the call that reads all tokens (the full
+pass) is compared with the expected outputs, and every other division of the tokens into calls with the full pass of the same graph, which is closer.
+
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
+import dataclasses
 import functools
-import math
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.numerics import worst_error
+from posenc_export.numerics import Errors, cell_error, division_tolerance
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.guests import WithGuests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
-from posenc_export.runtime.proof import BATCHES, SHORT, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
+from posenc_export.runtime.proof import BATCHES, SHORT, Accuracy, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.session import Session
 
+FULL_PASS = "full pass"
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison.
+
+    Args:
+        name: name in the certificate.
+        pairs: drives an empty session and yields pairs of actual and expected outputs.
+        against: name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference.
+    """
+
+    name: str
+    pairs: Callable[[Session], Pairs]
+    against: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,13 +53,32 @@ class Part:
 
     Args:
         title: name for progress messages.
-        cells: by name, a function that drives a session and yields pairs of actual and expected outputs.
+        cells: yields the cells, after it has run those on which others depend.
         long: whether the cells need more than SHORT tokens.
     """
 
     title: str
-    cells: Dict[str, Callable[[Session], Pairs]]
+    cells: Callable[[Session], Iterator[Cell]]
     long: bool = False
+
+
+@dataclass
+class Measured:
+    """Errors of an artefact on the grid.
+
+    Args:
+        cells: error of each cell by name (numerics.cell_error).
+        bounds: tolerance of the cells whose tolerance is not that of the artefact.
+        failures: by name of a cell, the message of the graph that failed in it.
+    """
+
+    cells: Dict[str, float] = field(default_factory=dict)
+    bounds: Dict[str, float] = field(default_factory=dict)
+    failures: Dict[str, str] = field(default_factory=dict)
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
+        return any(not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items())
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
@@ -57,68 +95,132 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     return [whole, *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers))]
 
 
-def measure(session: Session, expected: Expected, progress: Callable[[str], None], workers: Sequence[Session] = ()) -> Dict[str, float]:
-    """Return the worst error of every cell of the grid, by name, relative to the largest expected output.
+def measure(
+    session: Session, expected: Expected, accuracy: Accuracy, progress: Callable[[str], None], workers: Sequence[Session] = (), until_failure: bool = False
+) -> Measured:
+    """Measure every cell of the grid.
 
     Args:
         session: runs the cell that fills a cache and, if there are no workers, all other cells.
+        accuracy: whether the graph rounds activations, and its tolerance.
         progress: called with one line of text at each stage, in the calling thread.
         workers: further sessions on the same graph, with a capacity of at least SHORT tokens; each is used by one thread at a time.
+        until_failure: stop at the first cell that exceeds its tolerance.
     """
     progress(f"{session.manifest.target}: verifying")
-    parts = _parts(session.manifest, expected)
-    cells: Dict[str, float] = {}
+    parts = _parts(session.manifest, expected, accuracy)
+    made = Measured()
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
         idle.put(worker)
 
-    def measured(part: Part) -> Dict[str, float]:
+    def measured(part: Part) -> Measured:
         worker = idle.get()
         try:
-            return {name: rounded_up(_worst(session if part.long else worker, expected.columns, pairs)) for name, pairs in part.cells.items()}
+            return _measured(session if part.long else worker, part, expected.columns, accuracy, until_failure)
         finally:
             idle.put(worker)
 
     pool = ThreadPoolExecutor(len(workers)) if workers else None
     try:
         for part, found in zip(parts, pool.map(measured, parts) if pool else map(measured, parts), strict=True):
-            cells |= found
+            made.cells |= found.cells
+            made.bounds |= found.bounds
+            made.failures |= found.failures
             progress(f"{session.manifest.target}: verified {part.title}")
+            if until_failure and found.exceeds(accuracy.tolerance):
+                break
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-    return cells
+    return made
 
 
-def _parts(manifest: Manifest, expected: Expected) -> List[Part]:
+def _measured(session: Session, part: Part, columns: np.ndarray, accuracy: Accuracy, until_failure: bool) -> Measured:
+    made = Measured()
+    for cell in part.cells(session):
+        error = _error(session, cell, columns, made.failures, accuracy.rounds)
+        made.cells[cell.name] = rounded_up(error)
+        if cell.against:
+            made.bounds[cell.name] = division_tolerance(accuracy.noise, made.cells[cell.against], accuracy.tolerance)
+        if until_failure and made.exceeds(accuracy.tolerance):
+            break
+    return made
+
+
+def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool) -> float:
+    """Run a cell on an empty session and return its error; infinity if the graph fails, whose message is then added to `failures`."""
+    session.reset()
+    errors = Errors()
+    try:
+        for actual, wanted in cell.pairs(session):
+            errors.add(_of(columns, actual), _of(columns, wanted))
+    except GraphError as error:
+        failures[cell.name] = str(error)
+        return float("inf")
+    return cell_error(errors, rounds)
+
+
+def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy) -> List[Part]:
     """Return all cells, the largest parts first, so that the workers finish at about the same time."""
     parts = []
     if expected.filled is not None:
         tokens, last = expected.filled
-        parts.append(Part("a full cache", {"cache filled to its end": functools.partial(_filled, tokens=tokens, last=last)}, long=True))
+        filled = Cell("cache filled to its end", functools.partial(_filled, tokens=tokens, last=last))
+        parts.append(Part("a full cache", lambda _: iter([filled]), long=True))
     for batch in sorted(BATCHES, reverse=True):
         for start, largest in expected.cases.items():
             if start and batch == min(BATCHES) and is_large(manifest):
                 continue
-            case, name = largest.rows(batch), f"batch {batch}, start {start}"
-            scenarios = _scenarios(manifest, case)
-            parts.append(Part(name, {f"{name}: {cell}": _on(scenario, case) for cell, scenario in scenarios.items()}))
+            name = f"batch {batch}, start {start}"
+            parts.append(Part(name, functools.partial(_case_cells, name=name, manifest=manifest, case=largest.rows(batch), rounds=accuracy.rounds)))
     for name, (given, full) in expected.attribute_cases.items():
-        parts.append(Part(name, {name: functools.partial(ATTRIBUTE_CELLS[name], case=given, full=full)}))
+        parts.append(Part(name, functools.partial(_attribute_cells, name=name, case=given, full=full, rounds=accuracy.rounds)))
     return parts
+
+
+def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rounds: bool) -> Iterator[Cell]:
+    """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
+    against = ""
+    if rounds:
+        full: List[np.ndarray] = []
+        against = f"{name}: {FULL_PASS}"
+        yield Cell(against, functools.partial(_full_pass, case=case, full=full))
+        if len(full) < 2:
+            return  # the graph failed
+        case = dataclasses.replace(case, full=full[0], other_full=full[1])
+    for cell, scenario in _scenarios(manifest, case).items():
+        yield Cell(f"{name}: {cell}", _on(scenario, case), against)
 
 
 def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
     return lambda session: scenario(session, case)
 
 
-def _worst(session: Session, columns: np.ndarray, pairs: Callable[[Session], Pairs]) -> float:
-    """Run a scenario on an empty session and return its worst error; infinity if the graph fails."""
-    session.reset()
-    try:
-        return max(worst_error(_of(columns, actual), _of(columns, wanted)) for actual, wanted in pairs(session))
-    except GraphError:
-        return math.inf
+def _full_pass(session: Session, case: Case, full: List[np.ndarray]) -> Pairs:
+    """Read all tokens of both endings in one call each, and append the outputs to `full`."""
+    for tokens, wanted in ((case.tokens, case.full), (case.other, case.other_full)):
+        session.reset()
+        full.append(session.prefill(tokens, chunk=tokens.shape[1], **case.beginning()))
+        yield full[-1], wanted
+
+
+def _attribute_cells(session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> Iterator[Cell]:
+    """Yield the cell of tokens with attributes; coordinates in chunks are compared as in _case_cells."""
+    against = ""
+    if rounds and name == "coordinates":
+        own: List[np.ndarray] = []
+        against = f"{name}: {FULL_PASS}"
+
+        def whole(session: Session) -> Pairs:
+            own.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], grid=case.attributes["grid"]))
+            yield own[0], full
+
+        yield Cell(against, whole)
+        if not own:
+            return  # the graph failed
+        full = own[0]
+    yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against)
 
 
 def _of(columns: np.ndarray, output: np.ndarray) -> np.ndarray:

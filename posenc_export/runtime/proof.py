@@ -14,10 +14,11 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
+from posenc_export.numerics import LIMIT, rounding_tolerance
 from posenc_export.runtime import machine, providers
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.schema import FAILED
+from posenc_export.runtime.schema import FAILED, Proof, Reference, passes
 from posenc_export.runtime.session import Session
 
 BATCHES = (1, 3)
@@ -30,6 +31,53 @@ ENCODED = 11  # tokens of the longest encoder sequence
 CHUNK = 512  # most tokens fed at a time by the cell that fills a cache
 SEGMENT_PADDING = 3  # columns of left padding in the first row
 WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far the outputs of a correct artefact may be from those of its module.
+
+    Args:
+        tolerance: bound of the error of a cell (numerics.cell_error) that is compared with the module.
+        noise: root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded.
+    """
+
+    tolerance: float
+    noise: float = 0.0
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded."""
+        return self.noise > 0
+
+
+def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
+    """Return the accuracy of an artefact on a provider.
+
+    Args:
+        reference: of the artefact.
+        tolerance: bound given by the user; None for that of the export.
+
+    Raises:
+        ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
+    """
+    check_tolerance(tolerance)
+    added = providers.noise(provider)
+    noise = math.hypot(reference.noise, added)
+    bound = max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance
+    if tolerance is None and bound > LIMIT:
+        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
+    return Accuracy(bound if tolerance is None else tolerance, noise)
+
+
+def check_tolerance(tolerance: Optional[float]) -> None:
+    """Check a tolerance that the user gives.
+
+    Raises:
+        ValueError: it is not a number above 0 and below 1. Outputs of zeros have an error of 1.
+    """
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise ValueError(f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default")
 
 
 @dataclass(frozen=True)
@@ -56,12 +104,23 @@ class Expected:
         cases: by start position, for the larger of BATCHES.
         attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
         filled: tokens that fill a cache [1,n] or [1,n,E], and the expected outputs of the last ones [1,m,V]; None for models without a cache.
+
+    Raises:
+        ValueError: an expected output is not finite.
     """
 
     columns: np.ndarray
     cases: Dict[int, Case]
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
     filled: Optional[Tuple[np.ndarray, np.ndarray]]
+
+    def __post_init__(self) -> None:
+        outputs = {f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()}
+        outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
+        outputs |= {} if self.filled is None else {"cache filled to its end": [self.filled[1]]}
+        for name, arrays in outputs.items():
+            if not all(np.isfinite(array).all() for array in arrays):
+                raise ValueError(f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again")
 
 
 def starts(manifest: Manifest) -> List[int]:
@@ -157,6 +216,21 @@ def rounded_up(error: float) -> float:
 def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     count = math.prod(shape)
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
+
+
+def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
+    """Return a certificate in the form of the manifest (schema.Certificate)."""
+    found: Proof = {
+        "passed": False,
+        "tolerance": accuracy.tolerance,
+        "provider": session.provider,
+        "machine": machine_of(session),
+        "cells": cells,
+        "bounds": bounds,
+        "failures": failures,
+    }
+    found["passed"] = passes(found)
+    return found
 
 
 def machine_of(session: Session) -> str:

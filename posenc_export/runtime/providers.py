@@ -2,7 +2,7 @@
 
 from typing import Optional
 
-from posenc_export.numerics import bfloat16_tolerance
+from posenc_export.numerics import bfloat16_noise
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.suggestion import suggestion
 
@@ -16,11 +16,6 @@ HELP = (
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
-# Matrix products in one node of each operator.
-PRODUCTS = {
-    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "Conv"), 1),
-    **dict.fromkeys(("Attention", "GroupQueryAttention", "MultiHeadAttention"), 2),
-}
 
 
 def check_name(name: str, manifest: Manifest) -> None:
@@ -58,8 +53,6 @@ def distribution_of(name: str, manifest: Manifest) -> str:
     return "torch" if manifest.target in TORCH_TARGETS else "onnxruntime"
 
 
-def rounding(name: str, manifest: Manifest) -> float:
-    """Return what a provider adds to the tolerance of an artefact: a bound for bfloat16, otherwise 0."""
-    if name != "openvino-bf16":
-        return 0.0
-    return bfloat16_tolerance(sum(count * manifest.operators.get(operator, 0) for operator, count in PRODUCTS.items()))
+def noise(name: str) -> float:
+    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance): that of bfloat16, otherwise 0."""
+    return bfloat16_noise() if name == "openvino-bf16" else 0.0

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import BATCHES, Expected, attribute_inputs, case_inputs, encoder_rows, fill_inputs, fill_length, length_of, numbers, starts
+from posenc_export.runtime.proof import BATCHES, Accuracy, Expected, attribute_inputs, case_inputs, encoder_rows, fill_inputs, fill_length, length_of, numbers, starts
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import Reference
 
@@ -19,14 +19,15 @@ LARGEST = 1_000_000  # limit of the file's size in bytes
 LAST = 2  # number of outputs stored for the cell that fills a cache
 
 
-def write(manifest: Manifest, expected: Expected, tolerance: float, folder: Path) -> Reference:
+def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
     """Write the reference file into a folder.
 
     Args:
         expected: expected outputs with all their numbers.
-        tolerance: bound of the relative errors of a correct artefact.
+        accuracy: of a correct artefact.
     """
-    reference = Reference(_columns(manifest, expected.filled is not None), tolerance, expected.filled is not None)
+    filled = expected.filled is not None
+    reference = Reference(_columns(manifest, filled), accuracy.tolerance, filled, accuracy.noise)
     columns = columns_of(manifest, reference)
     parts: List[np.ndarray] = []
     for case in expected.cases.values():
@@ -42,7 +43,7 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     """Read the reference file of an artefact whose files were checked.
 
     Raises:
-        ValueError: the artefact has no reference, or its size does not match the manifest.
+        ValueError: the artefact has no reference, its size does not match the manifest, or a number in it is not finite.
     """
     if manifest.reference is None or FILE_NAME not in manifest.files:
         raise ValueError(f"artefact {folder}: expected a reference, got none; verify it against its module, or export again")

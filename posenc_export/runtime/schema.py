@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict, Union
+from typing import Annotated, Any, Dict, List, Mapping, Optional, Tuple, TypedDict, Union
 
 import msgspec
 from msgspec import Meta, Struct
@@ -82,8 +82,11 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         tolerance: bound of the errors, relative to the largest output.
         provider: as `load` takes it, never "auto".
         machine: processor or GPU, and the library that ran the graph.
-        cells: worst error by name of a cell of the grid.
+        cells: error by name of a cell of the grid (numerics.cell_error).
         against: the oracle that the module was compared with.
+        bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
+            compare the module with its oracle.
+        failures: by name of a cell, the message of the graph that failed in it.
     """
 
     passed: bool
@@ -92,6 +95,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: Text = ""
+    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
 
 
 class Proof(TypedDict):
@@ -102,6 +107,8 @@ class Proof(TypedDict):
     provider: str
     machine: str
     cells: Dict[str, float]
+    bounds: Dict[str, float]
+    failures: Dict[str, str]
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,13 +116,15 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         columns: number of stored numbers of each output.
-        tolerance: bound of the errors, relative to the largest output.
+        tolerance: bound of the errors of cells that are compared with these outputs (numerics.cell_error).
         filled: whether outputs of the cell that fills a cache are stored.
+        noise: rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0.
     """
 
     columns: AtLeastOne
     tolerance: Finite
     filled: bool
+    noise: Finite = 0.0
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,11 +140,10 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Difference between an artefact with weights or caches of few bits and the float32 module, on the inputs of its reference.
+    """Difference between an artefact that rounds weights, activations or caches and the float32 module, on the inputs of its reference.
 
     Args:
         error: root mean square of the differences of outputs, relative to the root mean square of the module's outputs.
-        bound: largest error with which an export succeeds.
         agreement: fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits.
         tokens: number of compared tokens.
         exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches.
@@ -143,11 +151,11 @@ class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     error: Finite
-    bound: Finite
     agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
     tokens: AtLeastOne
     exact: Finite
     exact_tolerance: Finite
+    bound: Finite = 0.0  # of artefacts written before version 0.3
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,7 +215,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         weights: format of weights of few bits; None if all weights have `dtype`.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
         calibration: calibration data used to round weights and to compute the scales of caches; None for none.
-        deviation: difference from the float32 module; None if the artefact was not verified or has no weights or caches of few bits.
+        deviation: difference from the float32 module; None if the artefact was not verified or rounds nothing.
         compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.
@@ -286,6 +294,26 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 def format_worst_error(error: float) -> str:
     """Format an error with two digits; "NaN" if an output was not finite."""
     return f"{error:.1e}" if error < FAILED else "NaN"
+
+
+def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
+    """Return the tolerance of a cell of a certificate."""
+    return float(certificate.get("bounds", {}).get(cell, certificate["tolerance"]))
+
+
+def passes(certificate: Mapping[str, Any]) -> bool:
+    """Whether every cell of a certificate is within its tolerance."""
+    return all(error <= bound_of(certificate, cell) for cell, error in certificate["cells"].items())
+
+
+def worst_cell(certificate: Mapping[str, Any]) -> str:
+    """Return the cell of a certificate with the largest error, relative to its tolerance."""
+    return max(certificate["cells"], key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0))
+
+
+def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
+    """Format the error of a cell: the message of the graph if it failed, otherwise as format_worst_error."""
+    return str(certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell]))
 
 
 def digest_of(content: Dict[str, Any]) -> str:

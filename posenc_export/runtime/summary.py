@@ -35,7 +35,7 @@ def _few_bits(manifest: Manifest) -> Dict[str, str]:
 def _deviation(found: Deviation) -> str:
     greedy = f", the same largest logit for {found.agreement:.1%} of {found.tokens} tokens".replace("%", " percent") if found.agreement else ""
     exact = f"the same weights in float32 are within {found.exact:.1e} of their module"
-    return f"{found.error:.1e} from the float32 module (bound {found.bound:.1e}){greedy}; {exact}"
+    return f"{found.error:.1e} from the float32 module{greedy}; {exact}"
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:

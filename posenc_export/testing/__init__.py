@@ -12,9 +12,8 @@ from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.together import acts
 from posenc_export.export import TARGETS, Sources, export
-from posenc_export.export.describe import eager
+from posenc_export.export.describe import accuracy_of, eager
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.verify import bound_of
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config
@@ -136,14 +135,14 @@ def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequ
     """Worst errors of models with a planted fault; each must exceed the bound on rounding errors."""
     right = seeded(config)
     module, manifest = eager(right)
-    expected, bound, errors = expected_outputs(right, manifest), bound_of(right, manifest), {}
+    expected, accuracy, errors = expected_outputs(right, manifest), accuracy_of(right, manifest), {}
     for name in faults:
         if not applicable(name, right):
             continue
         wrong = planted(name, seeded(config))
         session = Model(TorchGraph(eager(wrong)[0], manifest)).session()
-        errors[name] = max(measure(session, expected, lambda _: None).values())
-        if errors[name] <= bound:
+        errors[name] = max(measure(session, expected, accuracy, lambda _: None).cells.values())
+        if errors[name] <= accuracy.tolerance:
             remedy = "choose parameters that distinguish positions, or leave the fault out if the encoding does not read positions"
             raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}")
     return errors

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from posenc_export.benchmark import contestants, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.export import export
-from posenc_export.numerics import deviation_bound, tolerance, worst_error
+from posenc_export.numerics import rounding_noise, tolerance, worst_error
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
@@ -94,7 +94,7 @@ def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit
     folder, tokens = folders("decoder-rope"), np.random.default_rng(0).integers(1, 61, (1, 24))
     opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(folder, manifests.read(folder), 1, 1)
     wanted, found = answers(load(folder, provider="cpu", threads=1).session(), tokens), answers(opened.session, tokens)
-    assert 1e-3 < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) <= deviation_bound(2, 4, 32)
+    assert 1e-3 < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) <= 4 * rounding_noise(4, 32)
 
 
 def test_an_error_about_a_missing_runtime_names_its_requirement(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.export.describe import bound_of, eager
+from posenc_export.export.describe import accuracy_of, eager
 from posenc_export.models.parts.residuals import Post, Pre
 from posenc_export.models.short import decoder_config
 from posenc_export.numerics import worst_error
@@ -54,7 +54,8 @@ def test_layer_encodings_in_another_order_are_detected() -> None:
 def test_logits_of_the_last_column_instead_of_the_last_token_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     config = decoder("rope")
     module, manifest = eager(sources(config).model)
-    session, case, bound = Session(TorchGraph(module, manifest).open, manifest), expected_of(config, manifest).cases[0], bound_of(sources(config).model, manifest)
+    session, case = Session(TorchGraph(module, manifest).open, manifest), expected_of(config, manifest).cases[0]
+    bound = accuracy_of(sources(config).model, manifest).tolerance
     assert all(worst_error(*pair) <= bound for pair in last_of_ragged(session, case))
     session.reset()
     monkeypatch.setattr(ops, "select_tokens", lambda x, index: x[:, x.size(1) - index.size(1) :])

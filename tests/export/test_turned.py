@@ -46,7 +46,7 @@ def test_outputs_agree_with_float64(heads: str, tmp_path: Path, monkeypatch: pyt
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert worst_of_batch(block, model.session(), lengths, STEPS) <= describe.bound_of(block, manifest), calls
+        assert worst_of_batch(block, model.session(), lengths, STEPS) <= describe.accuracy_of(block, manifest).tolerance, calls
 
 
 @pytest.fixture(scope="module")

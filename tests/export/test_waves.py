@@ -24,4 +24,4 @@ def test_products_are_exact_for_keys_in_several_blocks(tmp_path: Path, monkeypat
     steps = np.stack([session.step(np.stack([row[index - STEPS] for row in x])) for index in range(STEPS)], axis=1)
     for row, (given, start) in enumerate(zip(x, STARTS, strict=True)):
         found, positions = np.concatenate((outputs[row][: len(given) - STEPS], steps[row])), range(start, start + len(given))
-        assert worst_error(found, block.exact(given, positions, positions)) <= describe.bound_of(block, manifest)
+        assert worst_error(found, block.exact(given, positions, positions)) <= describe.accuracy_of(block, manifest).tolerance

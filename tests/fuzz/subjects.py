@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
-from posenc_export.export.describe import bound_of, eager
+from posenc_export.export.describe import accuracy_of, eager
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.torch_graph import TorchGraph
@@ -67,7 +67,7 @@ class Subject:
         export(made, spec.target, folder, signature=spec.signature, verify=False)
         self.spec, self.model = spec, load(folder, provider="cpu", threads=1)
         self.manifest = self.model.manifest
-        self.bound = bound_of(made.model, self.manifest)
+        self.bound = accuracy_of(made.model, self.manifest).tolerance
         self.cached = bool(self.manifest.states)
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
         self.replaces = any(state.update == "replace" for state in self.manifest.states)

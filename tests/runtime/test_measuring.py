@@ -24,9 +24,10 @@ def test_threads_measure_what_one_session_measures(target: str, signature: str, 
     expected = reference.read(manifest, tmp_path / "artefact")
     session, *beside = measuring.sessions(model, 1)
     assert len(beside) == 2
-    cells = measuring.measure(session, expected, lines.append, beside)
-    assert cells == measuring.measure(model.session(capacity=1100), expected, lambda _: None)
-    assert max(cells.values()) <= manifest.reference.tolerance  # type: ignore[union-attr]
+    accuracy = _accuracy(manifest)
+    found = measuring.measure(session, expected, accuracy, lines.append, beside)
+    assert found == measuring.measure(model.session(capacity=1100), expected, accuracy, lambda _: None)
+    assert not found.exceeds(accuracy.tolerance)
     assert lines[0] == f"{target}: verifying" and f"{target}: verified a full cache" in lines
 
 
@@ -43,12 +44,12 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: py
     session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
     expected = reference.read(manifest, tmp_path / "artefact")
 
-    def broken(*_: Any) -> float:
+    def broken(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "_worst", broken)
+    monkeypatch.setattr(measuring, "_error", broken)
     with pytest.raises(KeyboardInterrupt):
-        measuring.measure(session, expected, lambda _: None, beside)
+        measuring.measure(session, expected, _accuracy(manifest), lambda _: None, beside)
 
 
 def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +61,13 @@ def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path,
         raise GraphError(RuntimeError("stopped"))
 
     monkeypatch.setattr("posenc_export.runtime.session.Session.step", stopped)
-    cells = measuring.measure(session, reference.read(manifest, tmp_path / "artefact"), lambda _: None, beside)
-    assert cells["batch 1, start 0: steps"] > 1e299 and cells["batch 1, start 0: chunks of 5"] < 1e-3
+    found = measuring.measure(session, reference.read(manifest, tmp_path / "artefact"), _accuracy(manifest), lambda _: None, beside)
+    assert found.cells["batch 1, start 0: steps"] > 1e299 and found.cells["batch 1, start 0: chunks of 5"] < 1e-3
+    assert found.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped") and "batch 1, start 0: chunks of 5" not in found.failures
+
+
+def _accuracy(manifest: Any) -> proof.Accuracy:
+    return proof.accuracy_on("cpu", manifest.reference)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -80,9 +86,7 @@ def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -
         actual = expected.copy()
         actual[1, -1] = value
         assert worst_error(actual, expected) == np.inf
-    actual = expected.copy()
-    actual[0, 0] = np.nan
-    assert np.isnan(worst_error(expected, actual))  # NaN is within no bound
+        assert worst_error(expected, actual) == np.inf
 
 
 def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

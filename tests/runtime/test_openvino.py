@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from posenc_export.cli import main
 from posenc_export.export import export
-from posenc_export.numerics import BFLOAT16, bfloat16_tolerance, worst_error
+from posenc_export.numerics import BFLOAT16, bfloat16_noise, rounding_tolerance, worst_error
 from posenc_export.runtime import load, providers, verify
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder, encoder, reading
@@ -149,7 +149,7 @@ def test_errors_of_products_rounded_to_bfloat16_are_within_the_tolerance() -> No
     for weight in weights:
         exact, rounded = exact @ weight, _bfloat16(rounded) @ _bfloat16(weight)
     error = worst_error(rounded, exact)
-    assert BFLOAT16 / 8 < error <= bfloat16_tolerance(len(weights))
+    assert BFLOAT16 / 8 < error <= rounding_tolerance(bfloat16_noise())
 
 
 def _bfloat16(x: np.ndarray) -> np.ndarray:
