@@ -1,16 +1,18 @@
-"""Plant faults in artefacts of several depths and formats, and write which are found to docs/planted-faults.md.
+"""Plant faults in artefacts of several depths and formats, and write which are found to docs/reliability.md.
 
     python -m bench.planted_faults [--json FILE] [--depth N ...] [--format NAME ...]
 
-Every artefact is the decoder of `described` with that number of layers. A fault counts as found if the artefact with the fault does not pass `posenc verify`, or if the
-float32 graph of the same rounded numbers, which every export verifies too, does not pass with it. Every correct artefact must pass.
+Every artefact is the decoder of `described` with that number of layers. A fault is found if the artefact with it does not pass `posenc verify`, or if the float32
+graph, which every export of rounded numbers verifies too, does not pass with it. Every correct artefact must pass. Format bfloat16 needs openvino and a processor
+with bfloat16.
 """
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -19,13 +21,13 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.runtime import verify
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.schema import bound_of
+from posenc_export.runtime.schema import bound_of, worst_cell
 from tests.export.artefact_faults import FAULTS, measured, on_cpu
 
 DEPTHS = (2, 12, 32, 48)
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-128", "cache int8")
 VARIANTS = ("rope", "alibi")
+BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
 
 
 def described(variant: str, layers: int) -> StackConfig:
@@ -53,57 +55,82 @@ def openers(format_: str) -> Tuple[str, Any]:
     return "openvino-bf16", lambda path, manifest: OpenVinoGraph(path, manifest, "openvino-bf16", 1)
 
 
-def rows_of(layers: int, formats: List[str]) -> Iterator[Dict[str, Any]]:
-    """Yield one row per format and fault: {"layers", "format", "fault", "found": name of the graph, cell, "error", "tolerance"}."""
+def rows_of(layers: int, formats: Sequence[str]) -> Iterator[Dict[str, Any]]:
+    """Yield one row per format and fault: {"layers", "format", "fault", "found", "cell", "error", "tolerance"}; fault "none" is the correct artefact."""
     for variant in VARIANTS:
         sources = Sources(seeded(described(variant, layers)))
-        with tempfile.TemporaryDirectory() as temporary:
-            plain = Path(temporary) / "plain"
-            exact = export(sources, "ort", plain, verify=False)
-            for format_ in formats:
-                folder = Path(temporary) / format_.replace(" ", "-")
-                folder.mkdir()
-                made = export(sources, "ort", folder / "artefact", verify=False, **arguments_of(format_, folder))
+        for format_ in formats:
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary) / "artefact"
+                made = export(sources, "ort", folder, verify=False, **arguments_of(format_, Path(temporary)))
                 provider, opener = openers(format_)
-                correct = verify(folder / "artefact", provider)
-                row = {"layers": layers, "format": format_, "variant": variant}
-                yield {**row, "fault": "none", **_worst(correct), "graph": "" if correct["passed"] else "the artefact"}
+                correct = verify(folder, provider)
+                row = {"layers": layers, "format": format_, "encoding": variant}
+                yield {**row, "fault": "none", "found": not correct["passed"], **_worst({**correct})}
                 for name, fault in FAULTS.items():
                     if fault.variant == variant:
-                        graphs = [("the artefact", folder / "artefact", made, opener)]
-                        if format_ != "float32" and not fault.quantized_only:
-                            graphs.insert(0, ("float32", plain, exact, on_cpu))
-                        yield {**row, "fault": name, **_found(graphs, name, Path(temporary))}
+                        with tempfile.TemporaryDirectory() as scratch:
+                            errors, tolerance = measured(folder, made, fault, Path(scratch), opener)
+                        worst = _worst({"cells": errors.cells, "bounds": errors.bounds, "tolerance": tolerance})
+                        yield {**row, "fault": name, "found": errors.exceeds(tolerance), **worst}
 
 
-def _found(graphs: List[Tuple[str, Path, Manifest, Any]], name: str, temporary: Path) -> Dict[str, Any]:
-    for graph, folder, manifest, opener in graphs:
-        with tempfile.TemporaryDirectory(dir=temporary) as scratch:
-            made, tolerance = measured(folder, manifest, FAULTS[name], Path(scratch), opener)
-        if made.exceeds(tolerance):
-            return {"graph": graph, **_worst({"cells": made.cells, "bounds": made.bounds, "tolerance": tolerance})}
-    return {"graph": "", **_worst({"cells": made.cells, "bounds": made.bounds, "tolerance": tolerance})}
-
-
-def _worst(certificate: Any) -> Dict[str, Any]:
-    cell = max(certificate["cells"], key=lambda name: certificate["cells"][name] / bound_of(certificate, name))
+def _worst(certificate: Mapping[str, Any]) -> Dict[str, Any]:
+    cell = worst_cell(certificate)
     return {"cell": cell, "error": certificate["cells"][cell], "tolerance": bound_of(certificate, cell)}
 
 
-def main() -> None:
-    """Measure and write."""
+def table(rows: Sequence[Mapping[str, Any]]) -> List[str]:
+    """Return the table of docs/reliability.md: per fault and format, the depths at which the artefact with the fault fails its own verification."""
+    formats, depths = [name for name in FORMATS if any(row["format"] == name for row in rows)], sorted({row["layers"] for row in rows})
+    lines = ["| fault | " + " | ".join(formats) + " |", "|---|" + "---|" * len(formats)]
+    for fault in ("none", *FAULTS):
+        cells = []
+        for name in formats:
+            tried = [row for row in rows if row["fault"] == fault and row["format"] == name]
+            found = sorted({row["layers"] for row in tried if row["found"]})
+            cells.append("found" if found == depths else "passes" if not found and fault == "none" else ", ".join(map(str, found)) or "-")
+        lines.append(f"| {'none: the correct artefact' if fault == 'none' else fault} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
+    """Return the faults that neither the artefact nor the float32 graph of the same numbers shows, and the correct artefacts that fail."""
+    shown = {(row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]}
+    wrong = []
+    for row in rows:
+        in_float32 = row["fault"] != "none" and not FAULTS[row["fault"]].quantized_only and (row["layers"], row["fault"]) in shown
+        if row["found"] != (row["fault"] != "none") and not in_float32:
+            wrong.append(f"{row['fault']} in {row['format']} at {row['layers']} layers")
+    return wrong
+
+
+def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Replace the table in the page."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    path.write_text("\n".join([before + BEGIN, "", *table(rows), "", END]) + rest.partition(END)[2], encoding="utf-8")
+
+
+def main() -> int:
+    """Measure and write. Returns the exit status: 1 if a fault is not found or a correct artefact fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("bench/results/planted_faults.json"))
+    parser.add_argument("--page", type=Path, default=Path("docs/reliability.md"))
     parser.add_argument("--depth", type=int, action="append")
     parser.add_argument("--format", action="append", choices=FORMATS)
     options = parser.parse_args()
     rows: List[Dict[str, Any]] = []
     for layers in options.depth or DEPTHS:
-        for row in rows_of(layers, options.format or list(FORMATS)):
+        for row in rows_of(layers, options.format or FORMATS):
             rows.append(row)
-            print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            print(" ".join(f"{key}={value}" for key, value in row.items()), file=sys.stderr, flush=True)
+            options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if options.depth is None and options.format is None:
+        write(rows, options.page)
+    wrong = undetected(rows)
+    print("\n".join(wrong) or "every fault was found, every correct artefact passed")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
