@@ -156,6 +156,30 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     return np.full((rows,), given, np.int64)
 
 
+def starts(manifest: Manifest, first: np.ndarray, held: np.ndarray, counts: np.ndarray, start: Numbers) -> np.ndarray:
+    """Check `start` of a prefill and return the position of the first token in the cache, or of the first one to read, of each row [B] int64.
+
+    Args:
+        first, held: of the rows in the cache: position of the first token, and number of tokens.
+        counts: number of tokens that each row reads.
+
+    Raises:
+        ValueError: other rows than in the cache, a position where a row with tokens does not continue, a position other than 0 with signature mask.
+    """
+    given, count = per_row("start", start, len(counts)), len(counts)
+    if held.any():
+        if count != len(held):
+            raise ValueError(f"session: expected {len(held)} rows as in the cache, got {count}; reset first")
+        following = first + held
+        if start is not None and (given != following)[counts > 0].any():
+            rule = f"start {short_repr(following.tolist())}, where rows of {short_repr(held.tolist())} cached tokens continue"
+            raise ValueError(f"session: expected {rule}, got {short_repr(start)}; leave start out, or reset first")
+        return first
+    if manifest.signature == "mask" and given.any():
+        raise ValueError(f"session: expected start 0 for signature mask, got {short_repr(start)}; export with signature positions")
+    return first if start is None and count == len(held) else given
+
+
 def attributes_of(
     grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]
 ) -> TokenAttributes:
