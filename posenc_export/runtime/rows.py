@@ -79,8 +79,8 @@ def take(
     if not tokens:
         raise ValueError("session: expected at least one row, got none; give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
-    size = _at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    kept = _at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    size = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    kept = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     vocabulary = manifest.vocabulary
     if vocabulary:
         check_tokens(vocabulary, tokens)
@@ -91,7 +91,8 @@ def take(
     return Given(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
 
 
-def _at_least(name: str, value: Any, least: int) -> int:
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return a whole number of at least `least`, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"session: expected {name} to be a whole number of at least {least}, got {short_repr(value)}")
     return int(value)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import pickle
 import weakref
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(sess
         (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "expected 1 rows as in the cache"),
         (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
         (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "expected one token per row in a step"),
-        (lambda s: list(s.generate(TOKENS, 1, temperature=-1.0)), "temperature"),
+        (lambda s: list(s.generate(TOKENS, 1, stop=[1.5])), "expected stop to be token ids, got .1.5."),
     ],
 )
 def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
@@ -108,6 +109,33 @@ def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> N
 def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="export with signature positions"):
         load(folders["mask"]).session().prefill(TOKENS, start=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in {
+        "max_tokens": [0, 1.5, math.nan, True],
+        "temperature": [-1.0, math.nan, math.inf, "1", None],
+        "top_k": [-1, 1.5, math.nan],
+        "top_p": [0, 1.1, math.nan, None],
+        "seed": [-1, 0.5, math.nan, None],
+    }.items() for value in values],
+)  # fmt: skip
+def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(name: str, value: Any, folders: Dict[str, Path]) -> None:
+    session = load(folders["ort"], threads=1).session()
+    with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
+        next(session.generate(TOKENS, **{"max_tokens": 1, name: value}))
+    assert session.batch == 0
+
+
+def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
+    assert choose(np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads: Any, folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="expected threads to be a whole number 1 .. 1024, got"):
+        load(folders["ort"], threads=threads)
 
 
 def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
