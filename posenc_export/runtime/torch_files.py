@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from posenc_export.runtime import pt2_archive
 from posenc_export.runtime.archive import packed, read_entries
+from posenc_export.runtime.files import utf8
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.providers import AOTINDUCTOR
 from posenc_export.runtime.quiet import quiet
@@ -45,7 +46,7 @@ def _script(path: Path, manifest: Manifest) -> Any:
     import torch
 
     try:
-        return torch.jit.load(str(path)).forward  # without the hooks of torch.nn.Module, which take several us
+        return torch.jit.load(utf8(path)).forward  # without the hooks of torch.nn.Module, which take several us
     except (RuntimeError, ValueError, AttributeError) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
         raise _damaged(path, error) from None
 
@@ -67,7 +68,7 @@ def _native(path: Path, manifest: Manifest) -> Any:
     manifest.compiled.check()
     try:
         # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
-        run = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).boxed_run
+        run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
     except RuntimeError as error:
         raise _damaged(path, error) from None
     first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
