@@ -1,6 +1,7 @@
 """The `posenc` command: list, export, compile, verify, generate, serve, page, bench, inspect, plot."""
 
 import argparse
+import io
 import os
 import sys
 from typing import Optional, Sequence
@@ -32,6 +33,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options.say = Progress()
     if sys.stdout is None:  # closed by the calling program: the next opened file would get its descriptor
         return refuse(options.say, "output: expected stdout to be open, got a closed one; send it to a file or a pipe")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a character shows its code
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit

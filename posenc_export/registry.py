@@ -46,6 +46,9 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
     for key, value in given.items():
         check_known(kind, name, key, known)
         _check_number(kind, name, key, value, known[key])
+        most = getattr(classes[name], "most", {}).get(key)
+        if most is not None and value > most:
+            raise ValueError(f"{kind} {name}: expected {key} of at most {most}, got {value}; choose a smaller one")
     missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in given]
     if missing:
         raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(given) or 'none'}")

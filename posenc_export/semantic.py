@@ -1,29 +1,30 @@
 """Semantic graphs. Inside `semantic_graph()`, each operation of ops.py emits one node of the `posenc` domain instead of computing."""
 
 import contextlib
+from contextvars import ContextVar
 from typing import Dict, Iterator, List, Optional
 
 import torch
 from torch import Tensor
 
 DOMAIN = "posenc"
-_emitting = [False]
+_emitting = ContextVar("emitting", default=False)  # not a global, so that models that run in other threads compute during an export
 
 
 @contextlib.contextmanager
 def semantic_graph() -> Iterator[None]:
-    """Make the operations of ops.py emit nodes within the context."""
-    _emitting[0] = True
+    """Make the operations of ops.py emit nodes within the context, in this thread."""
+    token = _emitting.set(True)
     try:
         yield
     finally:
-        _emitting[0] = False
+        _emitting.reset(token)
 
 
 @torch.jit.unused
 def emitting() -> bool:
-    """Return whether operations emit nodes."""
-    return _emitting[0]
+    """Return whether operations emit nodes in this thread."""
+    return _emitting.get()
 
 
 @torch.jit.unused

@@ -5,9 +5,11 @@ import difflib
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional
 
 from posenc_export.runtime.errors import GraphError
+from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.schema import bound_of, format_cell, worst_cell
 from posenc_export.suggestion import suggestion
 from posenc_export.tables import WIDTH, aligned
@@ -90,6 +92,13 @@ def refuse(progress: Progress, line: str) -> int:
     progress.close()
     print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
     return BAD_INPUT
+
+
+def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> None:
+    """Print a line to stderr if no verification of the artefact has passed."""
+    if sys.stderr is not None and not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
+        progress.close()
+        print(f"posenc: {folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}", file=sys.stderr)
 
 
 def show(rows: List[Dict[str, Any]]) -> None:

@@ -60,7 +60,8 @@ class TokenizerCodec:
             raise ValueError(f"text: expected a tokenizer.json that the tokenizers package can read, got an error ({error}); update tokenizers") from None
 
     def encode(self, text: str) -> List[int]:
-        ids: List[int] = self.tokenizer.encode(text).ids
+        valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
+        ids: List[int] = self.tokenizer.encode(valid).ids
         return ids
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:

@@ -13,6 +13,7 @@ import pytest
 import posenc_export
 from posenc_export import __version__
 from posenc_export.cli import main
+from posenc_export.commands.export import _weights as weights_of
 from posenc_export.terminal import summary
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
@@ -131,10 +132,37 @@ assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "
 """
 
 
-def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(tmp_path: Path) -> None:
-    folder = str(tmp_path / "artefact")
+@pytest.fixture(scope="module")
+def unverified(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a decoder that was exported without a certificate."""
+    folder = str(tmp_path_factory.mktemp("unverified") / "Köln")
     assert main(["export", "tiny-alibi", "--target", "ort", "--no-verify", "-o", folder]) == 0
-    subprocess.run([sys.executable, "-c", HIDDEN, folder], check=True)
+    return folder
+
+
+def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(unverified: str) -> None:
+    subprocess.run([sys.executable, "-c", HIDDEN, unverified], check=True, stderr=subprocess.DEVNULL)
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def test_a_terminal_of_ascii_shows_the_codes_of_other_characters(unverified: str) -> None:
+    command = [sys.executable, "-m", "posenc_export.cli", "generate", unverified, "--prompt", "# déjà", "--max-tokens", "2"]
+    done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, check=True)
+    assert rb"# d\xe9j\xe0" in done.stdout and rb"K\udcc3\udcb6ln" in done.stderr
+
+
+def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(unverified: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["generate", unverified, "--prompt", "x", "--max-tokens", "1"]) == 0
+    assert re.fullmatch("posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err)
+
+
+def test_a_format_of_weights_is_no_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "int8").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert weights_of(["int8"]) == ("int8", None)
+    assert weights_of(["int8", "./int8"]) == ("int8", Path("int8"))
 
 
 def test_importing_the_package_imports_no_framework() -> None:

@@ -1,5 +1,6 @@
 """Run a benchmark: measure the contestants in turn, and measure disturbed samples again, until every number of tokens has its rounds."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from posenc_export.benchmark.report import Loaded, Report, Row
 from posenc_export.benchmark.spread import ratios, spread
 from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.benchmark.workers import Worker, started
+from posenc_export.runtime.providers import check_threads
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
@@ -167,8 +169,9 @@ def run(
         ValueError: no folder, folders of different models, no usable number of tokens, a runtime that is not installed or supports none of the folders, a
             contestant that fails.
     """
-    if min(rounds, threads, batch) < 1 or seconds <= 0:
-        raise ValueError(f"benchmark: expected rounds, threads, batch and seconds above 0, got {rounds}, {threads}, {batch} and {seconds}; give larger ones")
+    check_threads(threads)
+    if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
+        raise ValueError(f"benchmark: expected rounds, batch and seconds above 0, got {rounds}, {batch} and {seconds}; give other numbers")
     contestants = gather(folders, runtimes, different_models, providers)
     steps = all(contestant.manifest.states for contestant in contestants)
     cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)

@@ -18,6 +18,7 @@ from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.stack import Mask
 from posenc_export.numerics import tolerance
+from posenc_export.randomness import drawn_from
 
 TOKENS, SIDE = 64, 91
 # Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are in the first column.
@@ -130,8 +131,7 @@ def measure(name: str) -> Row:
 def built(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0) -> PositionEncoding:
     """Build an encoding with its initial weights, in the geometry of the page."""
     causal = "causal" in encodings.KNOWN[spec["name"]].works_in
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_from(seed):
         return encodings.build(spec, dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal))
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from posenc_export import encodings
 from posenc_export.encodings.base import Geometry, PositionEncoding
 from posenc_export.models.presets import PRESETS, weights_of
+from posenc_export.randomness import drawn_from
 
 # Tables with random initial values, and their axis of positions or distances.
 TABLES: Dict[str, Dict[str, int]] = {
@@ -25,6 +26,7 @@ TABLES: Dict[str, Dict[str, int]] = {
 BASE, PREFIX = 10000.0, "layers.0.attention.encoding."
 
 
+@drawn_from(0)
 def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncoding, Geometry, str]:
     """Build an encoding with weights for a picture. Returns it with its geometry and a description of the weights; "" if nothing is trained.
 
@@ -35,7 +37,6 @@ def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[Posi
     Raises:
         ValueError: see encodings.build.
     """
-    torch.manual_seed(0)
     preset = next((preset for preset in PRESETS if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}), "")
     path = weights_of(preset)
     if path:

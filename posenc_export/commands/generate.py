@@ -8,6 +8,7 @@ from typing import Any, List
 import numpy as np
 
 from posenc_export.runtime.providers import HELP
+from posenc_export.terminal import note_unverified
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
     session = load(options.folder, options.provider).session()
+    note_unverified(options.say, options.folder, session.manifest)
     text = codec(options.folder, session.manifest)
     prompt = text.encode(options.prompt)
     pieces, shown = text.pieces(prompt), options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
@@ -76,6 +78,7 @@ def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
     from posenc_export.runtime import load
 
     encoder = load(options.encoder, options.provider).session()
+    note_unverified(options.say, options.encoder, encoder.manifest)
     if not encoder.manifest.vocabulary:
         found = encoder.manifest.inputs[0].name
         raise ValueError(f"generate: expected an encoder that takes token ids, got one that takes {found}; use posenc_export.load")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc_export.runtime.providers import HELP
+from posenc_export.terminal import note_unverified
 
 CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
 
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
     options.say(f"{options.folder}: loading")
     model = load(options.folder, options.provider, options.threads)
+    note_unverified(options.say, options.folder, model.manifest)
     limits = _limits(options, model.manifest.max_positions)
     check_model(model.manifest, limits)
     name = options.name or options.folder.resolve().name

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -107,12 +107,14 @@ class PositionEncoding(torch.nn.Module):
     `shared`: whether all layers use one instance; if False, each layer has its own instance with its own trained weights.
     `works_in`: kinds of attention that the encoding is defined for, "causal" and "bidirectional".
     `axes`: number of coordinates of a token besides its position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S].
+    `most`: largest values of parameters that are sizes, by name; larger ones are refused before anything is built.
     `chunk`: number of tokens of a row that a session feeds at a time; it bounds the tensors of size [S,T] that an encoding creates.
     """
 
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
+    most: Mapping[str, int] = {}
     chunk = 256  # the fastest at widths 768 and 2048 (bench/prefill.py): weights are reused often enough, and activations of a layer stay in the cache of a core
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class ConditionalConv(PositionEncoding):
     """
 
     works_in = ("causal",)
+    most = {"kernel": 1 << 16}
 
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ class ConditionalConv2D(PositionEncoding):
     """
 
     works_in = ("bidirectional",)
+    most = {"kernel": 1023}
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ class CoPE(PositionEncoding):
 
     shared = False
     works_in = ("causal",)
+    most = {"positions": 1 << 16}
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()

@@ -47,6 +47,7 @@ class DeBERTa(PositionEncoding):
     """
 
     shared = False
+    most = {"span": 1 << 20, "max_relative": 1 << 20}
 
     def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128, terms: str = "both") -> None:
         super().__init__()

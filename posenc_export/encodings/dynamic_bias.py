@@ -51,6 +51,8 @@ class DynamicBias(PositionEncoding):
         ValueError: unknown distance or norm, a width or depth below 1.
     """
 
+    most = {"hidden": 4096, "depth": 64}
+
     def __init__(self, geometry: Geometry, distance: str = "linear", hidden: int = 32, depth: int = 2, norm: str = "none") -> None:
         super().__init__()
         for name, value, choices in (("distance", distance, DISTANCES), ("norm", norm, NORMS)):

@@ -35,6 +35,7 @@ class FIRE(PositionEncoding):
     """
 
     works_in = ("causal",)
+    most = {"hidden": 4096}
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.trajectory import Rows
+from posenc_export.encodings.trajectory import Rows, check_steps
 
 Field = Callable[[Any, float], Any]
 
@@ -32,13 +32,16 @@ class FLOATER(PositionEncoding):
         substeps: Runge-Kutta steps between two positions.
 
     Raises:
-        ValueError: hidden, step or substeps not above 0.
+        ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in total.
     """
+
+    most = {"hidden": 4096, "substeps": 1024}
 
     def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
         super().__init__()
         if hidden < 1 or not 0 < step < math.inf or substeps < 1:
             raise ValueError(f"floater: expected hidden, step and substeps above 0, got {hidden}, {step} and {substeps}")
+        check_steps("floater", geometry.max_positions, substeps)
         self.count, self.step, self.substeps, width = geometry.max_positions, float(step), substeps, geometry.width
         self.first = torch.nn.Parameter(torch.randn(width))
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)

@@ -34,6 +34,7 @@ class FoXPair(PositionEncoding):
 
     shared = False
     works_in = ("causal",)
+    most = {"size": 4096}
 
     def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
         super().__init__()

@@ -25,6 +25,8 @@ class Hierarchical(PositionEncoding):
         ValueError: too few rows, a share of 0.5 or outside 0 .. 1.
     """
 
+    most = {"rows": 1 << 20}
+
     def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
         super().__init__()
         self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1

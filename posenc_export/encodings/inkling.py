@@ -36,6 +36,7 @@ class Inkling(PositionEncoding):
     """
 
     shared = False
+    most = {"basis": 4096, "extent": 1 << 20}
 
     def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: str = "scaled") -> None:
         super().__init__()

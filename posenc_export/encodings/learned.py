@@ -41,6 +41,8 @@ class Learned(PositionEncoding):
         ValueError: a negative offset.
     """
 
+    most = {"offset": 1 << 20}
+
     def __init__(self, geometry: Geometry, offset: int = 0) -> None:
         super().__init__()
         if offset < 0:

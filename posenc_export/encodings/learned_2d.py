@@ -30,6 +30,7 @@ class Learned2D(PositionEncoding):
     """
 
     axes = 2
+    most = {"rows": 1 << 20, "columns": 1 << 20}
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, join: str = "sum") -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.trajectory import Rows
+from posenc_export.encodings.trajectory import Rows, check_steps
 
 
 class Recurrent(PositionEncoding):
@@ -22,10 +22,14 @@ class Recurrent(PositionEncoding):
 
     Args:
         geometry: width E, max_positions.
+
+    Raises:
+        ValueError: more than trajectory.MOST_STEPS positions.
     """
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
+        check_steps("recurrent", geometry.max_positions)
         width = geometry.width
         self.count, bound = geometry.max_positions, 0.1 / math.sqrt(width)
         self.first = torch.nn.Parameter(torch.randn(width))

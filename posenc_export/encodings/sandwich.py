@@ -28,6 +28,8 @@ class Sandwich(PositionEncoding):
         ValueError: odd dims, base not above 1.
     """
 
+    most = {"dims": 1 << 16}
+
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         if dims < 2 or dims % 2:

@@ -43,6 +43,7 @@ class Shaw(PositionEncoding):
     shared = False
     keys: Optional[Tensor]
     values: Optional[Tensor]
+    most = {"left": 1 << 20, "right": 1 << 20}
 
     def __init__(
         self, geometry: Geometry, left: int = 16, right: int = 16, score: str = "query", values: str = "relative", table: str = "trained"

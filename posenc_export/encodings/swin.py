@@ -26,6 +26,8 @@ class Swin(PositionEncoding):
         ValueError: a window that does not hold max_positions.
     """
 
+    most = {"rows": 4096, "columns": 4096}
+
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
         super().__init__()
         self.rows, self.columns = window_of(geometry, rows, columns)

@@ -33,6 +33,8 @@ class SwinV2(PositionEncoding):
         ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or pretrained_columns of 1 or below 0.
     """
 
+    most = {"rows": 4096, "columns": 4096, "hidden": 4096}
+
     def __init__(
         self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32, pretrained_rows: int = 0, pretrained_columns: int = 0
     ) -> None:

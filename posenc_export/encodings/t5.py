@@ -34,6 +34,8 @@ class T5(PositionEncoding):
         ValueError: too few buckets, max_distance not above the exact buckets, unknown scores.
     """
 
+    most = {"buckets": 1 << 20, "max_distance": 1 << 20}
+
     def __init__(self, geometry: Geometry, buckets: int = 32, max_distance: int = 128, scores: str = "unscaled") -> None:
         super().__init__()
         sides = 1 if geometry.causal else 2

@@ -5,8 +5,16 @@ from typing import Any, Callable, Sequence, Tuple
 import torch
 from torch import Tensor
 
+MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
 # A function of weights and n that returns the first n rows [n,E], differentiable.
 Recurrence = Callable[[Sequence[Tensor], int], Tensor]
+
+
+def check_steps(name: str, positions: int, substeps: int = 1) -> None:
+    """Raise ValueError if a table of positions takes more than MOST_STEPS steps."""
+    if positions * substeps > MOST_STEPS:
+        given = f"{positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
+        raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {given}; choose fewer")
 
 
 class Rows(torch.autograd.Function):

@@ -34,7 +34,7 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Ma
 
 def _outputs(folder: Path, manifest: Manifest, model: Model) -> Tuple[np.ndarray, np.ndarray]:
     """Return the outputs of the artefact and of the module for all cases of the reference [cases*B,L,V], float64."""
-    session, actual, expected = load(folder, threads=1).session(), [], []
+    session, actual, expected = load(folder, provider="cpu", threads=1).session(), [], []
     for case in expected_outputs(model, manifest, filled=False).cases.values():
         session.reset()
         actual.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()))

@@ -6,7 +6,6 @@ Source: torch 2.13, torch/_inductor/__init__.py (aoti_compile_and_package).
 import os
 import shutil
 import sys
-import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Union
 
@@ -21,6 +20,7 @@ from posenc_export.runtime import files, machine, verify
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.providers import AOTINDUCTOR
+from posenc_export.runtime.quiet import quiet
 from posenc_export.runtime.rules import GRAPHS, graph_file
 from posenc_export.runtime.torch_files import read_program
 
@@ -99,8 +99,7 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
 
     _prepare(program, manifest)
     try:
-        with warnings.catch_warnings(), fresh_cache():  # fresh, because the usual cache is in a folder of all users and holds code
-            warnings.simplefilter("ignore")
+        with quiet(Warning), fresh_cache():  # fresh, because the usual cache is in a folder of all users and holds code
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
     except RuntimeError as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

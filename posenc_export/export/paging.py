@@ -37,5 +37,5 @@ def page_out(tensors: Iterable[torch.Tensor]) -> int:
 
 def _mapped() -> List[Tuple[int, int]]:
     """Return the address ranges of this process that are backed by a file, ascending."""
-    found = [MAPPING.match(line) for line in MAPS.read_text(errors="replace").splitlines()]
+    found = [MAPPING.match(line) for line in MAPS.read_text(encoding="utf-8", errors="replace").splitlines()]
     return [(int(match[1], 16), int(match[2], 16)) for match in found if match]

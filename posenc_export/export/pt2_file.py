@@ -1,7 +1,6 @@
 """Write model.pt2 from a module: torch.export with dynamic sizes, saved without paths or other data that differs between runs."""
 
 import io
-import warnings
 from pathlib import Path
 from typing import Any, Collection, Dict, Tuple
 
@@ -14,6 +13,7 @@ from posenc_export.export.weight_layout import laid_out
 from posenc_export.runtime import files, pt2_archive
 from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.quiet import quiet
 
 FILE_NAME = "model.pt2"
 SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
@@ -30,8 +30,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     arguments, shapes = trace_inputs(manifest, M)
     sizes: Dict[str, Any] = {}
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # deprecations inside torch itself
+        with quiet(Warning), torch.no_grad():  # deprecations inside torch itself
             program = torch.export.export(wrap(source.model, manifest.signature), arguments, dynamic_shapes=_named(shapes, sizes))
     except torch._dynamo.exc.UserError as error:
         if S not in str(error):  # only a fixed sequence length has a known cause
@@ -48,8 +47,7 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     _merge_equal_nodes(program.graph, caches)
     _lay_out_weights(program)
     buffer = io.BytesIO()  # in memory, because libtorch aborts the process when the disk is full
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No complete tensor", UserWarning)  # of weights that are not contiguous; each has a storage of its own size
+    with quiet(UserWarning, message="No complete tensor"):  # of weights that are not contiguous; each has a storage of its own size
         torch.export.save(program, buffer)
     entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
     try:

@@ -1,8 +1,6 @@
 """The model behind several exports: cast once per dtype, and traced once per calling convention."""
 
 import copy
-import logging
-import warnings
 from typing import Any, Collection, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -17,6 +15,7 @@ from posenc_export.export.fewer_bits import FORMATS, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.quiet import quiet
 
 OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
@@ -90,9 +89,8 @@ def in_dtype(model: Model, dtype: str) -> Model:
 def _traced(model: Model, manifest: Manifest) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages that are not installed
-    with semantic.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside torch.onnx; the resulting graph is checked instead
+    # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
+    with semantic.semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)

@@ -1,7 +1,6 @@
 """Write model.pt from a module: script it, freeze it, and rewrite the archive without paths or other data that differs between runs."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any, Dict
 
@@ -13,6 +12,7 @@ from posenc_export.export.weight_layout import laid_out
 from posenc_export.runtime import files
 from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.quiet import quiet
 
 FILE_NAME = "model.pt"
 DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")  # source paths of the exporting machine, and a hash over them
@@ -21,9 +21,7 @@ COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # the counter is global to t
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt and return the manifest unchanged."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # every call of torch.jit warns that it is deprecated
-        warnings.simplefilter("ignore", FutureWarning)
+    with quiet(DeprecationWarning, FutureWarning):  # every call of torch.jit warns that it is deprecated
         # In memory, because libtorch aborts the process when the disk is full.
         module = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature)))
         _lay_out_weights(module)

@@ -13,6 +13,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.models.stack import Stack
+from posenc_export.randomness import drawn_from
 from posenc_export.suggestion import suggestion
 
 Model = Union[AttentionBlock, Stack]
@@ -79,15 +80,14 @@ def read(model: Stack, path: Path) -> None:
 
 
 def seeded(config: AnyConfig, seed: int = 0) -> Model:
-    """Build a model with random weights that depend only on the seed, float32, in eval mode.
+    """Build a model with random weights that depend only on the seed, float32, in eval mode. torch's default generator is left as it was.
 
     Raises:
         ValueError: a seed below 0 or above 2^63 - 1, sizes that do not fit in memory.
     """
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"model: expected seed to be 0 .. 2^63 - 1, got {seed}")
-    torch.manual_seed(seed)
-    with enough_memory("model"):
+    with drawn_from(seed), enough_memory("model"):
         model: Model = MODELS[type(config)](config)
     model.source = {"seed": seed}
     return model.eval()

@@ -8,6 +8,7 @@ import numpy as np
 
 from posenc_export.numerics import worst_error
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.files import utf8
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.rules import B, P
 
@@ -56,7 +57,7 @@ def _logits(path: Path, manifest: Manifest) -> np.ndarray:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["logits"], _feeds(manifest))[0])
 
 

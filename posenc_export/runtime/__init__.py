@@ -22,17 +22,17 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     Args:
         provider: "auto", "cpu" or "cuda" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
             chooses OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
-        threads: threads per operator; None uses all cores.
+        threads: threads per operator, at most providers.MOST_THREADS; None uses all cores. torch has one number for all its users, so a graph of torch sets it
+            only while it runs.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
 
     Raises:
-        ValueError: the folder is not an artefact, a file is altered, the digest differs, or the provider is not available, or the artefact's native
-            code was compiled for another processor or version of torch.
+        ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, or the
+            artefact's native code was compiled for another processor or version of torch.
         ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
-    if threads is not None and threads < 1:
-        raise ValueError(f"runtime: expected at least 1 thread, got {threads}; leave it out for all cores")
+    providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
     if manifest.target in providers.TORCH_TARGETS:

@@ -22,6 +22,18 @@ def locate(folder: Union[str, Path]) -> Path:
     return aside if not folder.exists() and aside.is_dir() else folder
 
 
+def utf8(path: Path) -> str:
+    """Return a path for libraries that read names as UTF-8. Python's own text of it has other characters if the locale has another encoding.
+
+    Raises:
+        ValueError: the name on disk is not UTF-8.
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"runtime: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it") from None
+
+
 def replace(path: Path, content: bytes) -> None:
     """Replace the content of a file atomically: at every moment, path holds either the old content or the new content."""
     part = path.with_name(PART + secrets.token_hex(4))

@@ -4,8 +4,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.rows import Rows
-from posenc_export.runtime.sampling import choose
+from posenc_export.runtime.rows import Rows, array_of, at_least, short_repr
+from posenc_export.runtime.sampling import check, choose
 
 ENDED = -1  # id that is given for a row that has ended
 
@@ -25,13 +25,15 @@ def generate(
     manifest = session.manifest
     if manifest.kind != "decoder" and not (manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary):
         raise ValueError(f"session: expected a decoder for generate, got kind {manifest.kind}; call prefill")
-    if max_tokens < 1:
-        raise ValueError(f"session: expected max_tokens of at least 1, got {max_tokens}; give max_tokens=N")
+    at_least("max_tokens", max_tokens, 1)
+    check(temperature, top_k, top_p)
     counts = [len(row) for row in prompt]
     if not all(counts):
         raise ValueError(f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out")
-    stops = np.array(session.manifest.stop_ids if stop is None else stop, np.int64)
-    random, going = np.random.default_rng(seed), np.ones(len(counts), bool)
+    stops = array_of("stop", list(session.manifest.stop_ids if stop is None else stop))
+    if stops.size and stops.dtype.kind not in "iu":
+        raise ValueError(f"session: expected stop to be token ids, got {short_repr(stop)}; leave it out for those of the artefact")
+    random, going = np.random.default_rng(at_least("seed", seed, 0)), np.ones(len(counts), bool)
     logits = session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
     for index in range(max_tokens):
         chosen = np.where(going, choose(logits, temperature, top_k, top_p, random), ENDED)

@@ -68,5 +68,5 @@ def gpu() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return "GPU"
-    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, encoding="utf-8", errors="replace", check=False)
     return said.stdout.strip().partition("\n")[0] or "GPU"

@@ -16,6 +16,7 @@ from posenc_export.runtime.buffered import BufferedCaches
 from posenc_export.runtime.committed import Call, Step
 from posenc_export.runtime.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.feeds import Feeds
+from posenc_export.runtime.files import utf8
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.mapped_weights import mapped_weights
 from posenc_export.runtime.onnx_files import check_external, refused
@@ -85,7 +86,7 @@ class OrtGraph:
         check_external(path, manifest)
         with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
-                str(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
+                utf8(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
             )
             self.session.posenc_weights = weights  # the session reads them, so they must live as long
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())

@@ -1,11 +1,12 @@
 """Names of the providers that run a graph, and their limits."""
 
-from typing import Optional
+from typing import Any, Optional
 
 from posenc_export.numerics import bfloat16_noise
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.suggestion import suggestion
 
+MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
 OPENVINO = ("openvino", "openvino-bf16")
 AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
 NAMES = ("auto", "cpu", "cuda", *OPENVINO, AOTINDUCTOR)
@@ -16,6 +17,17 @@ HELP = (
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
+
+
+def check_threads(threads: Any) -> None:
+    """Check a number of threads.
+
+    Raises:
+        ValueError: it is neither None nor a whole number 1 .. MOST_THREADS.
+    """
+    whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
+    if threads is not None and not (whole and 1 <= threads <= MOST_THREADS):
+        raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
 
 
 def check_name(name: str, manifest: Manifest) -> None:

@@ -79,8 +79,8 @@ def take(
     if not tokens:
         raise ValueError("session: expected at least one row, got none; give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
-    size = _at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    kept = _at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    size = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    kept = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     vocabulary = manifest.vocabulary
     if vocabulary:
         check_tokens(vocabulary, tokens)
@@ -91,7 +91,8 @@ def take(
     return Given(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
 
 
-def _at_least(name: str, value: Any, least: int) -> int:
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return a whole number of at least `least`, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"session: expected {name} to be a whole number of at least {least}, got {short_repr(value)}")
     return int(value)
@@ -154,6 +155,30 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
     if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
         raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {short_repr(numbers)}")
     return np.full((rows,), given, np.int64)
+
+
+def starts(manifest: Manifest, first: np.ndarray, held: np.ndarray, counts: np.ndarray, start: Numbers) -> np.ndarray:
+    """Check `start` of a prefill and return the position of the first token in the cache, or of the first one to read, of each row [B] int64.
+
+    Args:
+        first, held: of the rows in the cache: position of the first token, and number of tokens.
+        counts: number of tokens that each row reads.
+
+    Raises:
+        ValueError: other rows than in the cache, a position where a row with tokens does not continue, a position other than 0 with signature mask.
+    """
+    given, count = per_row("start", start, len(counts)), len(counts)
+    if held.any():
+        if count != len(held):
+            raise ValueError(f"session: expected {len(held)} rows as in the cache, got {count}; reset first")
+        following = first + held
+        if start is not None and (given != following)[counts > 0].any():
+            rule = f"start {short_repr(following.tolist())}, where rows of {short_repr(held.tolist())} cached tokens continue"
+            raise ValueError(f"session: expected {rule}, got {short_repr(start)}; leave start out, or reset first")
+        return first
+    if manifest.signature == "mask" and given.any():
+        raise ValueError(f"session: expected start 0 for signature mask, got {short_repr(start)}; export with signature positions")
+    return first if start is None and count == len(held) else given
 
 
 def attributes_of(

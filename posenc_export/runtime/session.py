@@ -3,7 +3,7 @@
 Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph sees the valid tokens of each row first and padding (position -1) after them.
 """
 
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Iterator, NoReturn, Optional, Sequence
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class Session:
         self._turn = Turn()
         self._now = no_rows()
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same caches or lack them."""
+        raise TypeError("session: expected fork() to copy a session, got copy or pickle; call session.fork(), or open another with model.session()")
+
     @exclusive_unsettled
     def reset(self) -> None:
         """Remove all rows and their tokens."""
@@ -88,7 +92,8 @@ class Session:
 
         Args:
             inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of different lengths. A row without tokens is not changed.
-            start: position of each row's first token, one number or [B]; only for an empty cache. None means 0, or the former start if a rewind has emptied the row.
+            start: position of each row's first token in this call, one number or [B]. None continues after the tokens in the cache: at `position`, which is 0 in a
+                new session. If a row has tokens, `start` cannot move the rows and must be `position` in every row that reads tokens.
             attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
             chunk: number of tokens of a row to feed at a time; None uses the default of the manifest. Bidirectional models read all tokens at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text.
@@ -107,7 +112,7 @@ class Session:
         if not given.counts.any():
             raise ValueError(f"session: expected at least one token in at least one row, got rows of {given.counts.tolist()} tokens")
         state = self._state_to_continue()
-        starts = self._starts(state, len(given.tokens), start)
+        starts = rows.starts(self.manifest, state.start, state.held, given.counts, start)
         empty = not state.held.any()
         feeds.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
         read = encoded.for_call(self.manifest, state.encoded, state.held, len(starts), encoder, encoder_attention_mask)
@@ -263,19 +268,6 @@ class Session:
     def _state_to_continue(self) -> Committed:
         """Return the state from which a prefill continues: the current one, or an empty one for bidirectional models, which read whole rows."""
         return self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
-
-    def _starts(self, state: Committed, count: int, start: Numbers) -> np.ndarray:
-        """Check `start` for a prefill of `count` rows and return the position of each row's first token [B] int64."""
-        starts = rows.per_row("start", start, count)
-        if state.held.any():
-            if count != state.rows:
-                raise ValueError(f"session: expected {state.rows} rows as in the cache, got {count}; reset first")
-            if starts.any():
-                raise ValueError(f"session: expected an empty cache for start, got {rows.short_repr(start)} with {state.held.tolist()} tokens cached; reset first")
-            return state.start
-        if self.manifest.signature == "mask" and starts.any():
-            raise ValueError(f"session: expected start 0 for signature mask, got {rows.short_repr(start)}; export with signature positions")
-        return state.start if start is None and count == state.rows else starts
 
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:

@@ -2,18 +2,21 @@
 
 import io
 import logging
-import warnings
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from posenc_export.runtime import pt2_archive
 from posenc_export.runtime.archive import packed, read_entries
+from posenc_export.runtime.files import utf8
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.providers import AOTINDUCTOR
+from posenc_export.runtime.quiet import quiet
 from posenc_export.runtime.rules import graph_file
 from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.torch_threads import limited
 
 # Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
 DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, OverflowError)
@@ -30,23 +33,20 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         ModuleNotFoundError: torch is not installed.
     """
     try:
-        import torch
+        import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
-    if threads:
-        torch.set_num_threads(threads)
     path, read = folder / graph_file(manifest), {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
-        warnings.simplefilter("ignore", FutureWarning)
-        return TorchGraph(read(path, manifest), manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
+    with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns of its deprecation at every call
+        run = read(path, manifest)
+    return TorchGraph(limited(run, threads) if threads else run, manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
 
 
 def _script(path: Path, manifest: Manifest) -> Any:
     import torch
 
     try:
-        return torch.jit.load(str(path)).forward  # without the hooks of torch.nn.Module, which take several us
+        return torch.jit.load(utf8(path)).forward  # without the hooks of torch.nn.Module, which take several us
     except (RuntimeError, ValueError, AttributeError) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
         raise _damaged(path, error) from None
 
@@ -68,7 +68,7 @@ def _native(path: Path, manifest: Manifest) -> Any:
     manifest.compiled.check()
     try:
         # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
-        run = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).boxed_run
+        run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
     except RuntimeError as error:
         raise _damaged(path, error) from None
     first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
@@ -146,20 +146,8 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     import torch
 
     verification = torch._export.verifier.SpecViolationError  # its only base is Exception
-    with _quiet("torch.export"):
+    with quiet(logger="torch.export", level=logging.CRITICAL):  # it logs tracebacks of exceptions that are handled here
         try:
             yield
         except (*DAMAGED, verification) as error:
             raise _damaged(path, error) from None
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Silence a logger of torch, which logs tracebacks of exceptions that are handled here."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

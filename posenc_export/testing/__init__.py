@@ -18,6 +18,7 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.numerics import tolerance, worst_error
+from posenc_export.randomness import drawn_from
 from posenc_export.runtime.measuring import measure
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.torch_graph import TorchGraph
@@ -94,10 +95,10 @@ def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_posi
     errors: Dict[str, float] = {}
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
     for kind in cls.works_in:
-        torch.manual_seed(0)
-        encoding = encodings.build(spec, _geometry(max_positions, kind == "causal"))
-        for hook, actual, expected in (*_rows(encoding, places), *_scores(encoding, places, kind == "causal")):
-            errors[hook] = max(worst_error(actual, expected), errors.get(hook, 0.0))
+        with drawn_from(0):
+            encoding = encodings.build(spec, _geometry(max_positions, kind == "causal"))
+            for hook, actual, expected in (*_rows(encoding, places), *_scores(encoding, places, kind == "causal")):
+                errors[hook] = max(worst_error(actual, expected), errors.get(hook, 0.0))
     bound = tolerance("float32", 1, 1)
     for hook, error in errors.items():
         if not error <= bound:

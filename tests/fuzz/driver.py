@@ -68,9 +68,9 @@ class Driver:
         more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
         starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if np.shape(call["start"]) in ((), (len(more),)) else None
         wrong = starts is None or rows is None or not any(more) or self._beyond(rows, more)
-        if not wrong and any(row.length for row in rows or []) and starts is not None and starts.any():
-            wrong = True
-        if self.manifest.signature == "mask" and starts is not None and starts.any():
+        if not wrong and call["start"] is not None and rows is not None and any(row.length for row in rows):
+            wrong = any(row.start + row.length != start for row, tokens, start in zip(rows, more, starts, strict=True) if tokens)
+        elif self.manifest.signature == "mask" and starts is not None and starts.any():
             wrong = True
         arguments, columns = self._given(call, more, rows)
         arguments |= self._encoder(twin, rows, call["start"])

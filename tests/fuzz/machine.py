@@ -86,7 +86,8 @@ class Machine(RuleBasedStateMachine):
         room = self.room(twin) if self.subject.cached else self.subject.spec.size
         rows = self.drawn_rows(draw, count, room, 0)
         if (held and self.subject.cached) or self.driver.manifest.signature == "mask":
-            start = draw(st.sampled_from([None, None, None, 0, None, None, 1]))
+            following = [row.start + row.length for row in twin.rows]
+            start = draw(st.sampled_from([None, None, None, 0, following, None, 1]))
         else:
             start = self.drawn_start(draw, count)
         self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})

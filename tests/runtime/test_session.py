@@ -1,6 +1,9 @@
 """The session: refusals, capacity, sampling, independence; parity of every cut is in tests/export."""
 
+import copy
 import gc
+import math
+import pickle
 import weakref
 from pathlib import Path
 from typing import Any, Dict
@@ -65,16 +68,37 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(sess
         (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "expected logits_to_keep to be a whole number of at least 0, got .1."),
         (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "expected attention_mask of shape"),
         (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
-        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "expected an empty cache for start"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "expected start .12., where rows of .12. cached tokens continue, got 3; leave"),
+        (lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)), "expected start .19., where rows of .12. cached tokens continue, got 0"),
         (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "expected 1 rows as in the cache"),
         (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
         (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "expected one token per row in a step"),
-        (lambda s: list(s.generate(TOKENS, 1, temperature=-1.0)), "temperature"),
+        (lambda s: list(s.generate(TOKENS, 1, stop=[1.5])), "expected stop to be token ids, got .1.5."),
     ],
 )
 def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(session)
+
+
+def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(folders: Dict[str, Path]) -> None:
+    session = load(folders["ort"], threads=1).session()
+    session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
+    twin = session.fork()
+    made = session.prefill([TOKENS[0, 4:6], []], start=9)  # the number of a row without tokens has no meaning
+    assert np.array_equal(made, twin.prefill([TOKENS[0, 4:6], []]))
+    assert np.array_equal(session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]]))
+    with pytest.raises(ValueError, match=r"expected start \[12, 103\]"):
+        session.prefill([[4], [5]], start=[12, 12])
+    session.rewind([0, 3])  # a row that a rewind empties keeps its start beside rows with tokens
+    with pytest.raises(ValueError, match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got \[12, 0\]"):
+        session.prefill([[4], [5]], start=[12, 0])
+
+
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_a_session_is_refused_and_fork_is_named(call: Any, folders: Dict[str, Path]) -> None:
+    with pytest.raises(TypeError, match=r"expected fork\(\) to copy a session"):
+        call(load(folders["ort"]).session())
 
 
 def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
@@ -85,6 +109,33 @@ def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> N
 def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="export with signature positions"):
         load(folders["mask"]).session().prefill(TOKENS, start=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in {
+        "max_tokens": [0, 1.5, math.nan, True],
+        "temperature": [-1.0, math.nan, math.inf, "1", None],
+        "top_k": [-1, 1.5, math.nan],
+        "top_p": [0, 1.1, math.nan, None],
+        "seed": [-1, 0.5, math.nan, None],
+    }.items() for value in values],
+)  # fmt: skip
+def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(name: str, value: Any, folders: Dict[str, Path]) -> None:
+    session = load(folders["ort"], threads=1).session()
+    with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
+        next(session.generate(TOKENS, **{"max_tokens": 1, name: value}))
+    assert session.batch == 0
+
+
+def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
+    assert choose(np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads: Any, folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="expected threads to be a whole number 1 .. 1024, got"):
+        load(folders["ort"], threads=threads)
 
 
 def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:

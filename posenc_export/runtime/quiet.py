@@ -1,0 +1,31 @@
+"""Silence warnings and loggers while a function of torch runs."""
+
+import logging
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import Iterator, Type
+
+_alone = threading.RLock()
+
+
+@contextmanager
+def quiet(*categories: Type[Warning], message: str = "", logger: str = "", level: int = logging.ERROR) -> Iterator[None]:
+    """Ignore warnings of some categories, and records of a logger below a level, and restore both afterwards.
+
+    Filters of warnings and levels of loggers belong to the process, so one thread runs at a time: if two overlapped, the second would restore those of the first.
+
+    Args:
+        message: regular expression that an ignored warning starts with; empty for every message.
+        logger: name of the logger; empty for none.
+    """
+    with _alone, warnings.catch_warnings():
+        for category in categories:
+            warnings.filterwarnings("ignore", message, category)
+        log = logging.getLogger(logger) if logger else logging.Logger("none")
+        before = log.level
+        log.setLevel(max(level, log.getEffectiveLevel()))
+        try:
+            yield
+        finally:
+            log.setLevel(before)
