@@ -10,7 +10,7 @@ from posenc_export.runtime.files import check, checked, locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.rules import WEIGHTS, graph_file
-from posenc_export.runtime.schema import MOST_PROOFS, Proof
+from posenc_export.runtime.schema import Proof
 from posenc_export.runtime.session import Session
 
 __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
@@ -71,8 +71,9 @@ def verify(
         bfloat16 (numerics.bfloat16_tolerance).
 
     Raises:
-        ValueError: as for `load`; the artefact has no reference.
+        ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile.
         ModuleNotFoundError: as for `load`.
+        OSError: the proof cannot be recorded in the folder.
     """
     from posenc_export.runtime import measuring, proof, reference
 
@@ -84,8 +85,6 @@ def verify(
     cells, bound = measuring.measure(session, expected, progress or (lambda _: None), workers), manifest.reference.tolerance  # type: ignore[union-attr]
     bound += providers.rounding(session.provider, manifest)
     found: Proof = {"passed": max(cells.values()) <= bound, "tolerance": bound, "provider": session.provider, "machine": proof.machine_of(session), "cells": cells}
-    if not record:
-        return found
-    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]
-    manifests.write(manifest.replace(proofs=[*others, found][-MOST_PROOFS:]), folder)
+    if record:
+        manifests.add_proof(folder, manifest.digest, found)
     return found

@@ -53,7 +53,7 @@ def test_disturbed_samples_fail_only_with_the_option(given, status, asked, capsy
 REFUSED = [
     (["--contexts", "16;64"], "expected contexts as whole numbers"),
     (["--prefill", "x"], "give --prefill 128"),
-    (["-o", "."], "a file that can be written"),
+    (["-o", "."], "got ., which is no file"),
 ]
 
 

@@ -95,7 +95,7 @@ def test_native_code_is_compared_with_its_digest_before_it_is_loaded(native: Pat
 
 
 def test_a_damaged_package_is_refused_in_one_line(native: Path) -> None:
-    with pytest.raises(ValueError, match=f"runtime: {NAME}: expected a file that torch loads, got .*; export again") as refusal:
+    with pytest.raises(ValueError, match=f"runtime: {NAME}: expected a zip archive, got .*; export again") as refusal:
         load(native, provider="aotinductor")
     assert "\n" not in str(refusal.value)
 
