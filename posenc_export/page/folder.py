@@ -57,7 +57,7 @@ def _fill(made: Path, folder: Path, manifest: Manifest, web: Path) -> None:
         (made / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
     data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
     written = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
-    (made / PAGE.index).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
+    (made / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
 
 
 def _check(manifest: Manifest) -> None:

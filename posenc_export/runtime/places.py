@@ -17,12 +17,12 @@ class Kind(NamedTuple):
     Args:
         where: start of error messages, the command.
         name: what the folder holds.
-        index: name of its JSON file whose key "files" lists the others.
+        listing: name of its JSON file whose key "files" lists the others.
     """
 
     where: str
     name: str
-    index: str
+    listing: str
 
 
 class Form(NamedTuple):
@@ -45,7 +45,7 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
 
     Raises:
         ValueError: a symbolic link, a mount point, the working folder or one of its parents, a file, a folder in an artefact, a folder with other files than
-            those that its index lists.
+            those that its listing names.
     """
     where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
     if folder.is_symlink():
@@ -74,12 +74,12 @@ def _check_outside(path: Path, where: str) -> None:
 
 
 def _own(folder: Path, kind: Kind) -> Set[str]:
-    """Return the index, the paths that it lists (in any schema version), and temporary files of interrupted writes."""
+    """Return the listing, the paths that it lists (in any schema version), and temporary files of interrupted writes."""
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
-        content = json.loads((folder / kind.index).read_bytes())
-        return listed | {kind.index, *content["files"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no index, or one that cannot be read
+        content = json.loads((folder / kind.listing).read_bytes())
+        return listed | {kind.listing, *content["files"]}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no listing, or one that cannot be read
         return listed
 
 

@@ -257,6 +257,13 @@ def test_an_export_leaves_the_staging_folder_of_another_running_export(artefacts
     assert sorted(os.listdir(tmp_path)) == ["quick"]
 
 
+def test_an_artefact_is_not_published_in_the_folder_of_another(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+    _publish(artefacts[0], tmp_path / "outer")
+    with pytest.raises(ValueError, match="outside any artefact, got .*inner in the artefact .*outer; choose another folder"):
+        _publish(artefacts[1], tmp_path / "outer" / "some" / "inner")
+    assert _same(tmp_path / "outer", artefacts[0])
+
+
 def test_either_all_of_several_folders_are_published_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("one", "two", "three")]
     _publish(artefacts[0], places[0])

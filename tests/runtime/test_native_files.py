@@ -126,6 +126,14 @@ def test_a_missing_compiler_is_named_before_any_work(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_native_code_is_not_written_into_an_artefact(portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "sh")  # any program; nothing is compiled
+    shutil.copytree(portable, tmp_path / "a")
+    _changed(tmp_path / "a", lambda read: read.replace(certificate=PASSED))
+    with pytest.raises(ValueError, match="outside any artefact, got .*native in the artefact"):
+        compile_artefact(tmp_path / "a", tmp_path / "a" / "native")
+
+
 PASSED = {"passed": True, "tolerance": 1e-6, "provider": "cpu", "machine": "a processor", "cells": {"a cell": 0.0}}
 REFUSED: Dict[str, Change] = {
     "expected a verified artefact, got .* without a passed certificate": lambda read: read,
