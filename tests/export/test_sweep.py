@@ -37,3 +37,10 @@ def test_a_folder_that_cannot_be_removed_is_left_and_the_others_are_removed(tmp_
     with StagingFolder([tmp_path / "new"]):
         pass
     assert os.listdir(tmp_path) == [STAGING]
+
+
+def test_an_export_leaves_the_staging_folder_of_another_running_export(tmp_path: Path) -> None:
+    with StagingFolder([tmp_path / "slow"]) as path:
+        with StagingFolder([tmp_path / "quick"]):
+            assert path.is_dir()
+        assert os.listdir(tmp_path) == [path.name]
