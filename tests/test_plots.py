@@ -38,6 +38,14 @@ def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.strip() == str(path) and path.read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_plot_replaces_its_own_pictures_and_no_other_file(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, drawn = tmp_path / f"mine{suffix}", tmp_path / f"drawn{suffix}"
+    mine.write_bytes(b"mine")
+    assert [cli.main(["plot", "alibi", "--distance", "7", "-o", str(path)]) for path in (drawn, drawn, mine)] == [0, 0, 2]
+    assert "plot: expected a file that is new, empty or written by posenc plot, got" in capsys.readouterr().err and mine.read_bytes() == b"mine"
+
+
 def test_plot_refuses_another_kind_of_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plot", "rope", "-o", "rope.gif"]) == 2
     assert "expected a file ending in .png or .svg, got 'rope.gif'" in capsys.readouterr().err

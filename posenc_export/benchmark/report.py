@@ -7,9 +7,12 @@ import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.verdicts import Verdict, verdicts
+from posenc_export.runtime.places import Form, write_file
 from posenc_export.tables import aligned
 
 SCHEMA = 3
+# Of files that a report may replace: the first keys of its JSON, and the title of its page.
+JSON, HTML = Form("bench", b'"machine": {\n  "processor": '), Form("bench", b"<title>posenc benchmark</title>")
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples", "redone", "disturbed")
 LOAD_HEADS = ("contestant", "model", "target", "provider", "load", "first call", "peak memory")
@@ -165,11 +168,11 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """Write the report as one self-contained HTML page.
 
         Raises:
-            ValueError: matplotlib is not installed.
+            ValueError: matplotlib is not installed, or the path is that of another file (runtime.places.check_file).
         """
         from posenc_export.benchmark.page import render
 
-        Path(path).write_text(render(self), encoding="utf-8")
+        write_file(Path(path), render(self).encode(), HTML)
 
     def row_cells(self) -> Cells:
         return [_cells(row) for row in self.rows]

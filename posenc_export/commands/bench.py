@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Tuple
@@ -37,13 +36,16 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 with --fail-on-disturbed if samples stayed disturbed."""
     from posenc_export.benchmark import run as measure
+    from posenc_export.benchmark.report import HTML, JSON
+    from posenc_export.runtime.places import check_file, write_file
 
     contexts = _numbers("contexts", options.contexts)
     prompts = None if options.prefill is None else () if options.prefill == "none" else _numbers("prefill", options.prefill)
     if options.html and find_spec("matplotlib") is None:  # fail before the measurement, which takes minutes
         raise ModuleNotFoundError(name="matplotlib")
-    for path in filter(None, (options.output, options.html)):
-        _check_writable(path)
+    for path, form in ((options.output, JSON), (options.html, HTML)):
+        if path:
+            check_file(path, form)
     report = measure(
         options.folders,
         runtimes=tuple(options.runtime),
@@ -61,10 +63,8 @@ def run(options: argparse.Namespace) -> int:
     text = json.dumps(report.to_json(), indent=1)
     print(text if options.json else report.table())
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text + "\n", encoding="utf-8")
+        write_file(options.output, f"{text}\n".encode(), JSON)
     if options.html:
-        options.html.parent.mkdir(parents=True, exist_ok=True)
         report.html(options.html)
     return FAILED_CHECK if options.fail_on_disturbed and report.disturbed else 0
 
@@ -74,9 +74,3 @@ def _numbers(option: str, text: str) -> Tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise ValueError(f"bench: expected {option} as whole numbers with commas between, got {text!r}; give --{option} 128,1024") from None
-
-
-def _check_writable(path: Path) -> None:
-    standing = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not (path.exists() or standing.is_dir()) or not os.access(standing, os.W_OK):
-        raise ValueError(f"bench: expected a file that can be written for the report, got {path}; give another path")

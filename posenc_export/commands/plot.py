@@ -1,10 +1,12 @@
 """`posenc plot`: draw a picture of an encoding."""
 
 import argparse
+import io
 import json
 from pathlib import Path
 
 SUFFIXES = (".png", ".svg")
+MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
 
 
 def add_arguments(plotting: argparse.ArgumentParser) -> None:
@@ -21,11 +23,17 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
+    from posenc_export.runtime.places import Form, check_file, write_file
 
+    form = Form("plot", MADE_BY.encode())
     spec = encodings.parse(options.encoding)
     path = options.output or Path(f"{spec['name']}.png")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg")
-    draw(spec, View(options.distance, options.head_size, options.positions)).savefig(path, dpi=150)
+    check_file(path, form)
+    drawn = io.BytesIO()
+    named = {"Creator" if path.suffix == ".svg" else "Software": MADE_BY}
+    draw(spec, View(options.distance, options.head_size, options.positions)).savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
+    write_file(path, drawn.getvalue(), form)
     print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
     return 0

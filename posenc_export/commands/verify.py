@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from posenc_export.runtime.providers import HELP
+from posenc_export.runtime.schema import Proof
 from posenc_export.terminal import FAILED_CHECK, show
 
 
@@ -20,10 +22,12 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
-    from posenc_export.runtime import verify
+    from posenc_export.runtime import files, manifest, verify
     from posenc_export.runtime.schema import bound_of, format_cell
 
-    certificate = verify(options.folder, options.provider, digest=options.digest, progress=options.say, record=not options.no_record, tolerance=options.tolerance)
+    folder = files.locate(options.folder)
+    digest = manifest.read_alone(folder, options.digest).digest
+    certificate = verify(folder, options.provider, digest=digest, progress=options.say, record=False, tolerance=options.tolerance)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))
@@ -33,4 +37,17 @@ def run(options: argparse.Namespace) -> int:
         show([{"cell": name, "error": format_cell(certificate, name), "tolerance": f"{bounds[name]:.1e}", "": beyond[name]} for name in bounds])
         verdict = "passed" if certificate["passed"] else "FAILED"
         print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
+    if not options.no_record:
+        _record(folder, digest, certificate)
     return 0 if certificate["passed"] else FAILED_CHECK
+
+
+def _record(folder: Path, digest: str, proof: Proof) -> None:
+    """Write the proof into the manifest, or say why it is not recorded."""
+    from posenc_export.runtime import manifest
+
+    try:
+        manifest.add_proof(folder, digest, proof)
+    except OSError as error:
+        rule = "posenc: verify: expected a folder that can be written, to record the proof"
+        print(f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try", file=sys.stderr)

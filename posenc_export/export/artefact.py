@@ -14,7 +14,7 @@ from posenc_export.export.describe import Model, accuracy_of, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS, activations_of
 from posenc_export.export.foreign import explain_errors
-from posenc_export.export.publish import StagingFolder, check_place, sweep
+from posenc_export.export.publish import StagingFolder, sweep
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.source import Source, Sources, in_dtype
 from posenc_export.export.targets import TARGETS
@@ -23,6 +23,7 @@ from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.places import check_folder
 from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance
 from posenc_export.runtime.schema import Weights
 from posenc_export.suggestion import suggestion
@@ -156,7 +157,7 @@ def check_export(
     if calibrate is not None and cache is None and not (weights and FORMATS[weights].calibrated):
         raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {weights or 'neither'}; omit calibrate")
     for place in folders(targets, output):
-        check_place(place)
+        check_folder(place)
 
 
 def _check_format(what: str, format_: Optional[str], target: str, dtype: Optional[str], able: Sequence[str]) -> None:

@@ -14,11 +14,12 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from posenc_export.export.describe import M, trace_inputs
-from posenc_export.export.publish import StagingFolder, check_place
+from posenc_export.export.publish import StagingFolder
 from posenc_export.export.verify import VerificationError
 from posenc_export.runtime import files, machine, verify
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.places import check_folder
 from posenc_export.runtime.providers import AOTINDUCTOR
 from posenc_export.runtime.quiet import quiet
 from posenc_export.runtime.rules import GRAPHS, graph_file
@@ -86,7 +87,7 @@ def check_compile(folder: Path, output: Path) -> None:
         raise ValueError(f"compile: expected a verified artefact, got {folder} without a passed certificate; export it without --no-verify")
     if output.resolve() == folder.resolve():
         raise ValueError(f"compile: expected a folder other than that of the pt2 artefact, got {output}; give another with --output")
-    check_place(output)
+    check_folder(output)
 
 
 def _compile(program: Any, manifest: Manifest, path: Path) -> None:

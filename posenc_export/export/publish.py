@@ -5,17 +5,16 @@ At every moment a destination holds either the old or the new folder, complete. 
 
 import ctypes
 import errno
-import json
 import os
 import re
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from posenc_export.runtime import files
-from posenc_export.runtime.manifest import FILE_NAME
+from posenc_export.runtime.places import ARTEFACT, Kind, check_folder
 
 try:
     import fcntl
@@ -27,57 +26,24 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
 
 
-def check_place(folder: Path) -> None:
-    """Refuse a destination that an artefact must not replace.
-
-    Raises:
-        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a file, a folder with files that do not belong to an artefact.
-    """
-    where = "export: expected a folder that is new, empty or an artefact"
-    if folder.is_symlink():
-        raise ValueError(f"{where}, got the symbolic link {folder}; give the folder that it points to")
-    place = folder.resolve()
-    if place in (Path.cwd(), *Path.cwd().parents):
-        raise ValueError(f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder")
-    if os.path.ismount(place):
-        raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise ValueError(f"{where}, got the file {folder}; choose another name")
-    foreign = sorted(set(os.listdir(place)) - _own(place))
-    if foreign:
-        raise ValueError(f"{where}, got {folder}, which contains {foreign[0]}; move that file or choose another folder")
-
-
-def _own(folder: Path) -> Set[str]:
-    """Return posenc.json, the names that it lists (in any schema version), and temporary files of interrupted writes."""
-    listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
-    try:
-        content = json.loads((folder / FILE_NAME).read_bytes())
-        listed |= {FILE_NAME, *content["files"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no manifest, or one that cannot be read
-        return listed
-    return {name for name in listed if (folder / name).is_symlink() or not (folder / name).is_dir()}
-
-
 class StagingFolder:
     """Context manager for a temporary folder next to `places`, whose subfolders are published as `places`.
 
     Args:
         places: destinations of the finished folders, all in the same parent folder.
+        kind: what the folders hold; only a folder of the same kind is replaced.
 
     Raises:
-        ValueError: check_place refuses one of the destinations.
+        ValueError: check_folder refuses one of the destinations.
     """
 
-    def __init__(self, places: Sequence[Path]) -> None:
-        self.places = [_absolute(place) for place in places]
+    def __init__(self, places: Sequence[Path], kind: Kind = ARTEFACT) -> None:
+        self.places, self.kind = [_absolute(place) for place in places], kind
         self.parent = self.places[0].parent
         self._made: List[Path] = []
         self._lock: Optional[int] = None
         for place in places:
-            check_place(place)
+            check_folder(place, kind)
 
     def __enter__(self) -> Path:
         try:
@@ -102,7 +68,7 @@ class StagingFolder:
         """Move one finished folder to each destination. If one of them cannot be moved, none is.
 
         Raises:
-            ValueError: check_place refuses a destination that has changed since construction.
+            ValueError: check_folder refuses a destination that has changed since construction.
             OSError: the system refuses, or the disk is full; every destination is unchanged.
         """
         for folder in made:
@@ -112,7 +78,7 @@ class StagingFolder:
         with _locked(self.parent):
             try:
                 for folder, place in zip(made, self.places, strict=True):
-                    check_place(place)
+                    check_folder(place, self.kind)
                     done.append((folder, place, _put(folder, place)))
                 files.sync(self.parent)
             except (OSError, ValueError):
@@ -128,10 +94,9 @@ class StagingFolder:
             files.sync(folder.parent)
 
     def _drop_parents(self) -> None:
-        for folder in reversed(self._made):
-            if os.listdir(folder):
-                return
-            folder.rmdir()
+        with suppress(OSError):  # not empty, or removed by another process
+            for folder in reversed(self._made):
+                folder.rmdir()
 
 
 def _absolute(folder: Path) -> Path:
@@ -176,7 +141,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 def sweep(folder: Path) -> None:
     """Restore the folders that interrupted exports set aside in a folder, and remove their temporary folders."""
-    if folder.is_dir():
+    with suppress(FileNotFoundError):  # no such folder, or another export removes it now
         with _locked(folder):
             _sweep(folder)
 
@@ -185,13 +150,20 @@ def _sweep(parent: Path) -> None:
     for path in sorted(parent.glob(files.PREFIX + "*")):
         if path.is_symlink() or not path.is_dir():
             continue
-        if path.name.startswith(files.ASIDE):
-            place = parent / path.name.removeprefix(files.ASIDE)
-            shutil.rmtree(path) if place.exists() else os.rename(path, place)
-        elif STAGING.fullmatch(path.name) and fcntl is not None:
-            lock = _lock(path, wait=False)
-            if lock is not None:  # no running export uses the folder
+        with suppress(OSError):  # another export removes or renames the folder now, or it belongs to another user
+            _sweep_one(path)
+
+
+def _sweep_one(path: Path) -> None:
+    if path.name.startswith(files.ASIDE):
+        place = path.with_name(path.name.removeprefix(files.ASIDE))
+        shutil.rmtree(path) if place.exists() else os.rename(path, place)
+    elif STAGING.fullmatch(path.name) and fcntl is not None:
+        lock = _lock(path, wait=False)
+        if lock is not None:  # no running export uses the folder
+            try:
                 shutil.rmtree(path)
+            finally:
                 os.close(lock)
 
 

@@ -18,6 +18,8 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Files that accompany tokenizer.json: chat template, special tokens, generation settings.
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json")
+# Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
+DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 Shape = Tuple[int, ...]
 
 
@@ -73,15 +75,19 @@ class TorchFile:
     """
 
     def __init__(self, path: Path, _: ExitStack) -> None:
-        self.path = path
+        self.path = _found(path)
         try:
-            held = torch.load(_found(path), map_location="cpu", weights_only=True, mmap=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            why = str(error).partition("\n")[0]
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except DAMAGED as error:
+            why = str(error).partition("\n")[0][:200]
             rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
             raise ValueError(f"{rule}, got an error ({why}); save it as safetensors") from None
         if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
             raise ValueError(f"checkpoint: expected {path.name} to be a dictionary of tensors by name, got other objects; save it as safetensors")
+        for name, value in held.items():
+            if not _is_plain(value):
+                rule = f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
+                raise ValueError(f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors")
         self._held: Dict[str, Tensor] = held
 
     def names(self) -> List[str]:
@@ -269,6 +275,11 @@ def _current(name: str) -> str:
     """Return the name with a TensorFlow ending replaced by the current one."""
     old = next((ending for ending in OLD_ENDINGS if name.endswith(ending)), None)
     return name if old is None else name.removesuffix(old) + OLD_ENDINGS[old]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an expanded one is."""
+    return not tensor.is_nested and tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _some(names: List[str]) -> str:

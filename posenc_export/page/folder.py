@@ -6,10 +6,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from posenc_export.export.publish import StagingFolder
 from posenc_export.page import graph, patterns
 from posenc_export.runtime import files
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.places import PAGE
 from posenc_export.runtime.rules import B, P
 from posenc_export.runtime.schema import bound_of, worst_cell
 from posenc_export.runtime.summary import summary
@@ -27,27 +29,36 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 
     Args:
         folder: artefact of a byte-level decoder, target onnx, float32.
-        output: folder of the page; existing files are replaced.
+        output: folder of the page; created, or replaced if it already holds a page.
         onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in the working folder, in build and in the parent folders.
 
     Raises:
-        ValueError: the artefact is of another kind, or onnxruntime-web is not found.
+        ValueError: the artefact is of another kind, onnxruntime-web is not found, or the folder holds other files.
+        OSError: the folder cannot be written, or the disk is full; an existing page is unchanged.
         ModuleNotFoundError: the extra `export` is not installed.
     """
     manifest, folder = manifests.read(folder), files.locate(folder)
     _check(manifest)
-    web = _web(onnxruntime_web)
-    (output / "onnxruntime-web").mkdir(parents=True, exist_ok=True)
-    for name in WEB:
-        shutil.copyfile(web / "dist" / name, output / "onnxruntime-web" / name)
-    shutil.copyfile(folder / "model.onnx.data", output / "model.onnx.data")
-    layers = graph.with_attention(folder / "model.onnx", output / "model.onnx")
-    graph.check_copy(folder / "model.onnx", output / "model.onnx", manifest)
-    for name in ASSETS:
-        (output / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
-    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
-    (output / "page.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    web, staging = _web(onnxruntime_web), StagingFolder([output], PAGE)
+    with staging as path:
+        _fill(path / "made", folder, manifest, web)
+        staging.publish([path / "made"])
     return manifest
+
+
+def _fill(made: Path, folder: Path, manifest: Manifest, web: Path) -> None:
+    """Write the files of a page into a new folder."""
+    (made / "onnxruntime-web").mkdir(parents=True)
+    for name in WEB:
+        shutil.copyfile(web / "dist" / name, made / "onnxruntime-web" / name)
+    shutil.copyfile(folder / "model.onnx.data", made / "model.onnx.data")
+    layers = graph.with_attention(folder / "model.onnx", made / "model.onnx")
+    graph.check_copy(folder / "model.onnx", made / "model.onnx", manifest)
+    for name in ASSETS:
+        (made / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
+    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
+    written = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
+    (made / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
 
 
 def _check(manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ from posenc_export.runtime.files import check, checked, locate
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.rules import WEIGHTS, graph_file
-from posenc_export.runtime.schema import MOST_PROOFS, Proof
+from posenc_export.runtime.schema import Proof
 from posenc_export.runtime.session import Session
 
 __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
@@ -73,8 +73,10 @@ def verify(
         also allows for rounding to bfloat16.
 
     Raises:
-        ValueError: as for `load`; the artefact has no reference; the tolerance of the export is above 0.1 and `tolerance` is not given.
+        ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile; the tolerance of the export is above 0.1 and `tolerance`
+            is not given.
         ModuleNotFoundError: as for `load`.
+        OSError: the proof cannot be recorded in the folder.
     """
     from posenc_export.runtime import measuring, proof, reference
 
@@ -88,8 +90,6 @@ def verify(
     accuracy = proof.accuracy_on(session.provider, manifest.reference, tolerance)
     made = measuring.measure(session, expected, accuracy, progress or (lambda _: None), workers)
     found = proof.certificate(session, accuracy, made.cells, made.bounds, made.failures)
-    if not record:
-        return found
-    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (found["provider"], found["machine"])]
-    manifests.write(manifest.replace(proofs=[*others, found][-MOST_PROOFS:]), folder)
+    if record:
+        manifests.add_proof(folder, manifest.digest, found)
     return found

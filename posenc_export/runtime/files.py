@@ -109,6 +109,7 @@ def check(folder: Path, manifest: Manifest) -> None:
     Raises:
         ValueError: a file is missing or altered; the message names the first one.
     """
+    _check_sizes(folder, manifest)
     for name in sorted(manifest.files):
         _compare(folder, name, manifest)
 
@@ -125,8 +126,9 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     Raises:
         ValueError: a file is missing or altered; replaces an exception that the context raises.
     """
+    _check_sizes(folder, manifest)
     for name in sorted(manifest.files):
-        if name != meanwhile or _present(folder, name).stat().st_size != manifest.files[name].bytes:
+        if name != meanwhile:
             _compare(folder, name, manifest)
     if meanwhile not in manifest.files:
         yield
@@ -146,15 +148,21 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
         _compare(folder, meanwhile, manifest, *found)
 
 
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Compare the size of every listed file, so that no file of a wrong size is hashed: it may be far larger than the one that was written."""
+    for name, listed in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():  # a link is allowed: the content that it points to is compared
+            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
+        if path.stat().st_size != listed.bytes:
+            raise _altered(folder, name, listed, f"{path.stat().st_size} bytes")
+
+
 def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] = None) -> None:
-    found, listed = found or entry(_present(folder, name)), manifest.files[name]
+    found, listed = found or entry(folder / name), manifest.files[name]
     if found != listed:
-        got = f"{found.bytes} bytes and sha256 {found.sha256[:12]}..."
-        raise ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again") from None
+        raise _altered(folder, name, listed, f"{found.bytes} bytes and sha256 {found.sha256[:12]}...") from None
 
 
-def _present(folder: Path, name: str) -> Path:
-    path = folder / name
-    if not path.is_file():  # a link is allowed: the content that it points to is compared
-        raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
-    return path
+def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:
+    return ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")

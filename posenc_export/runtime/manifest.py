@@ -7,9 +7,9 @@ from typing import Any, Optional, Union
 import msgspec
 
 from posenc_export.runtime import files, rules
-from posenc_export.runtime.schema import SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
+from posenc_export.runtime.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, Proof, State, Value, digest_of
 
-__all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "read", "read_alone", "write"]
+__all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
 
 FILE_NAME = "posenc.json"
 LONGEST = 64 << 20  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
@@ -21,6 +21,21 @@ def write(manifest: Manifest, folder: Path) -> None:
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = digest_of(content)
     files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def add_proof(folder: Path, digest: str, proof: Proof) -> None:
+    """Write a proof into posenc.json, in place of an earlier one with the same provider and machine.
+
+    Args:
+        digest: Manifest.digest of the artefact that was verified.
+
+    Raises:
+        ValueError: as for `read_alone`, also if another artefact has replaced the verified one.
+        OSError: the folder cannot be written.
+    """
+    manifest = read_alone(folder, digest)
+    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (proof["provider"], proof["machine"])]
+    write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
 
 
 def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:

@@ -8,7 +8,9 @@ numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13, torch/
 import ast
 import json
 import re
-from typing import Any, Dict, NoReturn
+from typing import Any, Dict, Mapping, NoReturn
+
+from posenc_export.runtime.archive import Entry
 
 SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
 CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -33,28 +35,33 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
     return {**entries, root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
 
 
-def check(entries: Dict[str, bytes]) -> None:
+def is_tensor(name: str) -> bool:
+    """Whether an entry holds the bytes of a tensor. No part of it is parsed, so that its content can stay in the file."""
+    return ENTRY.fullmatch(name.partition("/")[2]) is not None
+
+
+def check(entries: Mapping[str, Entry]) -> None:
     """Check that an archive holds only tensors and a graph of ATen operators.
 
     Raises:
         ValueError: an entry or a string is not allowed; the message gives the first one.
     """
     root = _root(entries)
-    names = {name.removeprefix(root) for name in entries}
-    for name in sorted(names):
-        if not (name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)):
+    sizes = {name.removeprefix(root): len(content) for name, content in entries.items() if name.startswith(root)}
+    for name in sorted({*sizes, *(name for name in entries if not name.startswith(root))}):
+        if name not in sizes or not (name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)):
             _refuse("only entries for a program and its tensors", repr(name)[:80])
     for name in (SAMPLES, PROGRAM, *CONFIGS):
-        if name not in names:
+        if name not in sizes:
             _refuse(f"an entry {name}", "none")
     if entries[root + SAMPLES]:
         _refuse(f"{SAMPLES} to be empty", f"{len(entries[root + SAMPLES])} bytes, which torch would unpickle")
     for name in CONFIGS:
-        _check_payloads(name, _parsed(name, entries[root + name]), names)
+        _check_payloads(name, _parsed(name, entries[root + name]), sizes)
     _check_program("program", "", _parsed(PROGRAM, entries[root + PROGRAM]), 0)
 
 
-def _root(entries: Dict[str, bytes]) -> str:
+def _root(entries: Mapping[str, Entry]) -> str:
     return next(iter(entries), "").split("/")[0] + "/"
 
 
@@ -62,24 +69,32 @@ def _refuse(rule: str, found: str) -> NoReturn:
     raise ValueError(f"expected {rule}, got {found}")
 
 
-def _parsed(name: str, content: bytes) -> Any:
+def _parsed(name: str, content: Entry) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content)  # type: ignore[arg-type]  # only tensors stay in the file
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {name} to be JSON, got {error}") from None
 
 
-def _check_payloads(name: str, content: Any, names: Any) -> None:
-    """Check that every tensor is stored as plain bytes in an entry of the archive."""
+def _check_payloads(name: str, content: Any, sizes: Dict[str, int]) -> None:
+    """Check that every tensor is stored as plain bytes in an entry of the archive.
+
+    Args:
+        sizes: bytes of each entry.
+    """
     payloads = content.get("config") if isinstance(content, dict) else None
     if not isinstance(payloads, dict):
         _refuse(f"a table of tensors in {name}", "none")
     for key, payload in payloads.items():
         path = payload.get("path_name") if isinstance(payload, dict) else None
-        if not isinstance(path, str) or not PAYLOAD.fullmatch(path) or f"{name.rsplit('/', 1)[0]}/{path}" not in names:
+        stored = f"{name.rsplit('/', 1)[0]}/{path}"
+        if not isinstance(path, str) or not PAYLOAD.fullmatch(path) or stored not in sizes:
             _refuse(f"{name} to name an entry of the archive for each tensor", repr(path)[:80])
-        if payload.get("use_pickle") is not False or not isinstance(payload.get("tensor_meta"), dict):
+        meta = payload.get("tensor_meta")
+        if payload.get("use_pickle") is not False or not isinstance(meta, dict):
             _refuse(f"tensors as plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
+        if not sizes[stored] and {"as_int": 0} not in meta.get("sizes", ()):
+            _refuse(f"the bytes of each tensor in {name}", f"an empty entry for {key!r}, which torch would fill with zeros"[:120])
         _check_program(name, "", payload, 0)
 
 

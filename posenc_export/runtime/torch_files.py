@@ -1,6 +1,5 @@
 """Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor. torch is imported only when a function needs it."""
 
-import io
 import logging
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from posenc_export.runtime import pt2_archive
-from posenc_export.runtime.archive import packed, read_entries
+from posenc_export.runtime.archive import Repacked, check_archive, read_most
 from posenc_export.runtime.files import utf8
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.providers import AOTINDUCTOR
@@ -45,6 +44,7 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
 def _script(path: Path, manifest: Manifest) -> Any:
     import torch
 
+    _check_archive(path)
     try:
         return torch.jit.load(utf8(path)).forward  # without the hooks of torch.nn.Module, which take several us
     except (RuntimeError, ValueError, AttributeError) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
@@ -66,6 +66,7 @@ def _native(path: Path, manifest: Manifest) -> Any:
 
     assert manifest.compiled is not None  # rules.check
     manifest.compiled.check()
+    _check_archive(path)
     try:
         # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
         run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
@@ -100,16 +101,39 @@ def read_program(path: Path, manifest: Manifest) -> Any:
     """
     import torch
 
-    try:
-        entries = read_entries(path.read_bytes())
-        pt2_archive.check(entries)
-    except ValueError as error:
-        raise ValueError(f"runtime: {path.name}: {error}; export again") from None
-    with _refusing_damage(path):
-        # Repack the checked entries, so that torch reads these even if its zip reader would find others in the file.
-        program = torch.export.load(io.BytesIO(packed(entries)))
+    with path.open("rb") as stream:
+        with _refusing_archive(path):
+            entries = read_most(stream, pt2_archive.is_tensor)
+            pt2_archive.check(entries)
+            # So that torch reads the checked entries even if its zip reader would find others in the file. Tensors go from the file to their own memory.
+            repacked = Repacked(entries, stream)
+        with _refusing_damage(path):
+            program = torch.export.load(repacked)  # type: ignore[arg-type]  # its annotation excludes io.RawIOBase
     _check_arguments(path, program, manifest)
     return program
+
+
+def _check_archive(path: Path) -> None:
+    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk.
+
+    Raises:
+        ValueError: the archive is refused.
+    """
+    with _refusing_archive(path), path.open("rb") as stream:
+        check_archive(stream)
+
+
+@contextmanager
+def _refusing_archive(path: Path) -> Iterator[None]:
+    """Say which file an archive is that is refused.
+
+    Raises:
+        ValueError: the archive is refused.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"runtime: {path.name}: {error}; export again") from None
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:

@@ -45,6 +45,25 @@ def test_json_is_printed_and_written(asked, capsys, tmp_path):
     assert [row.contestant for row in Report.from_json(printed).rows] == ["ort", "onnx"]
 
 
+def test_a_report_replaces_reports_and_no_other_file(asked, capsys, tmp_path):
+    written = [("-o", tmp_path / "a.json"), ("--html", tmp_path / "a.html")]
+    for option, path in written * 2:
+        assert cli.main(["bench", "a", option, str(path)]) == 0
+    contents = [path.read_bytes() for _, path in written]
+    for option, path in zip(("-o", "--html"), (tmp_path / "a.html", tmp_path / "a.json"), strict=True):
+        assert cli.main(["bench", "a", option, str(path)]) == 2
+        assert f"expected a file that is new, empty or written by posenc bench, got {path}, which holds something else" in capsys.readouterr().err
+    assert [path.read_bytes() for _, path in written] == contents and len(asked) == 4
+
+
+def test_a_report_is_not_written_into_an_artefact(asked, capsys, tmp_path):
+    (tmp_path / "posenc.json").write_text("{}")
+    for option in ("-o", "--html"):
+        assert cli.main(["bench", "a", option, str(tmp_path / "report")]) == 2
+        assert "outside any artefact" in capsys.readouterr().err
+    assert asked == [] and [path.name for path in tmp_path.iterdir()] == ["posenc.json"]
+
+
 @pytest.mark.parametrize(("given", "status"), [([], 0), (["--fail-on-disturbed"], 1)])
 def test_disturbed_samples_fail_only_with_the_option(given, status, asked, capsys):
     assert cli.main(["bench", "a", *given]) == status
@@ -53,7 +72,7 @@ def test_disturbed_samples_fail_only_with_the_option(given, status, asked, capsy
 REFUSED = [
     (["--contexts", "16;64"], "expected contexts as whole numbers"),
     (["--prefill", "x"], "give --prefill 128"),
-    (["-o", "."], "a file that can be written"),
+    (["-o", "."], "got ., which is no file"),
 ]
 
 

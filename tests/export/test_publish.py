@@ -250,11 +250,11 @@ def test_a_file_that_is_created_during_an_export_is_kept(artefacts: Tuple[Path, 
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_an_export_leaves_the_staging_folder_of_another_running_export(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
-    with StagingFolder([tmp_path / "slow"]) as path:
-        _publish(artefacts[0], tmp_path / "quick")
-        assert path.is_dir()
-    assert sorted(os.listdir(tmp_path)) == ["quick"]
+def test_an_artefact_is_not_published_in_the_folder_of_another(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+    _publish(artefacts[0], tmp_path / "outer")
+    with pytest.raises(ValueError, match="outside any artefact, got .*inner in the artefact .*outer; choose another folder"):
+        _publish(artefacts[1], tmp_path / "outer" / "some" / "inner")
+    assert _same(tmp_path / "outer", artefacts[0])
 
 
 def test_either_all_of_several_folders_are_published_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Random edits of an artefact folder. All random choices come from the generator that an edit is given."""
 
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -127,13 +128,13 @@ def _remove(folder: Path, chance: Random) -> None:
 
 
 def _entries(folder: Path, chance: Random) -> None:
-    """Remove, add, rename, exchange, truncate or edit entries of an archive."""
+    """Remove, add, rename, exchange, truncate, edit or compress entries of an archive."""
     path = _graph(folder)
     if not zipfile.is_zipfile(path):
         return splice(path, chance)
     entries = read_entries(path.read_bytes())
     name, other = chance.choice(sorted(entries)), chance.choice(sorted(entries))
-    root, what = name.split("/")[0], chance.randrange(7)
+    root, what = name.split("/")[0], chance.randrange(8)
     if what == 0:
         del entries[name]
     elif what == 1:
@@ -146,9 +147,18 @@ def _entries(folder: Path, chance: Random) -> None:
         entries[name] = _bytes_flipped(entries[name], chance)
     elif what == 5:
         entries[name] = entries[name][: chance.randrange(len(entries[name]) + 1)]
-    else:
+    elif what == 6:
         _edit_program(entries, chance)
-    path.write_bytes(packed(entries))
+    path.write_bytes(packed(entries) if what < 7 else _compressed(entries, other))
+
+
+def _compressed(entries: Dict[str, bytes], large: str) -> bytes:
+    """Pack entries with compression, one of them as many zeros."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, bytes(1 << 24) if name == large else content)
+    return buffer.getvalue()
 
 
 def _edit_program(entries: Dict[str, bytes], chance: Random) -> None:

@@ -90,6 +90,34 @@ def test_an_object_in_pytorch_model_bin_is_refused_and_not_unpickled(llama: Path
     assert "to hold only tensors" in _refusal(llama) and not (llama / "sprung").exists()
 
 
+ODD = {
+    "sparse": lambda weight: weight.to_sparse(),
+    "compressed rows": lambda weight: weight.to_sparse_csr(),
+    "without numbers": lambda weight: weight.to("meta"),
+    "expanded": lambda weight: weight[:1, :1].clone().expand(1 << 30, 1 << 30),
+    "nested": lambda weight: torch.nested.nested_tensor([weight, weight[:1]]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|implicitly disabled):UserWarning")  # of torch, when such tensors are made here
+@pytest.mark.parametrize("name", ODD)
+def test_a_tensor_that_is_not_dense_in_pytorch_model_bin_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    torch.save({"a": ODD[name](torch.eye(4))}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="^checkpoint: expected pytorch_model.bin to hold dense tensors with all their numbers, got a with layout .*safetensors$"):
+        Checkpoint(tmp_path)
+
+
+class Damaged:
+    def __reduce__(self) -> Any:
+        return torch._utils._rebuild_tensor_v2, ()
+
+
+def test_a_damaged_pickle_in_pytorch_model_bin_is_refused_in_one_line(tmp_path: Path) -> None:
+    torch.save({"a": Damaged()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="^checkpoint: expected pytorch_model.bin to hold only tensors, .*missing 6 required .*safetensors$"):
+        Checkpoint(tmp_path)
+
+
 def test_a_tied_head_may_be_saved_only_as_a_copy_of_the_token_table(llama: Path) -> None:
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE].clone()}))
     assert from_pretrained(llama).config.head.tied

@@ -28,6 +28,7 @@ from posenc_export.page.graph import PROMPT, _feeds
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
 from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.places import check_folder
 from tests.serve.models import artefact
 from tests.tiny import decoder
 from tests.traces import sources
@@ -60,6 +61,35 @@ def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
     assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
+
+
+def test_a_page_is_replaced_by_another_and_by_nothing_else(folder: Path, web: Path, tmp_path: Path) -> None:
+    write(folder, tmp_path / "page", web)
+    (tmp_path / "page" / "index.html").write_text("of an older version")
+    write(folder, tmp_path / "page", web)
+    assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
+    with pytest.raises(ValueError, match="export: expected a folder that is new, empty or an artefact, got .*page, which contains index.html"):
+        check_folder(tmp_path / "page")
+
+
+PLACES = {
+    "got .*, which contains index.html; move that file": "site",
+    "got .*, which contains model.onnx; move that file": "artefact",
+    "outside any artefact, got .*page in the artefact": "artefact/page",
+    "got .*, which contains onnxruntime-web/mine; move that file": "page",
+}
+
+
+@pytest.mark.parametrize("message", PLACES)
+def test_a_page_overwrites_no_file_that_is_not_its_own(message: str, folder: Path, web: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "artefact")
+    for path, text in (("site/index.html", "mine"), ("page/onnxruntime-web/mine", "mine"), ("page/page.json", '{"files": ["onnxruntime-web/ort.wasm.min.mjs"]}')):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=f"page: expected a folder that is new, empty or a page.*{message}"):
+        write(folder, tmp_path / PLACES[message], web)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(folder: Path, web: Path, tmp_path: Path) -> None:

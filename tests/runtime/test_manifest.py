@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
@@ -9,7 +11,7 @@ import pytest
 
 from posenc_export.cli import main
 from posenc_export.export import export
-from posenc_export.runtime import load
+from posenc_export.runtime import files, load
 from posenc_export.runtime import manifest as manifests
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -55,6 +57,16 @@ def _set(*path: Any) -> Callable[[Content], None]:
         content[path[-2]] = path[-1]
 
     return change
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "reference.bin"])
+def test_no_file_is_hashed_before_all_sizes_agree(name: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(made["ort"], tmp_path / "large")
+    os.truncate(tmp_path / "large" / name, 1 << 40)
+    monkeypatch.setattr(files, "entry", lambda path: pytest.fail(f"{path.name} is hashed"))
+    for read in (load, manifests.read):
+        with pytest.raises(ValueError, match=f"expected {name} with .* bytes and sha256 .*, got {1 << 40} bytes; export again"):
+            read(tmp_path / "large")
 
 
 CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {

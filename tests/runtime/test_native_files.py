@@ -95,7 +95,7 @@ def test_native_code_is_compared_with_its_digest_before_it_is_loaded(native: Pat
 
 
 def test_a_damaged_package_is_refused_in_one_line(native: Path) -> None:
-    with pytest.raises(ValueError, match=f"runtime: {NAME}: expected a file that torch loads, got .*; export again") as refusal:
+    with pytest.raises(ValueError, match=f"runtime: {NAME}: expected a zip archive, got .*; export again") as refusal:
         load(native, provider="aotinductor")
     assert "\n" not in str(refusal.value)
 
@@ -124,6 +124,14 @@ def test_a_missing_compiler_is_named_before_any_work(tmp_path: Path, monkeypatch
     assert main(["compile", str(tmp_path / "missing"), "-o", str(tmp_path / "made")]) == 2
     assert "posenc: compile: expected the C++ compiler no-such-compiler, got none of this name; install it" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_native_code_is_not_written_into_an_artefact(portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "sh")  # any program; nothing is compiled
+    shutil.copytree(portable, tmp_path / "a")
+    _changed(tmp_path / "a", lambda read: read.replace(certificate=PASSED))
+    with pytest.raises(ValueError, match="outside any artefact, got .*native in the artefact"):
+        compile_artefact(tmp_path / "a", tmp_path / "a" / "native")
 
 
 PASSED = {"passed": True, "tolerance": 1e-6, "provider": "cpu", "machine": "a processor", "cells": {"a cell": 0.0}}

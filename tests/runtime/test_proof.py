@@ -1,14 +1,17 @@
 """Verification from the reference in an artefact, without torch."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
 
+from posenc_export.cli import main
 from posenc_export.export import Sources, export
 from posenc_export.runtime import files, load, proof, reference, verify
 from posenc_export.runtime import manifest as manifests
@@ -79,6 +82,30 @@ def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
     for call in (load, verify):
         with pytest.raises(ValueError, match="expected digest 0000.*, got"):
             call(tmp_path / "artefact", digest="0" * 64)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [[], ["--no-record"]])
+def test_verify_in_a_folder_that_cannot_be_written_prints_the_result_and_says_that_it_is_not_recorded(
+    given: List[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(files, "replace", refuse)
+    assert main(["verify", str(tmp_path / "artefact"), "--json", *given]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["passed"]
+    assert ("to record the proof, got Read-only file system; the proof is not recorded" in said.err) == (not given)
+
+
+def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(tmp_path: Path) -> None:
+    export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
+    found = verify(tmp_path / "artefact", record=False)
+    with pytest.raises(ValueError, match="expected digest 0000"):
+        manifests.add_proof(tmp_path / "artefact", "0" * 64, found)
+    assert manifests.read(tmp_path / "artefact").proofs == []
 
 
 def test_inputs_follow_from_names_alone(tmp_path: Path) -> None:

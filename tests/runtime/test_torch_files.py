@@ -6,6 +6,10 @@ import json
 import os
 import pickle
 import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -14,7 +18,9 @@ import pytest
 import torch
 
 from posenc_export.export import export
-from posenc_export.runtime import files, load, pt2_archive
+from posenc_export.models.presets import seeded
+from posenc_export.models.short import block_config, decoder_config
+from posenc_export.runtime import archive, files, load, pt2_archive
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.archive import packed, read_entries
 from posenc_export.runtime.torch_files import DAMAGED
@@ -146,8 +152,8 @@ def test_torch_alone_runs_what_those_archives_hold(name: str, made: Dict[str, Pa
 
 def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
-    with zipfile.ZipFile(content, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-        archive.writestr(archive.namelist()[0], b"other")
+    with zipfile.ZipFile(content, "a") as twice, pytest.warns(UserWarning, match="Duplicate name"):
+        twice.writestr(twice.namelist()[0], b"other")
     with pytest.raises(ValueError, match="expected unique names of entries"):
         load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()))
 
@@ -164,6 +170,110 @@ def test_a_damaged_file_is_refused_in_one_line(damage: Callable[[bytes], bytes],
         load(_resealed(made[target], tmp_path / "damaged", content))
     except ValueError as refusal:
         assert f"runtime: {name}" in str(refusal) and "\n" not in str(refusal)
+
+
+def _deflated(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, stored in read_entries(content).items():
+            written.writestr(name, bytes(1 << 24) if len(stored) > 4096 else stored)
+    return buffer.getvalue()
+
+
+def _directory(content: bytes, change: Callable[[bytearray, int], None]) -> bytes:
+    """Apply `change` to the record of each entry in the directory, given the archive and the first byte of the record."""
+    changed, at = bytearray(content), content.find(b"PK\1\2")
+    while changed[at : at + 4] == b"PK\1\2":
+        change(changed, at)
+        at += 46 + sum(struct.unpack_from("<HHH", changed, at + 28))
+    return bytes(changed)
+
+
+def _overlapping(content: bytes) -> bytes:
+    largest = max(zipfile.ZipFile(io.BytesIO(content)).infolist(), key=lambda info: info.file_size)
+
+    def point(archive: bytearray, at: int) -> None:
+        struct.pack_into("<II", archive, at + 20, largest.file_size, largest.file_size)
+        struct.pack_into("<I", archive, at + 42, largest.header_offset)
+
+    return _directory(content, point)
+
+
+HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
+    "entries that are stored without compression": _deflated,
+    "entries inside the file": lambda content: _directory(content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)),
+    "entries that are together at most as large": _overlapping,
+    "at most 65536 entries": lambda content: content + packed({f"a/{number}": b"" for number in range(65537)}),
+    "a zip archive with a directory of at most": lambda content: content + packed({f"a/{number}{'x' * 60000}": b"" for number in range(300)}),
+}
+
+
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+@pytest.mark.parametrize("rule", HOSTILE)
+def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(rule: str, target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
+    hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes()))
+    with pytest.raises(ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"):
+        load(hostile)
+
+
+def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
+    with pytest.raises(ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"):
+        load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)))
+
+
+def test_an_entry_outside_the_folder_of_the_archive_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
+    with pytest.raises(ValueError, match="expected only entries for a program and its tensors, got 'models/model.json'"):
+        load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)))
+
+
+def test_json_that_is_too_long_to_be_parsed_is_refused(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LONGEST", 1000)
+    with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
+        load(made["pt2"])
+
+
+def test_a_repacked_archive_equals_the_packed_one_and_does_not_hold_what_stays_in_the_file(tmp_path: Path) -> None:
+    entries = {"a/text": b"some text", "a/numbers": bytes(range(256)) * 100_000, "a/none": b""}
+    (tmp_path / "archive").write_bytes(packed(entries))
+    tracemalloc.start()
+    with (tmp_path / "archive").open("rb") as stream:
+        repacked = archive.Repacked(archive.read_most(stream, lambda name: name == "a/numbers"), stream)
+        assert tracemalloc.get_traced_memory()[1] < len(entries["a/numbers"]) // 4
+        tracemalloc.stop()
+        assert repacked.read() == packed(entries)
+
+
+PEAK = 1.2  # of a load relative to the file
+# A tiny artefact is loaded first, so that memory of libraries is not counted.
+PROGRAM_OF_PEAK = """
+import sys
+from pathlib import Path
+from posenc_export.runtime import load
+def memory(name):
+    return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
+tiny = load(sys.argv[1])
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load(sys.argv[2])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+def test_the_peak_of_a_load_is_little_more_than_the_file(target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    config = decoder_config(8192, 2, 3072, block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"}))
+    listed = export(seeded(config), target, tmp_path / "large", verify=False).files
+    program = [sys.executable, "-W", "ignore", "-c", PROGRAM_OF_PEAK, str(made[target]), str(tmp_path / "large")]
+    run = subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True)
+    size = sum(file.bytes for file in listed.values())
+    assert size > 100 << 20 and int(run.stdout) <= PEAK * size, f"{int(run.stdout) / size:.2f} times the file of {size >> 20} MB"
 
 
 def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
