@@ -32,7 +32,9 @@ AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "no
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
-DRAWN = 8  # specs of other formats and providers of each module
+# Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/test_openvino.py).
+OPENVINO_READS = [("onnx", "float32"), ("onnx", "float16"), ("ort", "float32"), ("ort", "int4"), ("ort", "int4-128")]
+DRAWN, FORMATS = 10, 2  # specs of other formats and providers of each module, and formats among them, each of which is traced
 
 
 @dataclasses.dataclass
@@ -72,6 +74,9 @@ def groups(chosen: random.Random) -> Iterator[List[Spec]]:
         for variant, kind in modules:
             size = SHORT if kind in ("encoder", "bidirectional") or chosen.random() < 0.7 else LONG
             plain, others = _specs(variant, kind, size, present)
+            forms = sorted({spec.form for spec in others} - {"float32"})
+            forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]
+            others = [spec for spec in others if spec.form in forms]
             yield [*plain, *sorted(chosen.sample(others, min(DRAWN, len(others))), key=lambda spec: (spec.form, spec.signature))]
 
 
@@ -89,7 +94,7 @@ def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[
         for signature in ("positions", "mask")
         for target, able in TARGETS.items()
         for provider in ("cpu", *(() if target in providers.TORCH_TARGETS else present))
-        if provider not in providers.OPENVINO or target != "onnx-static"
+        if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
         if target != "ort-cuda" and signature in able.layout
         if how.get("dtype", "float32") in able.dtypes and ("weights" not in how or able.few_bits) and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
     ]

@@ -4,6 +4,7 @@ Shapes: L positions of the range, E model width, V numbers of an output.
 """
 
 import functools
+import math
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -13,11 +14,12 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
+from posenc_export.export.describe import extent
 from posenc_export.export.expected import eager_session
 from posenc_export.models.own import OwnModule
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import decoder_config
-from posenc_export.numerics import BFLOAT16, rounding_noise, tolerance
+from posenc_export.numerics import BFLOAT16, products_passed, rounding_noise, tolerance
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.providers import rounding
@@ -30,7 +32,7 @@ KEPT = 400  # most full passes in the cache
 WIDTH = 48  # of the hidden states of tests.tiny
 BYTES = 256  # vocabulary for which calibration data may be any text
 SAMPLE = 2048  # tokens of calibration data
-NEIGHBOURS = 2.0  # roundings to a neighbouring number that may add up in one output
+NEIGHBOURS = 2.0  # limit of the differences between two divisions into calls, relative to the noise of rounding to fewer bits
 # Arguments of export by format.
 FORMS: Dict[str, Dict[str, str]] = {
     "float32": {},
@@ -186,21 +188,24 @@ def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
     rounded = made.of(manifest.dtype, how.get("weights")).model
     assert manifest.reference is not None
     found = {"its module": Reference(eager_session(rounded), manifest.reference.tolerance + rounding(spec.provider, manifest))}
-    own = own_bound(manifest, spec.provider)
+    own = own_bound(manifest, spec.provider, extent(made.model)[0])
     return found if own is None else {**found, "its own full pass": Reference(subject.model.session(), own)}
 
 
-def own_bound(manifest: Manifest, provider: str) -> Optional[float]:
+def own_bound(manifest: Manifest, provider: str, depth: int) -> Optional[float]:
     """Return the largest difference between two divisions into calls of one artefact, relative to the largest output; None if the tolerance is as tight.
 
     A sum in another order changes the last bit of a number. Where that number is then rounded to fewer bits, it may get the neighbouring value, in few places.
+
+    Args:
+        depth: number of blocks that a value passes through.
     """
     few_bits = manifest.weights is not None and manifest.weights.activations == "int8"
     if few_bits or manifest.cache:
-        return NEIGHBOURS * rounding_noise(8, WIDTH)
+        return NEIGHBOURS * rounding_noise(8, WIDTH) * math.sqrt(products_passed(depth))
     if provider == "openvino-bf16":
-        return NEIGHBOURS * BFLOAT16
-    return tolerance("float16", 1, WIDTH) if manifest.dtype == "float16" else None
+        return NEIGHBOURS * BFLOAT16 * math.sqrt(products_passed(depth))
+    return tolerance("float16", depth, WIDTH) if manifest.dtype == "float16" else None
 
 
 @functools.lru_cache(maxsize=8)
