@@ -29,8 +29,8 @@ class Graph(Protocol):
     device: str
     strided: bool
 
-    def run(self, caches: "BufferedCaches", call: Call, new: int) -> np.ndarray:
-        """Run the graph on a call of `new` columns and return its output [rows,S,*]. Reads the states in `past` and writes those in `present`.
+    def run(self, caches: "BufferedCaches", call: Call) -> np.ndarray:
+        """Run the graph on a call and return its output [rows,S,*]. Reads the states in `past` and writes those in `present`.
 
         Raises:
             GraphError: the graph failed.
@@ -72,11 +72,11 @@ class BufferedCaches:
         return cls(graph, rows, capacity, capacity, 0, GROWTH, (), ())._with_empty_buffers()
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
-        new = int(calls[0].feeds[self.graph.manifest.inputs[0].name].shape[1])
+        new = max(call.new for call in calls)
         grown = self.with_columns(self.columns + new)
         outputs: List[Tuple[int, np.ndarray]] = []
         for call in calls:
-            outputs += enumerate(self.graph.run(grown, call, new), call.first)
+            outputs += enumerate(self.graph.run(grown, call), call.first)
         covered = {row for call in calls for row in range(call.first, call.first + call.rows)}
         return outputs, grown.after(new, [row for row in range(self.rows) if row not in covered])
 

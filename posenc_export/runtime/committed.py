@@ -21,11 +21,13 @@ class Call:
     Args:
         first: index of the first row.
         rows: number of rows.
+        new: number of columns S. Calls for single rows may differ in it.
         feeds: graph inputs of these rows, without the caches.
     """
 
     first: int
     rows: int
+    new: int
     feeds: Feeds
 
 

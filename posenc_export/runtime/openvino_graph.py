@@ -60,32 +60,32 @@ class OpenVinoGraph:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
-    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
         output = self.manifest.outputs[0]
-        sizes = {B: call.rows, S: new, R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0}
+        sizes = {B: call.rows, S: call.new, R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0}
         result = np.zeros([axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype)
-        inputs, outputs = self._states(caches, call.first, call.rows, new)
+        inputs, outputs = self._states(caches, call)
         self._requests.run({**call.feeds, **inputs}, {output.name: result, **outputs})
         return result
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        idle = list(range(rows, caches.rows))
+        idle, call = list(range(rows, caches.rows)), Call(0, rows, 1, feeds)
 
         def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
             caches = caches.with_columns(caches.columns + 1)
-            return self.run(caches, Call(0, rows, feeds), 1)[:, 0], caches.after(1, idle)
+            return self.run(caches, call)[:, 0], caches.after(1, idle)
 
         return Step(run)
 
-    def _states(self, caches: BufferedCaches, first: int, rows: int, new: int) -> Tuple[Arrays, Arrays]:
-        """Return views of the states of `rows` rows that the graph reads, and of those that it writes."""
+    def _states(self, caches: BufferedCaches, call: Call) -> Tuple[Arrays, Arrays]:
+        """Return views of the states of a call's rows that the graph reads, and of those that it writes."""
         inputs: Arrays = {}
         outputs: Arrays = {}
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             grows = state.update == "append"
-            before, after = caches.shapes(state, rows, new)
+            before, after = caches.shapes(state, call.rows, call.new)
             for buffer, shape, name, found in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
-                found[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[first : first + rows]
+                found[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[call.first : call.first + call.rows]
         return inputs, outputs
 
 

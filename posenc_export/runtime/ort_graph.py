@@ -97,8 +97,8 @@ class OrtGraph:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
-    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
-        binding = self._bind(caches, call.feeds, call.first, call.rows, new)
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+        binding = self._bind(caches, call.feeds, call.first, call.rows, call.new)
         binding.bind_output(self.manifest.outputs[0].name, "cpu")
         try:
             self.session.run_with_iobinding(binding)

@@ -140,4 +140,4 @@ class Reader:
         window = slice(first, first + len(x))
         kept = np.maximum(kept, self._fewest)
         built = feeds.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])
-        return Call(first, len(x), {**built, **(state.encoded.select(window) if state.encoded else {})})
+        return Call(first, len(x), x.shape[1], {**built, **(state.encoded.select(window) if state.encoded else {})})

@@ -145,10 +145,11 @@ class RowCursors:
 
 
 def ragged(session: Session, case: Case) -> Pairs:
-    """Prefill rows of different lengths, then different numbers of further tokens, then step."""
+    """Prefill rows of different lengths, then different numbers of further tokens, then step. In turn, each row has the fewest further tokens."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     yield from cursors.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
-    yield from cursors.read([4 - row for row in rows])
+    for shortest in rows:
+        yield from cursors.read([1 + (row - shortest) % len(rows) for row in rows])
     yield from cursors.step(3)
 
 

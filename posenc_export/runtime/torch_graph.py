@@ -31,7 +31,7 @@ class TorchGraph:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
-    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
         output, present = self._taker()(self._arguments(caches, call.feeds, call.first, call.rows))
         self._keep(caches, present, slice(call.first, call.first + call.rows))
         return output.numpy()  # type: ignore[no-any-return]

@@ -9,7 +9,10 @@ import pytest
 from posenc_export.export import export
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import certify
+from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
+from posenc_export.runtime.buffered import BufferedCaches
+from posenc_export.runtime.scenarios import ragged
 from tests.export.planting import certificate_of
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -113,3 +116,19 @@ def test_a_session_that_loses_coordinates_at_a_rewind_is_detected(target: str, t
 @pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv"])
 def test_a_session_that_does_not_carry_states_is_detected(variant: str) -> None:
     assert not certificate_of(decoder(variant), session=ForgetsStates)["passed"]
+
+
+@pytest.mark.xdist_group("rope")
+@pytest.mark.parametrize("row", range(3))
+def test_lost_outputs_past_the_width_of_any_row_are_detected_in_ragged_rows(row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(self: BufferedCaches, calls: Any, right: Any = BufferedCaches.run) -> Any:
+        made, caches = right(self, calls)
+        width = calls[min(row, len(calls) - 1)].new
+        return [(index, np.where(np.arange(len(output))[:, None] < width, output, 0)) for index, output in made], caches
+
+    made = sources(block("rope"))
+    export(made, "ort", tmp_path / "a", verify=False)
+    session = load(tmp_path / "a", provider="cpu", threads=1).session()
+    (case, *_) = expected_outputs(made.model, session.manifest, filled=False).cases.values()
+    monkeypatch.setattr(BufferedCaches, "run", cut)
+    assert any(worst_error(*pair) > 0.1 for pair in ragged(session, case))

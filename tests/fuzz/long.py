@@ -2,30 +2,39 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import random
 import time
 import warnings
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+import onnxruntime
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
+from posenc_export.runtime import providers
 from tests.fuzz.machine import machine_of
-from tests.fuzz.subjects import Spec, subject
+from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.tiny import VARIANTS, works
 
 # Encodings without bidirectional models: one needs a token table of another width, LayerNorm removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 READING = ("rope", "t5", "learned", "input_rnn")
+BYTES = ("rope", "alibi", "learned", "rope-partial")
+EXPERTS = ("rope", "alibi", "t5", "shaw", "fox", "learned", "rope_longrope-short", "conditional_conv")
+AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "nope")
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
+# Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/test_openvino.py).
+OPENVINO_READS = [("onnx", "float32"), ("onnx", "float16"), ("ort", "float32"), ("ort", "int4"), ("ort", "int4-128")]
+DRAWN, FORMATS = 10, 2  # specs of other formats and providers of each module, and formats among them, each of which is traced
 
 
 @dataclasses.dataclass
@@ -50,17 +59,47 @@ class Unit:
 
 
 def groups(chosen: random.Random) -> Iterator[List[Spec]]:
-    """Yield groups of specs endlessly. A group shares one module, which is traced once; each round over the registry has a random order."""
-    targets = [name for name in TARGETS if name != "ort-cuda"]
+    """Yield groups of specs endlessly. A group shares one module, which is traced once; each round over the registry has a random order.
+
+    A module is fuzzed in float32 on every target and signature, and in some of the other formats and on some of the other providers.
+    """
+    present = available()
     while True:
         modules = [(variant, kind) for variant in VARIANTS for kind in ("decoder", "block") if works(variant, "causal")]
         modules += [(v, "encoder") for v, what in VARIANTS.items() if works(v, "bidirectional") and what["name"] not in NO_ENCODER]
         modules += [(name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")] + [(variant, "linear") for variant in LINEAR]
-        modules += [(variant, "reading") for variant in READING]
+        modules += [(variant, "reading") for variant in READING] + [(variant, "bytes") for variant in BYTES]
+        modules += [(variant, "experts") for variant in EXPERTS] + [(variant, kind) for variant in AROUND for kind in OWN]
         chosen.shuffle(modules)
         for variant, kind in modules:
             size = SHORT if kind in ("encoder", "bidirectional") or chosen.random() < 0.7 else LONG
-            yield [Spec(variant, kind, t, s, size) for s in ("positions", "mask") for t in targets if s in TARGETS[t].layout]
+            plain, others = _specs(variant, kind, size, present)
+            forms = sorted({spec.form for spec in others} - {"float32"})
+            forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]
+            others = [spec for spec in others if spec.form in forms]
+            yield [*plain, *sorted(chosen.sample(others, min(DRAWN, len(others))), key=lambda spec: (spec.form, spec.signature))]
+
+
+def available() -> List[str]:
+    """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16 refuses openvino-bf16 later."""
+    cuda = ["cuda"] if "CUDAExecutionProvider" in onnxruntime.get_available_providers() else []
+    return [*cuda, *(providers.OPENVINO if importlib.util.find_spec("openvino") else ())]
+
+
+def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[List[Spec], List[Spec]]:
+    """Return the specs of a module in float32 on the processor, and those in other formats and on other providers."""
+    every = [
+        Spec(variant, kind, target, signature, size, form, provider)
+        for form, how in FORMS.items()
+        for signature in ("positions", "mask")
+        for target, able in TARGETS.items()
+        for provider in ("cpu", *(() if target in providers.TORCH_TARGETS else present))
+        if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
+        if target != "ort-cuda" and signature in able.layout
+        if how.get("dtype", "float32") in able.dtypes and ("weights" not in how or able.few_bits) and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
+    ]
+    plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
+    return plain, [spec for spec in every if spec not in plain]
 
 
 def run_unit(spec: Spec, number: int) -> Unit:
@@ -105,7 +144,7 @@ def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
 def line(unit: Unit) -> str:
     """Format a unit as one line, followed by the data to replay a finding."""
     total = unit.total
-    counts = f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {total['worst']:.2f}" if total else ""
+    counts = f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {_worst([unit])}" if total else ""
     shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
     if not unit.finding:
         return shown
@@ -119,11 +158,25 @@ def summary(units: List[Unit]) -> Dict[str, Any]:
     total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", "calls", "steps", "refused")}
     return {
         **total,
-        "worst": max((unit.total["worst"] for unit in driven if unit.outcome == "passed"), default=0.0),
+        "worst": {form: _worst([unit for unit in driven if unit.spec.form == form and unit.outcome == "passed"]) for form in sorted({u.spec.form for u in driven})},
         "artefacts": len({unit.spec for unit in driven}),
         "variants": len({unit.spec.variant for unit in driven}),
-        "by_target": {t: sum(unit.total["calls"] for unit in driven if unit.spec.target == t) for t in sorted({u.spec.target for u in driven})},
-        "by_signature": {s: sum(unit.total["calls"] for unit in driven if unit.spec.signature == s) for s in sorted({u.spec.signature for u in driven})},
+        **{f"by_{name}": _calls(driven, name) for name in ("target", "signature", "form", "provider", "kind")},
         "cannot_be_exported": sorted({f"{unit.spec}: {unit.outcome}" for unit in units if not unit.total}),
         "findings": [unit.finding for unit in units if unit.finding],
     }
+
+
+def _worst(units: List[Unit]) -> Dict[str, float]:
+    """Return the worst errors of some units relative to their bounds, by reference."""
+    names = sorted({name for unit in units for name in unit.total["worst"]})
+    return {name: round(max(unit.total["worst"].get(name, 0.0) for unit in units), 2) for name in names}
+
+
+def _calls(units: List[Unit], name: str) -> Dict[str, int]:
+    """Return the number of calls by value of a field of Spec."""
+    found: Dict[str, int] = {}
+    for unit in units:
+        value = str(getattr(unit.spec, name))
+        found[value] = found.get(value, 0) + unit.total["calls"]
+    return dict(sorted(found.items()))

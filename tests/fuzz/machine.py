@@ -18,7 +18,7 @@ class Machine(RuleBasedStateMachine):
     Attributes:
         subject: the artefact; set by `machine_of`.
         record: options and calls of the last sequence; after shrinking, this is the smallest failing sequence.
-        total: numbers of sequences, calls, steps and refusals so far, and the worst error relative to the tolerance.
+        total: numbers of sequences, calls, steps and refusals so far, and the worst errors relative to their bounds, by reference.
     """
 
     subject: Subject
@@ -42,7 +42,8 @@ class Machine(RuleBasedStateMachine):
         self.driver.apply(call)
         for name in COUNTED:
             self.total[name] += getattr(self.driver, name) - before[name]
-        self.total["worst"] = max(self.total["worst"], self.driver.worst)
+        worst = self.total["worst"]
+        worst |= {name: max(error, worst.get(name, 0.0)) for name, error in self.driver.worst.items()}
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
@@ -159,5 +160,5 @@ class Machine(RuleBasedStateMachine):
 
 def machine_of(subject: Subject) -> Type[Machine]:
     """Return a new subclass of Machine for a subject, with all totals at zero."""
-    total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": 0.0}
+    total = {"sequences": 0, **dict.fromkeys(COUNTED, 0), "worst": {}}
     return type("Sessions", (Machine,), {"subject": subject, "record": {}, "total": total})

@@ -1,4 +1,4 @@
-"""Artefacts for the session fuzzer, and the eager module's outputs for a single row.
+"""Artefacts for the session fuzzer, in every format and on every provider, and their expected outputs for a single row.
 
 Shapes: L positions of the range, E model width, V numbers of an output.
 """
@@ -9,29 +9,45 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
-from posenc_export.export.describe import accuracy_of, eager
+from posenc_export.export.expected import eager_session
+from posenc_export.models.own import OwnModule
 from posenc_export.models.presets import seeded
-from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.models.short import decoder_config
+from posenc_export.runtime import Session, load
+from posenc_export.runtime.proof import accuracy_on
 from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
 ROUND = 48  # lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them
 ENCODED = (7, 2, 5, 1, 9)  # lengths of the encoder sequences in tokens
 KEPT = 400  # most full passes in the cache
+WIDTH = 48  # of the hidden states of tests.tiny
+BYTES = 256  # vocabulary for which calibration data may be any text
+SAMPLE = 2048  # tokens of calibration data
+# Arguments of export by format.
+FORMS: Dict[str, Dict[str, str]] = {
+    "float32": {},
+    "float16": {"dtype": "float16"},
+    **{name: {"weights": name} for name in ("int8", "int4", "int4-128")},
+    "cache": {"cache": "int8"},
+    "int8-cache": {"weights": "int8", "cache": "int8"},
+}
 
 
 class Spec(NamedTuple):
-    """Specification of an artefact: variant of tests.tiny, kind of model (KINDS), target, signature, and number of positions."""
+    """Specification of an artefact: variant of tests.tiny, kind of model (KINDS, OWN), target, signature, number of positions, format (FORMS), and provider."""
 
     variant: str
     kind: str
     target: str
     signature: str = "positions"
     size: int = 40
+    form: str = "float32"
+    provider: str = "cpu"
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -44,6 +60,29 @@ class Token(NamedTuple):
     beside: int = -1
 
 
+class Around(torch.nn.Module):
+    """A user's own module: layers around a block, and a token table of its own if `ids`."""
+
+    def __init__(self, inner: torch.nn.Module, ids: int = 0) -> None:
+        super().__init__()
+        self.table: torch.nn.Module = torch.nn.Embedding(ids, WIDTH) if ids else torch.nn.Identity()
+        self.norm, self.block, self.head = torch.nn.LayerNorm(WIDTH), inner, torch.nn.Linear(WIDTH, 5)
+
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, coordinates: torch.Tensor, key_positions: torch.Tensor, write_index: torch.Tensor, states: List[torch.Tensor]
+    ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        x = self.table(x)
+        y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
+        return self.head(torch.nn.functional.gelu(x + y)), present
+
+
+def experts(variant: str, size: int) -> Any:
+    """Describe a decoder with a mixture of experts in every layer."""
+    whole = decoder(variant, max_positions=size)
+    mlp = {"name": "experts", "hidden": 24, "experts": 5, "chosen": 2}
+    return replace(whole, layers={name: replace(kind, mlp=mlp) for name, kind in whole.layers.items()})
+
+
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
@@ -51,23 +90,28 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "linear": lambda variant, size: decoder(variant, max_positions=size, mechanism="linear", kv_heads=6),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
+    "experts": experts,
+    "bytes": lambda variant, size: decoder_config(BYTES, 2, 40, block(variant, max_positions=size)),
 }
+OWN = {"own": 0, "own-ids": 61}  # kinds of modules around a block, and their vocabulary
+CALIBRATED = ("block", "bytes", "own")  # kinds for which calibration data can be written
 
 
 class Subject:
-    """An artefact, the texts for its rows, and the eager module.
+    """An artefact, the texts for its rows, and its expected outputs.
 
     Args:
         spec: the artefact to export.
-        folder: folder of the artefact.
+        folder: an empty folder for it.
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
-        made = sources(spec.variant, spec.kind, spec.size)
-        export(made, spec.target, folder, signature=spec.signature, verify=False)
-        self.spec, self.model = spec, load(folder, provider="cpu", threads=1)
+        made, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
+        if "cache" in how:
+            how["calibrate"] = str(_sample(spec.kind, folder))
+        export(made, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how)  # type: ignore[arg-type]
+        self.spec, self.model = spec, load(folder / "artefact", provider=spec.provider, threads=1)
         self.manifest = self.model.manifest
-        self.bound = accuracy_of(made.model, self.manifest).tolerance
         self.cached = bool(self.manifest.states)
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
@@ -76,11 +120,12 @@ class Subject:
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
         self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
-        self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, 48)).astype(np.float32)
+        dtype = self.manifest.dtype
+        self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, WIDTH)).astype(dtype)
         self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
         numbers = sum(int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:])
-        self.encoded = [random.standard_normal((length, numbers)).astype(np.float32) for length in ENCODED] if numbers else []
-        self._eager, self._passes = eager_session(spec), {}  # type: ignore[var-annotated]
+        self.encoded = [random.standard_normal((length, numbers)).astype(dtype) for length in ENCODED] if numbers else []
+        self._against, self._passes = references(made, self), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
@@ -96,8 +141,10 @@ class Subject:
         ]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((self.beside.shape[1], 0), np.int64)
 
-    def full(self, start: int, row: List[Token], source: int = 0) -> np.ndarray:
-        """Return the eager module's outputs for a single row in one pass, at least [len(row),V]; causal models are given further tokens after the row.
+    def expected(self, start: int, row: List[Token], source: int = 0) -> Dict[str, Tuple[np.ndarray, "Reference"]]:
+        """Return the outputs for a single row in one pass, at least [len(row),V], and the reference that computed them, by its name.
+
+        Causal models are given further tokens after the row.
 
         Args:
             source: index of its encoder sequence in `encoded`, if the model reads an encoder.
@@ -108,35 +155,63 @@ class Subject:
         if key not in self._passes:
             if len(self._passes) >= KEPT:
                 self._passes.clear()
-            self._passes[key] = self._pass(start, list(whole), source)
+            self._passes[key] = {name: (self._pass(each, start, list(whole), source), each) for name, each in self._against.items()}
         return self._passes[key]  # type: ignore[no-any-return]
 
-    def _pass(self, start: int, row: List[Token], source: int) -> np.ndarray:
-        numbers, tokens = self.numbers(row, start)[:, None], self.tokens(row)[None]
-        self._eager.reset()
+    def _pass(self, against: "Reference", start: int, row: List[Token], source: int) -> np.ndarray:
+        numbers, session = self.numbers(row, start)[:, None], against.session
+        tokens, *given = (array if array.dtype == np.int64 else array.astype(session.manifest.dtype) for array in (self.tokens(row), *self.encoded[source : source + 1]))
         grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
-        given = self.encoded[source : source + 1] or None
-        return self._eager.prefill(tokens, start=start, chunk=len(row), grid=grid, token_types=numbers[0] if self.segments else None, encoder=given)[0]
+        session.reset()
+        types = numbers[0] if self.segments else None
+        return session.prefill(tokens[None], start=start, chunk=len(row), grid=grid, token_types=types, encoder=given or None)[0]
+
+
+class Reference(NamedTuple):
+    """A session that computes expected outputs, the bound of the error of the artefact (numerics.cell_error), and whether the artefact rounds activations."""
+
+    session: Session
+    bound: float
+    rounds: bool
+
+
+def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
+    """Return what the outputs of a subject are compared with: the eager module with its rounded weights, and one pass of the artefact itself over the row.
+
+    The first bound is the one that verification uses. Two divisions into calls of one artefact are closer, so the second one is half of it.
+    """
+    spec, manifest, how = subject.spec, subject.manifest, FORMS[subject.spec.form]
+    assert manifest.reference is not None
+    accuracy = accuracy_on(spec.provider, manifest.reference)
+    found = {"its module": Reference(eager_session(made.of(manifest.dtype, how.get("weights")).model), accuracy.tolerance, accuracy.rounds)}
+    return {**found, "its own full pass": Reference(subject.model.session(), accuracy.tolerance / 2, True)} if accuracy.rounds else found
 
 
 @functools.lru_cache(maxsize=8)
 def sources(variant: str, kind: str, size: int) -> Sources:
     """Return the module of a spec, traced once for all targets."""
-    return Sources(seeded(KINDS[kind](variant, size)))
+    if kind not in OWN:
+        return Sources(seeded(KINDS[kind](variant, size)))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Sources(OwnModule(Around(seeded(block(variant, max_positions=size)), OWN[kind]).eval(), vocabulary=OWN[kind] or None))
 
 
-def eager_session(spec: Spec) -> Session:
-    """Open a session on the eager module."""
-    module, manifest = eager(sources(spec.variant, spec.kind, spec.size).model)
-    return Model(TorchGraph(module, manifest)).session()
+def _sample(kind: str, folder: Path) -> Path:
+    """Write calibration data for a kind of CALIBRATED."""
+    random, path = np.random.default_rng(0), folder / "sample"
+    if kind == "bytes":
+        path.write_bytes(random.integers(BYTES, size=SAMPLE).astype(np.uint8).tobytes())
+        return path
+    np.save(path.with_suffix(".npy"), random.standard_normal((SAMPLE, WIDTH)).astype(np.float32))
+    return path.with_suffix(".npy")
 
 
 _folders: List["tempfile.TemporaryDirectory[str]"] = []
-Row = Tuple[int, List[Token]]
 
 
 @functools.lru_cache(maxsize=None)
 def subject(spec: Spec) -> Subject:
     """Return the subject of a spec, created once."""
     _folders.append(tempfile.TemporaryDirectory())
-    return Subject(spec, Path(_folders[-1].name) / "artefact")
+    return Subject(spec, Path(_folders[-1].name))

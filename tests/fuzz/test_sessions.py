@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from posenc_export.runtime import providers
 from posenc_export.runtime.buffered import BufferedCaches
 from posenc_export.runtime.memory import Memory
 from posenc_export.runtime.session import Session
@@ -37,9 +38,21 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     Spec("rope", "bidirectional", "ort"),
     Spec("learned", "encoder", "torchscript"),
 ]
+# Every format, experts, cross-attention and own modules; and OpenVINO where it is installed.
+FORMATTED = [
+    Spec("rope", "block", "ort", form="int8"),
+    Spec("rope", "block", "ort", form="cache"),
+    Spec("rope", "block", "onnx-static", form="float16"),
+    Spec("rope", "experts", "ort", form="int4"),
+    Spec("rope", "own", "onnx", "mask", form="int8"),
+    Spec("t5", "reading", "ort", form="int4-128"),
+    Spec("rope", "block", "ort", provider="openvino"),
+]
 
 
 def made(spec: Spec) -> Subject:
+    if spec.provider in providers.OPENVINO:
+        pytest.importorskip("openvino")
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -56,6 +69,7 @@ THOROUGH = (
     Spec("cope", "block", "onnx-static"),
     Spec("t5", "reading", "onnx-static"),
     *(Spec("alibi", "block", target, "positions", 600) for target in ("onnx", "onnx-static")),
+    *(spec for spec in FORMATTED if spec.form not in ("int8", "float32") or spec.kind != "block"),
 )
 
 
@@ -65,7 +79,7 @@ def grouped(specs: List[Spec]) -> List[Any]:
     return [pytest.param(spec, id=str(spec), marks=marks[spec]) for spec in specs]
 
 
-@pytest.mark.parametrize("spec", grouped(SPECS))
+@pytest.mark.parametrize("spec", grouped([*SPECS, *FORMATTED]))
 def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
     machine = machine_of(made(spec))
     try:
@@ -124,3 +138,11 @@ def test_a_planted_fault_of_a_session_is_found_by_random_calls(owner: type, name
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises((AssertionError, ValueError)):
         run_state_machine_as_test(machine, settings=settings(FAST, max_examples=300, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
+
+
+def test_a_difference_that_rounding_would_hide_is_found_by_the_full_pass_of_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = made(Spec("rope", "block", "ort", form="int8"))
+    step = Session.step
+    monkeypatch.setattr(Session, "step", lambda self, inputs, copy=True: step(self, inputs, copy) * np.float32(1.05))
+    with pytest.raises(AssertionError, match="against its own full pass"):
+        replay(driven, OPTIONS, [FILLED, {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True}])

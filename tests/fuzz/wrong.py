@@ -127,8 +127,10 @@ WRONG: Dict[str, Wrong] = {
     **{f"retire {number}": lambda subject, session, n=number: session.retire(n) for number in HUGE},  # type: ignore[misc]
     **{f"admit at {number}": lambda subject, session, n=number: session.admit(_two(subject), start=n) for number in HUGE},  # type: ignore[misc]
 }
-IDS = [61, 2**31, 2**62, -1, -(2**63)]
+IDS = [256, 2**31, 2**62, -1, -(2**63)]
 WRONG_IDS: Dict[str, Wrong] = {
+    "the first id past the last": lambda subject, session: session.prefill(_changed(_whole(subject, session), subject.vocabulary)),
+    "the first id past the last in a step": lambda subject, session: session.step(_changed(_whole(subject, session)[:, 0], subject.vocabulary)),
     **{f"id {number}": _rows(lambda x, n=number: _changed(x, n)) for number in IDS},  # type: ignore[misc]
     **{f"id {number} of a list": _rows(lambda x, n=number: [[0, n]] * len(x)) for number in [*IDS, 2**63, 2**64 - 1, 2**70, 0.5]},  # type: ignore[misc]
     **{f"id {number} of a step": _step(lambda x, n=number: _changed(x, n)) for number in IDS},  # type: ignore[misc]
