@@ -13,7 +13,7 @@ from posenc_export import semantic
 from posenc_export.export import calibration
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
-from posenc_export.export.fewer_bits import FORMATS, rounded
+from posenc_export.export.fewer_bits import FORMATS, OnGrid, Rounded, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
 from posenc_export.runtime.manifest import Manifest
@@ -27,20 +27,21 @@ class Source:
     Args:
         model: in eval mode; its weights must not be modified afterwards.
         cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
+        on_grid: grids and codes of rounded weights by name of the parameter (fewer_bits.rounded); None if none is rounded.
     """
 
-    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None) -> None:
-        self.model, self.cache_scales = model, cache_scales or {}
+    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None) -> None:
+        self.model, self.cache_scales, self.on_grid = model, cache_scales or {}, on_grid or {}
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
-        """Return a copy of the graph with semantic nodes for the manifest's calling convention.
+        """Return a copy of the graph with semantic nodes for the manifest's calling convention. Rounded weights are read through nodes OnGrid.
 
         Raises:
             ValueError: the module mutates buffers or inputs.
         """
         if manifest.signature not in self._graphs:
-            self._graphs[manifest.signature] = _traced(self.model, manifest)
+            self._graphs[manifest.signature] = _traced(self.model, manifest, self.on_grid)
         return self._graphs[manifest.signature].clone()
 
 
@@ -70,11 +71,12 @@ class Sources:
         if key not in self._made:
             model = in_dtype(self.model, dtype)
             scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
-            self._made[key] = Source(model if weights is None else in_few_bits(model, weights, sample), scales)
+            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample)
+            self._made[key] = Source(rounded_model, scales, on_grid)
         return self._made[key]
 
 
-def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
+def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Rounded:
     """Return a copy of a float32 model in eval mode with weights rounded to a format of fewer_bits.FORMATS; a sample is used if the format is calibrated."""
     if sample is None or not FORMATS[weights].calibrated:
         return rounded(model, weights)
@@ -87,16 +89,43 @@ def in_dtype(model: Model, dtype: str) -> Model:
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
-def _traced(model: Model, manifest: Manifest) -> ir.Model:
+def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages that are not installed
     with semantic.semantic_graph(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # deprecations inside torch.onnx; the resulting graph is checked instead
-        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
+        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
+    _read_through_nodes(program.model.graph, _initializers(module, model, on_grid))
+    program.optimize()
     return program.model
+
+
+def _initializers(module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
+    """Return the names of rounded parameters of `model` by their names in `module`, which contains it. A tied weight has several."""
+    known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
+    return {name: known[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False) if id(parameter) in known}
+
+
+def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Put a semantic node OnGrid, which returns its input, between each rounded weight and the nodes that read it.
+
+    It keeps the name of the parameter, which would be lost where the optimizer folds a constant. It is lowered by targets/fewer_bits.py or Rewriter.finish.
+
+    Args:
+        names: names of rounded parameters by name of the initializer.
+    """
+    for initializer, name in names.items():
+        if initializer in graph.initializers:
+            weight = graph.initializers[initializer]
+            node = ir.node("OnGrid", [weight], {"name": name}, domain=semantic.DOMAIN)
+            made = node.outputs[0]
+            made.name, made.shape, made.type = f"{initializer}.on_grid", weight.shape, weight.type
+            weight.replace_all_uses_with(made)
+            node.replace_input_with(0, weight)
+            graph.insert_before(graph[0], node)
 
 
 def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
