@@ -16,6 +16,7 @@ from posenc_export.export.describe import Model, dtype_of, trace_inputs
 from posenc_export.export.fewer_bits import FORMATS, OnGrid, Rounded, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
+from posenc_export.models.parts.experts import Experts
 from posenc_export.runtime.manifest import Manifest
 
 OPSET = 23  # of the trace; its operators have the same meaning in later opsets
@@ -84,7 +85,16 @@ def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Rounded
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
-    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy."""
+    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy.
+
+    Raises:
+        ValueError: a model that chooses experts in another dtype than float32.
+    """
+    choosing = [part for part in model.modules() if isinstance(part, Experts) and part.choose.chosen < part.router.out_features]
+    if choosing and dtype != "float32":
+        rule = f"export: expected dtype float32 for a model that chooses {choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
+        why = "with activations in half precision a token near a tie gets other experts, and other ones in a step than in a prompt"
+        raise ValueError(f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32")
     ready = dtype_of(model) == dtype and not model.training
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
