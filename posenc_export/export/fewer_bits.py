@@ -1,8 +1,8 @@
-"""Quantized weights: the grids of each format, rounding of a model's weights to a grid, and the codes of a weight that lies on one."""
+"""Quantized weights: the grids of each format, and rounding of a model's weights to codes and scales on a grid."""
 
 import copy
 from dataclasses import dataclass
-from typing import Dict, Iterator, Mapping, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -21,17 +21,28 @@ SIGNIFICAND = 24  # bits of the significand of a float32
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight as code * scale.
+    """Weights as code * scale.
 
     Args:
-        codes: [N,blocks,block] int8; the last block is padded with 0.
-        scales: [N,blocks] float32, of either sign.
+        codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have their number in front.
+        scales: [...,N,blocks] float32, of either sign.
         inputs: number of inputs K.
     """
 
     codes: np.ndarray
     scales: np.ndarray
     inputs: int
+
+    @property
+    def weight(self) -> np.ndarray:
+        """The weights [...,N,K] float32, without rounding: scales are so short that products with codes are exact."""
+        numbers = self.codes * self.scales[..., None]
+        return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
+
+    @staticmethod
+    def joined(parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate) -> "Codes":
+        """Return codes of several weights with the same inputs in one, joined by a function of arrays."""
+        return Codes(how([part.codes for part in parts]), how([part.scales for part in parts]), parts[0].inputs)
 
 
 @dataclass(frozen=True)
@@ -48,40 +59,30 @@ class Grid:
     bits: int
     block: Optional[int]
 
-    def rounded(self, weight: np.ndarray) -> np.ndarray:
+    def rounded(self, weight: np.ndarray) -> Codes:
         """Round a weight [N,K] float32 to the grid. Each block gets the scale with the smallest squared error among SEARCHED."""
-        parts = [self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)]
-        return np.concatenate(parts)
+        return Codes.joined([self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)])
 
-    def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> np.ndarray:
+    def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:
         """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/gptq.py)."""
         order = gptq.order_of(moments)
-        parts = [self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)]
-        return np.concatenate(parts)
+        return Codes.joined([self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)])
 
-    def codes(self, weight: np.ndarray) -> Optional[Codes]:
-        """Return the codes from which a weight [N,K] float32 can be restored bit by bit, or None if the weight does not lie on the grid."""
-        blocks = self._blocks(weight)
-        largest = np.abs(blocks).max((1, 2)).argmax()
-        if self._found(blocks[largest : largest + 1]) is None:  # one output suffices to reject most weights
-            return None
-        scales = self._found(blocks)
-        return None if scales is None else Codes(self._nearest(blocks, scales).astype(np.int8), scales, weight.shape[1])
-
-    def _rounded(self, weight: np.ndarray) -> np.ndarray:
+    def _rounded(self, weight: np.ndarray) -> Codes:
         blocks = self._blocks(weight)
         best = self._best(blocks)
-        return (self._nearest(blocks, best) * best[..., None]).reshape(len(weight), -1)[:, : weight.shape[1]]
+        return Codes(self._nearest(blocks, best).astype(np.int8), best, weight.shape[1])
 
-    def _compensated(self, weight: np.ndarray, order: gptq.Order) -> np.ndarray:
-        scales = np.repeat(self._best(self._blocks(weight)), self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
+    def _compensated(self, weight: np.ndarray, order: gptq.Order) -> Codes:
+        best = self._best(self._blocks(weight))
+        scales = np.repeat(best, self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
         half = 1 << (self.bits - 1)
-        made: np.ndarray = gptq.rounded(torch.from_numpy(weight), torch.from_numpy(scales), order, -half, half - 1).numpy()
-        return made
+        codes: np.ndarray = gptq.codes(torch.from_numpy(weight), torch.from_numpy(scales), order, -half, half - 1).numpy()
+        return Codes(self._blocks(codes).astype(np.int8), best, weight.shape[1])
 
     def _best(self, blocks: np.ndarray) -> np.ndarray:
         """Return the scale of each block [N,blocks] with the smallest squared error among SEARCHED."""
-        largest = self._scales(blocks, 1 << (self.bits - 1))
+        largest = self._scales(blocks)
         best, error = largest, np.full(largest.shape, np.inf, np.float32)
         for factor in SEARCHED if self.bits < 8 else (1.0,):  # with 8 bits clipping costs more than a finer grid gains
             scales = self._short(largest * np.float32(factor))
@@ -89,21 +90,8 @@ class Grid:
             best, error = np.where(found < error, scales, best), np.minimum(found, error)
         return best
 
-    def _found(self, blocks: np.ndarray) -> Optional[np.ndarray]:
-        """Return scales [N,blocks] with which all blocks lie on the grid, or None. The largest weight of a block may have any code."""
-        scales, open_ = np.zeros(blocks.shape[:2], np.float32), np.ones(blocks.shape[:2], bool)
-        for code in range(1 << (self.bits - 1), 0, -1):
-            left = blocks[open_][:, None]
-            tried = self._scales(left, code)
-            fits = (self._nearest(left, tried) * tried[..., None] == left).all(2)[:, 0]
-            scales[open_] = np.where(fits, tried[:, 0], scales[open_])
-            open_[open_] = ~fits
-            if not open_.any():
-                return scales
-        return None
-
     def _short(self, scales: np.ndarray) -> np.ndarray:
-        """Round scales to so few bits that their products with codes are exact in float32, and so is the division of a product by its code."""
+        """Round scales to so few bits that their products with codes are exact in float32."""
         significands, exponents = np.frexp(scales)
         steps = np.float32(1 << (SIGNIFICAND - self.bits))
         return np.ldexp(np.rint(significands * steps) / steps, exponents)
@@ -116,15 +104,18 @@ class Grid:
         padded[:, : weight.shape[1]] = weight
         return padded.reshape(len(weight), count, block)
 
-    def _scales(self, blocks: np.ndarray, code: int) -> np.ndarray:
-        """Return the scales [N,blocks] with which the largest weight of each block has the code -code."""
+    def _scales(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the scales [N,blocks] with which the largest weight of each block has the lowest code."""
         at = np.abs(blocks).argmax(2)[..., None]
-        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-code)
+        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-(1 << (self.bits - 1)))
 
     def _nearest(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Return the nearest codes [N,blocks,block], as float32."""
         half = 1 << (self.bits - 1)
         return np.clip(np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[..., None]), -half, half - 1)
+
+
+OnGrid = Tuple[Grid, Codes]
 
 
 @dataclass(frozen=True)
@@ -138,11 +129,6 @@ class Format:
 
     projections: Grid
     tables: Grid
-
-    @property
-    def grids(self) -> Tuple[Grid, ...]:
-        """The grids of the format, without duplicates."""
-        return tuple(dict.fromkeys((self.projections, self.tables)))
 
     @property
     def calibrated(self) -> bool:
@@ -170,7 +156,14 @@ def activations_of(model: Model) -> str:
     return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
 
 
-def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Model:
+class Rounded(NamedTuple):
+    """A model with rounded weights, and their grids and codes by name of the parameter. The name of a tied weight is that of its table."""
+
+    model: Model
+    weights: Dict[str, OnGrid]
+
+
+def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Rounded:
     """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
 
     Encodings, norms, biases, convolutions, routers and tables of token types keep their weights. In models with experts, formats of 8 bits round only experts, because
@@ -180,29 +173,40 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
         weights: name of the format, a key of FORMATS.
         moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded with Grid.compensated.
     """
-    made, kept, kind = copy.deepcopy(model), _kept(model), FORMATS[weights]
+    made, kind = copy.deepcopy(model), FORMATS[weights]
     layers = linear_layers(made)
     known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has the moments of its head
-    tables = [part.weight for name, part in made.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
-    grids = {id(layer.weight): (layer.weight, kind.projections) for layer in layers.values()}
-    grids |= {id(table): (table, kind.tables) for table in tables}  # a tied head has the grid of its table
-    if activations_of(model) == "float32" and kind.projections.bits == 8:
-        grids = {}
+    names = {id(parameter): name for name, parameter in made.named_parameters()}
+    found: Dict[str, OnGrid] = {}
     with torch.no_grad():
-        for key, (weight, grid) in grids.items():
-            found = grid.compensated(weight.numpy(), known[key]) if key in known else grid.rounded(weight.numpy())
-            weight.copy_(torch.from_numpy(found))
+        for weight, grid in _matrices(made, kind):
+            numbers = weight.numpy()
+            codes = grid.compensated(numbers, known[id(weight)]) if id(weight) in known else grid.rounded(numbers)
+            weight.copy_(torch.from_numpy(codes.weight))
+            found[names[id(weight)]] = grid, codes
         for weight in _of_experts(made):
-            weight.copy_(torch.from_numpy(kind.projections.rounded(weight.T.contiguous().numpy())).T)
-    return made
+            codes = Codes.joined([kind.projections.rounded(one.T.contiguous().numpy()) for one in weight], np.stack)
+            weight.copy_(torch.from_numpy(codes.weight).transpose(1, 2))
+            found[names[id(weight)]] = kind.projections, codes
+    return Rounded(made, found)
+
+
+def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Grid]]:
+    """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
+    if activations_of(model) == "float32" and kind.projections.bits == 8:
+        return []
+    kept = _kept(model)
+    tables = [part.weight for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
+    grids = {id(layer.weight): (layer.weight, kind.projections) for layer in linear_layers(model).values()}
+    grids |= {id(table): (table, kind.tables) for table in tables}  # a tied head has the grid of its table
+    return list(grids.values())
 
 
 def _of_experts(model: Model) -> Iterator[torch.Tensor]:
-    """Yield the weights [K,N] of gates, ups and downs of every expert, as views."""
+    """Yield the weights [experts,K,N] of gates, ups and downs."""
     for part in model.modules():
         if isinstance(part, Experts):
-            for weights in (part.gates, part.ups, part.downs):
-                yield from weights
+            yield from (part.gates, part.ups, part.downs)
 
 
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:

@@ -34,8 +34,8 @@ def order_of(moments: Tensor) -> Order:
     return Order(columns, torch.linalg.cholesky(inverse, upper=True))
 
 
-def rounded(weight: Tensor, scales: Tensor, order: Order, least: int, most: int) -> Tensor:
-    """Return a weight [N,K] float32 rounded to code * scale.
+def codes(weight: Tensor, scales: Tensor, order: Order, least: int, most: int) -> Tensor:
+    """Return codes [N,K] float64, whole numbers, with which code * scale replaces a weight [N,K] float32.
 
     Args:
         scales: scale of each weight [N,K] float32.
@@ -44,14 +44,14 @@ def rounded(weight: Tensor, scales: Tensor, order: Order, least: int, most: int)
     columns, factor = order
     remaining, steps = weight.double()[:, columns], scales.double()[:, columns]
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
-    codes = torch.empty_like(remaining)
+    found = torch.empty_like(remaining)
     for first in range(0, remaining.size(1), COLUMNS):
         end = min(first + COLUMNS, remaining.size(1))
         lost = torch.empty_like(remaining[:, first:end])
         for column in range(first, end):
-            codes[:, column] = (remaining[:, column] / steps[:, column]).round().clamp(least, most)
-            error = (remaining[:, column] - codes[:, column] * steps[:, column]) / factor[column, column]
+            found[:, column] = (remaining[:, column] / steps[:, column]).round().clamp(least, most)
+            error = (remaining[:, column] - found[:, column] * steps[:, column]) / factor[column, column]
             remaining[:, column:end] -= error[:, None] * factor[column, column:end]
             lost[:, column - first] = error
         remaining[:, end:] -= lost @ factor[first:end, end:]
-    return (codes[:, columns.argsort()] * scales.double()).float()
+    return found[:, columns.argsort()]

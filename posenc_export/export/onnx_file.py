@@ -12,7 +12,6 @@ from onnx_ir.passes import common
 
 from posenc_export import __version__
 from posenc_export.export import external_data, int8_cache
-from posenc_export.export.fewer_bits import FORMATS, Grid
 from posenc_export.export.rewriter import Fusion, Lowering, Rewriter, drop_unused
 from posenc_export.export.source import OPSET, Source
 from posenc_export.runtime import files, meanings
@@ -31,7 +30,7 @@ def write_onnx(
     manifest: Manifest,
     lowering: Sequence[Mapping[str, Lowering]],
     folder: Path,
-    few_bits: Callable[[Sequence[Grid], str], Any],
+    few_bits: Callable[[str], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
 ) -> Manifest:
     """Write folder/model.onnx and its external data; return the manifest with inputs, states, opset, operators and files of the graph.
@@ -47,7 +46,7 @@ def write_onnx(
     graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
-    rewriter = Rewriter(graph_model, manifest.dtype, manifest.cache)
+    rewriter = Rewriter(graph_model, manifest.dtype, manifest.cache, source.on_grid)
     for phase in lowering:
         rewriter.run(phase)
     if manifest.weights is not None:
@@ -68,16 +67,16 @@ def write_onnx(
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
 
-def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[Sequence[Grid], str], Any]) -> Manifest:
-    """Replace float32 constants by quantized ones in the manifest's format, and record their number.
+def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[str], Any]) -> Manifest:
+    """Replace rounded constants by their codes and scales, and record their number.
 
     Raises:
-        ValueError: no constant can be quantized.
+        ValueError: the model has no weights that are rounded.
     """
     assert manifest.weights is not None
-    nodes = few_bits(FORMATS[manifest.weights.format].grids, manifest.weights.activations)
+    nodes = few_bits(manifest.weights.activations)
     rewriter.replace_nodes(nodes.table())
-    matrices = nodes.weights.count()
+    matrices = len(nodes.weights.stored)
     if not matrices:
         raise ValueError(f"export: expected a model with linear layers or a token table for weights {manifest.weights.format}, got one without; omit weights")
     return manifest.replace(weights=msgspec.structs.replace(manifest.weights, matrices=matrices))

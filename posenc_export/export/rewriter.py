@@ -1,5 +1,6 @@
 """Rewrite an ONNX graph: replace each semantic node by nodes of the target, and patterns of standard nodes by fewer nodes."""
 
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -7,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export import semantic
+from posenc_export.export.fewer_bits import OnGrid
 
 Values = Sequence[Optional[ir.Value]]
 Lowering = Callable[["Rewriter", ir.Node], ir.Value]
@@ -23,13 +25,15 @@ class Rewriter:
         model: contains the semantic graph, which is modified in place.
         dtype: numpy dtype name of activations.
         cache: format of quantized caches; empty for caches in `dtype`.
+        on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
 
     Attributes:
         added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str, cache: str = "") -> None:
+    def __init__(self, model: ir.Model, dtype: str, cache: str = "", on_grid: Mapping[str, OnGrid] = MappingProxyType({})) -> None:
         self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
+        self._on_grid = dict(on_grid)
         self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
         self._at: Optional[ir.Node] = None
@@ -180,8 +184,21 @@ class Rewriter:
         """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
         return self.emit("Heads", [value], semantic.DOMAIN, {"heads": float(heads)})
 
+    def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[OnGrid]]:
+        """Return the name of the rounded weight that `value` is, its grid and its codes; the grid and codes are None for another value."""
+        node = producer(value, "OnGrid")
+        name = "" if node is None else node.attributes.get_string("name")
+        return name, self._on_grid.get(name)
+
+    def mark(self, weight: ir.Value, name: str, found: OnGrid) -> ir.Value:
+        """Return a constant as the rounded weight `name`, whose codes are those of the constant."""
+        self._on_grid[name] = found
+        made = self.emit("OnGrid", [weight], semantic.DOMAIN, {"name": name})
+        made.shape, made.type = weight.shape, weight.type
+        return made
+
     def finish(self) -> None:
-        """Lower the remaining Heads nodes, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
+        """Lower the remaining Heads nodes and nodes OnGrid, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
 
         Raises:
             ValueError: semantic nodes remain that the target's tables do not lower.
@@ -191,6 +208,8 @@ class Rewriter:
                 self._at = node
                 made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
                 node.outputs[0].replace_all_uses_with(made)
+            elif node.domain == semantic.DOMAIN and node.op_type == "OnGrid":
+                self._unrounded(node)
         drop_unused(self.model)
         self._constants.clear()  # unused ones were removed from the graph
         common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
@@ -198,6 +217,34 @@ class Rewriter:
         remaining = sorted({node.op_type for node in self.graph.all_nodes() if node.domain == semantic.DOMAIN})
         if remaining:
             raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
+
+
+    def _unrounded(self, node: ir.Node) -> None:
+        """Let the readers of a node OnGrid read the constant, transposed here for those that read it transposed."""
+        weight = constant_of(node.outputs[0])
+        for reader, _ in list(node.outputs[0].uses()):
+            if reader.op_type == "Transpose":
+                made = self.weight(f"{weight.name}.transposed", lambda: np.ascontiguousarray(numbers_of(weight).T))
+                reader.outputs[0].replace_all_uses_with(made)
+        node.outputs[0].replace_all_uses_with(weight)
+
+
+def constant_of(value: Optional[ir.Value]) -> ir.Value:
+    """Return the constant that a node OnGrid returns, or the value itself."""
+    node = producer(value, "OnGrid")
+    return value if node is None else node.inputs[0]  # type: ignore[return-value]
+
+
+def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Return what the Transpose node reads that produces `value`; None if another node produces it."""
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+
+
+def numbers_of(value: ir.Value) -> np.ndarray:
+    """Return the content of a constant."""
+    assert value.const_value is not None, f"{value.name} is computed in the graph"
+    return value.const_value.numpy()
 
 
 def number(node: ir.Node, name: str) -> int:

@@ -11,9 +11,10 @@ from posenc_export import semantic
 from posenc_export.export import calibration
 from posenc_export.export.calibration import Sample
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
-from posenc_export.export.fewer_bits import FORMATS, rounded
+from posenc_export.export.fewer_bits import FORMATS, OnGrid, Rounded, rounded
 from posenc_export.export.signatures import wrap
 from posenc_export.models.own import as_model
+from posenc_export.models.parts.experts import Experts
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.quiet import quiet
 
@@ -26,20 +27,21 @@ class Source:
     Args:
         model: in eval mode; its weights must not be modified afterwards.
         cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
+        on_grid: grids and codes of rounded weights by name of the parameter (fewer_bits.rounded); None if none is rounded.
     """
 
-    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None) -> None:
-        self.model, self.cache_scales = model, cache_scales or {}
+    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None) -> None:
+        self.model, self.cache_scales, self.on_grid = model, cache_scales or {}, on_grid or {}
         self._graphs: Dict[str, ir.Model] = {}
 
     def semantic(self, manifest: Manifest) -> ir.Model:
-        """Return a copy of the graph with semantic nodes for the manifest's calling convention.
+        """Return a copy of the graph with semantic nodes for the manifest's calling convention. Rounded weights are read through nodes OnGrid.
 
         Raises:
             ValueError: the module mutates buffers or inputs.
         """
         if manifest.signature not in self._graphs:
-            self._graphs[manifest.signature] = _traced(self.model, manifest)
+            self._graphs[manifest.signature] = _traced(self.model, manifest, self.on_grid)
         return self._graphs[manifest.signature].clone()
 
 
@@ -69,11 +71,12 @@ class Sources:
         if key not in self._made:
             model = in_dtype(self.model, dtype)
             scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
-            self._made[key] = Source(model if weights is None else in_few_bits(model, weights, sample), scales)
+            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample)
+            self._made[key] = Source(rounded_model, scales, on_grid)
         return self._made[key]
 
 
-def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
+def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Rounded:
     """Return a copy of a float32 model in eval mode with weights rounded to a format of fewer_bits.FORMATS; a sample is used if the format is calibrated."""
     if sample is None or not FORMATS[weights].calibrated:
         return rounded(model, weights)
@@ -81,20 +84,56 @@ def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Model:
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
-    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy."""
+    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy.
+
+    Raises:
+        ValueError: a model that chooses experts in another dtype than float32.
+    """
+    choosing = [part for part in model.modules() if isinstance(part, Experts) and part.choose.chosen < part.router.out_features]
+    if choosing and dtype != "float32":
+        rule = f"export: expected dtype float32 for a model that chooses {choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
+        why = "with activations in half precision a token near a tie gets other experts, and other ones in a step than in a prompt"
+        raise ValueError(f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32")
     ready = dtype_of(model) == dtype and not model.training
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
-def _traced(model: Model, manifest: Manifest) -> ir.Model:
+def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> ir.Model:
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
     with semantic.semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
-        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=True, verbose=False)
+        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
+    _read_through_nodes(program.model.graph, _initializers(module, model, on_grid))
+    program.optimize()
     return program.model
+
+
+def _initializers(module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
+    """Return the names of rounded parameters of `model` by their names in `module`, which contains it. A tied weight has several."""
+    known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
+    return {name: known[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False) if id(parameter) in known}
+
+
+def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Put a semantic node OnGrid, which returns its input, between each rounded weight and the nodes that read it.
+
+    It keeps the name of the parameter, which would be lost where the optimizer folds a constant. It is lowered by targets/fewer_bits.py or Rewriter.finish.
+
+    Args:
+        names: names of rounded parameters by name of the initializer.
+    """
+    for initializer, name in names.items():
+        if initializer in graph.initializers:
+            weight = graph.initializers[initializer]
+            node = ir.node("OnGrid", [weight], {"name": name}, domain=semantic.DOMAIN)
+            made = node.outputs[0]
+            made.name, made.shape, made.type = f"{initializer}.on_grid", weight.shape, weight.type
+            weight.replace_all_uses_with(made)
+            node.replace_input_with(0, weight)
+            graph.insert_before(graph[0], node)
 
 
 def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:

@@ -17,6 +17,7 @@ HELP = (
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
+CHOICE = "TopK"  # operator of routers; near ties between experts are decided differently in bfloat16, which changes outputs abruptly
 
 
 def check_threads(threads: Any) -> None:
@@ -49,6 +50,8 @@ def check_name(name: str, manifest: Manifest) -> None:
     if found is not None:
         rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
         raise ValueError(f"runtime: expected {rule} for provider {name}, got {found}; give provider cpu")
+    if name == "openvino-bf16" and CHOICE in manifest.operators:
+        raise ValueError(f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino")
 
 
 def not_for_openvino(manifest: Manifest) -> Optional[str]:

@@ -14,6 +14,7 @@ from posenc_export.models.parts.experts import Experts
 from posenc_export.models.presets import seeded
 from posenc_export.models.short import block_config, decoder_config
 from posenc_export.numerics import tolerance
+from posenc_export.runtime.providers import check_name
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("experts")
@@ -24,9 +25,10 @@ MIXTURES: Dict[str, Dict[str, Any]] = {
     "weights on the input": {"experts": 4, "chosen": 1, "on": "input", "weights": "sigmoid", "shared": 12},
     "two weights on the input": {"experts": 4, "chosen": 2, "on": "input", "weights": "all"},
     "groups": {"experts": 6, "chosen": 3, "factor": 1.5, "shared": 12, "choice": GROUPS, "weights": "sigmoid_of_chosen"},
+    "all": {"experts": 3, "chosen": 3},
     "relu": {"experts": 3, "chosen": 2, "unit": {"name": "gated", "activation": "relu"}},
 }
-SPARSE = ("plain", "clamped with biases", "weights on the input", "groups")  # those that MoE can represent
+SPARSE = ("plain", "all", "clamped with biases", "weights on the input", "groups")  # those that MoE can represent
 TARGETS = ("ort", "onnx", "onnx-static")
 
 
@@ -61,23 +63,37 @@ def test_signature_mask_is_verified(target: str, weights: Any, tmp_path: Path) -
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
+@pytest.mark.parametrize(("target", "dtype"), [("ort", "float16"), ("torchscript", "float16"), ("ort-cuda", None)])
+def test_a_choice_of_experts_in_float16_is_refused(target: str, dtype: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected dtype float32 for a model that chooses 2 of 5 experts, got float16"):
+        export(sources(_decoder("plain")), target, tmp_path / "made", dtype=dtype)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", TARGETS)
-def test_experts_in_float16_are_verified(target: str, tmp_path: Path) -> None:
-    manifest = export(sources(_decoder("clamped with biases")), target, tmp_path / "made", dtype="float16")
+def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_path: Path) -> None:
+    manifest = export(sources(_decoder("all")), target, tmp_path / "made", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"] and "MoE" not in manifest.operators
+
+
+def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
+    manifest = export(sources(_decoder("plain")), "ort", tmp_path / "made", verify=False)
+    with pytest.raises(ValueError, match="expected a model that does not choose experts for provider openvino-bf16"):
+        check_name("openvino-bf16", manifest)
 
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
     model = seeded(_decoder("clamped with biases"))
-    made = rounded(model, weights)
+    made, found = rounded(model, weights)
     changed = {name.rpartition("mlp.")[2] for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
     experts = {"gates", "ups", "downs"}
     assert changed >= experts and not any("router" in name or "bias" in name for name in changed)
     assert (changed == experts) == (weights == "int8")  # kernels of other products with 8-bit weights round activations
     part = next(part for part in made.modules() if isinstance(part, Experts))
-    assert all(FORMATS[weights].projections.codes(expert.T.contiguous().detach().numpy()) is not None for expert in (*part.gates, *part.ups, *part.downs))
+    for name in experts:
+        codes = next(codes for full, (_, codes) in found.items() if full.endswith(f"mlp.{name}"))
+        assert torch.equal(torch.from_numpy(codes.weight).transpose(1, 2), getattr(part, name))
 
 
 @pytest.mark.exhaustive

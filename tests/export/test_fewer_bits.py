@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from posenc_export import semantic
 from posenc_export.export import VerificationError, deviation, export, verify
 from posenc_export.export.fewer_bits import FORMATS, Grid, rounded
 from posenc_export.export.rewriter import Rewriter
@@ -40,19 +41,18 @@ GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 128)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_a_rounded_weight_is_restored_bit_by_bit_from_its_codes(grid: Grid) -> None:
-    weight = grid.rounded(_weight())
-    found = grid.codes(weight)
-    assert found is not None and np.abs(found.codes.astype(int)).max() <= 1 << (grid.bits - 1)
-    made = (found.codes * found.scales[..., None]).reshape(len(weight), -1)
-    np.testing.assert_array_equal(made[:, : weight.shape[1]], weight)
-    assert not made[:, weight.shape[1] :].any()
+def test_products_of_codes_and_scales_are_exact_in_float32(grid: Grid) -> None:
+    made = grid.rounded(_weight())
+    assert np.abs(made.codes.astype(int)).max() <= 1 << (grid.bits - 1)
+    exact = (made.codes * made.scales.astype(np.float64)[..., None]).reshape(24, -1)
+    np.testing.assert_array_equal(exact[:, :70], made.weight)
+    assert not exact[:, 70:].any()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
     weight = _weight(64, 256)
-    error = np.sqrt(np.square(grid.rounded(weight) - weight).mean() / np.square(weight).mean())
+    error = np.sqrt(np.square(grid.rounded(weight).weight - weight).mean() / np.square(weight).mean())
     assert error <= rounding_noise(grid.bits, grid.block or weight.shape[1])
 
 
@@ -60,20 +60,28 @@ def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
 def test_blocks_of_zeros_stay_zeros(grid: Grid) -> None:
     weight = _weight()
     weight[3] = weight[:, :32] = 0
-    assert not grid.rounded(weight)[3].any() and grid.codes(grid.rounded(weight)) is not None
+    made = grid.rounded(weight).weight
+    assert not made[3].any() and not made[:, :32].any() and np.isfinite(made).all()
 
 
-def test_a_weight_that_lies_on_no_grid_has_no_codes() -> None:
-    assert all(grid.codes(_weight()) is None for grid in GRIDS)
+@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
+def test_constants_that_lie_on_a_grid_by_chance_are_not_quantized(target: str, tmp_path: Path) -> None:
+    one_head = decoder_config(61, 1, 56, block_config(24, 1, 48, head_size=24, encoding={"name": "t5"}))  # its table of biases has one column
+    model = seeded(one_head)
+    names = rounded(model, "int4").weights
+    manifest = export(model, target, tmp_path / "made", verify=False, weights="int4")
+    assert manifest.weights is not None and manifest.weights.matrices == len(names) == 6
+    stored = [tensor.name for tensor in onnx.load(tmp_path / "made/model.onnx", load_external_data=False).graph.initializer if ".scales" in tensor.name]
+    assert {name.partition(".scales")[0] for name in stored} == set(names)
 
 
 def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     config = decoder_config(61, 1, 56, block_config(32, 4, 64, encoding={"name": "fire"}))
     model = seeded(config)
-    made = rounded(model, "int4")
+    made, names = rounded(model, "int4")
     changed = {name for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
     linear = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and ".encoding." not in name}
-    assert changed == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # the tied weight has one name
+    assert changed == set(names) == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # the tied weight has one name
     assert made.head.linear.weight is made.tokens.embedding.weight  # type: ignore[union-attr]
 
 
@@ -126,7 +134,7 @@ def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(target: st
     model = from_pretrained(folder)
     manifest = export(model, target, tmp_path / "made", weights="int4")
     assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None
-    assert manifest.weights.matrices == 1 + sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # the tied table of 61 x 64 is folded into two constants
+    assert manifest.weights.matrices == len(rounded(model, "int4").weights)
 
 
 def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
@@ -166,6 +174,13 @@ def test_the_output_of_a_token_does_not_depend_on_other_tokens(weights: str) -> 
     assert worst_error(alone, _run(model, x)) <= tolerance("float32", 1, 96)
 
 
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("form", [Fused, Standard])
+def test_a_product_of_no_tokens_has_none(form: Any, weights: str) -> None:
+    model, x, _ = _product(form, weights, 96)
+    assert _run(model, x[:, :0]).shape == (1, 0, 24)
+
+
 def test_a_token_of_zeros_gives_zeros() -> None:
     model, x, _ = _product(Fused, "int8", 96)
     x[:, 2] = 0
@@ -174,20 +189,22 @@ def test_a_token_of_zeros_gives_zeros() -> None:
 
 def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
     """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes, and the product in float64."""
-    kind = FORMATS[weights]
-    weight = kind.projections.rounded(_weight(24, inputs))
+    grid = FORMATS[weights].projections
+    codes = grid.rounded(_weight(24, inputs))
     x = ir.Value(name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT))
-    held = ir.Value(name="w", shape=ir.Shape(weight.T.shape), type=ir.TensorType(ir.DataType.FLOAT), const_value=ir.tensor(weight.T.copy(), name="w"))
-    node = ir.node("MatMul", [x, held])
+    held = ir.Value(name="w", shape=ir.Shape(codes.weight.shape), type=ir.TensorType(ir.DataType.FLOAT), const_value=ir.tensor(codes.weight, name="w"))
+    read = ir.node("OnGrid", [held], {"name": "w"}, domain=semantic.DOMAIN)
+    turned = ir.node("Transpose", read.outputs, {"perm": [1, 0]})
+    node = ir.node("MatMul", [x, turned.outputs[0]])
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
-    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
+    graph = ir.Graph([x], node.outputs, nodes=[read, turned, node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
     model = ir.Model(graph, ir_version=10)
-    rewriter = Rewriter(model, "float32")
-    rewriter.replace_nodes(form(kind.grids, "int8").table())
+    rewriter = Rewriter(model, "float32", on_grid={"w": (grid, codes)})
+    rewriter.replace_nodes(form("int8").table())
     rewriter.finish()
     graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
-    return ir.to_proto(model), tokens, tokens.astype(np.float64) @ weight.T.astype(np.float64)
+    return ir.to_proto(model), tokens, tokens.astype(np.float64) @ codes.weight.T.astype(np.float64)
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:

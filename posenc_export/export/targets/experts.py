@@ -10,11 +10,10 @@ from typing import List, Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.fewer_bits import Codes, Grid
-from posenc_export.export.rewriter import Rewriter, number, size
+from posenc_export.export.fewer_bits import Codes, OnGrid
+from posenc_export.export.rewriter import Rewriter, constant_of, number, numbers_of, size
 
 DOMAIN = "com.microsoft"
-OnGrid = Tuple[Grid, Codes]
 SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose logarithm is taken
 
 
@@ -38,7 +37,7 @@ def sparse(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     logits = rewriter.emit("Log", [rewriter.emit("Max", [shares, rewriter.constant(SMALLEST, "float32")])])
     by_token = rewriter.emit("Reshape", [logits, rewriter.constant([-1, size(gates, 0)])])
     first, first_bias = _alternating(rewriter, gates, ups), _alternating(rewriter, gates_bias, ups_bias)
-    second = rewriter.weight(f"{downs.name}.by_output", lambda: _by_output(downs))
+    second = _second(rewriter, downs)
     attributes = {"k": number(node, "chosen"), "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": _factor(node, "alpha"), "activation_beta": _factor(node, "beta")}
     attributes |= {"swiglu_limit": _factor(node, "limit")} if math.isfinite(_factor(node, "limit")) else {}
@@ -83,7 +82,8 @@ def _codes(rewriter: Rewriter, source: Optional[ir.Value], found: OnGrid, shape:
         shape: rows and inputs of each expert, to which codes are padded.
     """
     assert source is not None
-    (grid, codes), (rows, inputs), (experts, outputs) = found, shape, (size(source, axis) for axis in (0, 1))
+    (grid, codes), (rows, inputs) = found, shape
+    experts, outputs = codes.scales.shape[:2]
     below = (0, rows - outputs)
 
     def packed() -> np.ndarray:
@@ -96,15 +96,15 @@ def _codes(rewriter: Rewriter, source: Optional[ir.Value], found: OnGrid, shape:
             return codes.scales.reshape(experts, outputs)
         return np.pad(codes.scales.reshape(experts, outputs, -1), ((0, 0), below, (0, 0)))
 
-    return [rewriter.weight(f"{source.name}.codes", packed), rewriter.weight(f"{source.name}.scales", scales)]
+    name = constant_of(source).name
+    return [rewriter.weight(f"{name}.codes", packed), rewriter.weight(f"{name}.scales", scales)]
 
 
 def _padded(rewriter: Rewriter, bias: Optional[ir.Value], outputs: int) -> Optional[ir.Value]:
     """Pad constant biases [N,m] to [N,outputs] with zeros; None for no biases."""
     if bias is None:
         return None
-    assert bias.const_value is not None
-    numbers = bias.const_value.numpy()
+    numbers = numbers_of(bias)
     return rewriter.weight(f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1]))))
 
 
@@ -139,9 +139,15 @@ def _factor(node: ir.Node, name: str) -> float:
 
 def _by_output(weights: ir.Value) -> np.ndarray:
     """Return constant weights [N,n,m] as [N,m,n], and constant biases [N,m] unchanged."""
-    assert weights.const_value is not None
-    numbers = weights.const_value.numpy()
+    numbers = numbers_of(constant_of(weights))
     return np.ascontiguousarray(np.swapaxes(numbers, 1, -1) if numbers.ndim == 3 else numbers)
+
+
+def _second(rewriter: Rewriter, downs: ir.Value) -> ir.Value:
+    """Return weights of downs [N,H,E] in a constant [N,E,H]."""
+    name, found = rewriter.rounded(downs)
+    made = rewriter.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
+    return made if found is None else rewriter.mark(made, name, found)
 
 
 def _alternating(rewriter: Rewriter, gates: Optional[ir.Value], ups: Optional[ir.Value]) -> Optional[ir.Value]:
@@ -149,8 +155,12 @@ def _alternating(rewriter: Rewriter, gates: Optional[ir.Value], ups: Optional[ir
     if gates is None or ups is None:
         return None
 
-    def made() -> np.ndarray:
-        both = np.stack((_by_output(gates), _by_output(ups)), axis=2)
+    def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+        both = np.stack(parts, axis=2)
         return both.reshape(len(both), -1, *both.shape[3:])
 
-    return rewriter.weight(f"{gates.name}.alternating", made)
+    made = rewriter.weight(f"{constant_of(gates).name}.alternating", lambda: joined([_by_output(gates), _by_output(ups)]))
+    (name, first), (_, second) = rewriter.rounded(gates), rewriter.rounded(ups)
+    if first is None or second is None:
+        return made
+    return rewriter.mark(made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined)))

@@ -1,14 +1,14 @@
-"""Nodes for constant weights that lie on the grid of a quantized format. Other weights stay float32 constants, so these lowerings never change the value of a weight."""
+"""Nodes for weights that were rounded to the grid of a quantized format, which nodes OnGrid name. All other weights stay float32 constants."""
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.fewer_bits import Codes, Grid
-from posenc_export.export.rewriter import NodeLowering, Rewriter
+from posenc_export.export.fewer_bits import Codes, Grid, OnGrid
+from posenc_export.export.rewriter import NodeLowering, Rewriter, transposed
 from posenc_export.export.targets import experts
-from posenc_export.export.targets.experts import DOMAIN, OnGrid
+from posenc_export.export.targets.experts import DOMAIN
 
 ACCURACY = {"int8": 4, "float32": 0}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
@@ -17,71 +17,42 @@ Product = Callable[[Rewriter, ir.Node, Optional[ir.Value], str, OnGrid], ir.Valu
 
 
 class Weights:
-    """Find the codes of a graph's constants. Results are kept, so that each constant is examined once.
+    """The rounded weights that nodes of a graph read.
 
-    Args:
-        grids: grids to try, in this order.
+    Attributes:
+        stored: names of the weights that were found.
     """
 
-    def __init__(self, grids: Sequence[Grid]) -> None:
-        self.grids = grids
-        self._found: Dict[str, Optional[OnGrid]] = {}
+    def __init__(self) -> None:
+        self.stored: Set[str] = set()
 
-    def count(self) -> int:
-        """Return the number of constants that lie on a grid."""
-        return sum(found is not None for found in self._found.values())
-
-    def of_product(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
-        """Return name and codes of the constant right operand [K,N] of a MatMul, which may be a transposed table [N,K]."""
-        value = node.inputs[1]
-        producer = None if value is None else value.producer()
-        if producer is not None and producer.op_type == "Transpose" and _numbers(producer.inputs[0], 2) is not None:
-            return self._of(producer.inputs[0], "rows", lambda table: table)
-        return self._of(value, "columns", lambda weight: np.ascontiguousarray(weight.T))
-
-    def of_table(self, node: ir.Node) -> Tuple[str, Optional[OnGrid]]:
-        """Return name and codes of the table [N,K] from which a Gather reads rows."""
-        axis = node.attributes.get_int("axis", 0)
-        return self._of(node.inputs[0] if axis == 0 else None, "rows", lambda table: table)
-
-    def of_each(self, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return the codes of the constant right operand [experts,K,N] of a MatMul with four axes, for each expert by name. Empty if it lies on no grid."""
-        (x, source), found = node.inputs, {}
-        weights = _numbers(source, 3)
-        if source is None or weights is None or x is None or (x.shape is not None and len(x.shape) != 4):
+    def of_product(self, rewriter: Rewriter, node: ir.Node) -> Dict[str, OnGrid]:
+        """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights [experts,K,N] by expert; empty if it is not rounded."""
+        x, value = node.inputs
+        name, found = rewriter.rounded(transposed(value))
+        if found is not None and found[1].scales.ndim == 2:
+            return self._found(name, found)
+        name, found = rewriter.rounded(value)
+        if found is None or x is None or (x.shape is not None and len(x.shape) != 4) or found[1].scales.ndim != 3:
             return {}
-        for expert, weight in enumerate(weights):
-            name = f"{source.name}.{expert}"
-            codes = self._codes(name, np.ascontiguousarray(weight.T))
-            if codes is None:
-                return {}
-            found[name] = codes
+        grid, codes = found
+        each = {f"{name}.{expert}": (grid, Codes(*parts, codes.inputs)) for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))}
+        self.stored |= set(each)
+        return each
+
+    def of_table(self, rewriter: Rewriter, node: ir.Node) -> Dict[str, OnGrid]:
+        """Return the table [N,K] from which a Gather reads rows by name; empty if it is not rounded."""
+        return self._found(*rewriter.rounded(node.inputs[0])) if node.attributes.get_int("axis", 0) == 0 else {}
+
+    def of_all(self, rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[OnGrid]:
+        """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""
+        name, found = rewriter.rounded(value)
+        self._found(name, found)
         return found
 
-    def of_all(self, source: Optional[ir.Value]) -> Optional[OnGrid]:
-        """Return the codes of a constant [experts,N,K] with the outputs of all experts in one axis, or None."""
-        weights = _numbers(source, 3)
-        return None if source is None or weights is None else self._codes(f"{source.name}", weights.reshape(-1, weights.shape[2]))
-
-    def _of(self, source: Optional[ir.Value], outputs: str, by_output: Callable[[np.ndarray], np.ndarray]) -> Tuple[str, Optional[OnGrid]]:
-        """Return a name for the constant, its grid and its codes. The grid and codes are None if `source` is not a constant matrix or lies on no grid.
-
-        Args:
-            outputs: "rows" or "columns", the axis of the outputs. It is part of the name.
-            by_output: brings the constant to the shape [N,K].
-        """
-        weight = _numbers(source, 2)
-        if source is None or weight is None:
-            return "", None
-        name = f"{source.name}.{outputs}"
-        return name, self._codes(name, by_output(weight))
-
-    def _codes(self, name: str, weight: np.ndarray) -> Optional[OnGrid]:
-        """Return the codes of a weight [N,K] on the first grid it lies on, or None."""
-        if name not in self._found:
-            found = ((grid, grid.codes(weight)) for grid in self.grids)
-            self._found[name] = next(((grid, codes) for grid, codes in found if codes is not None), None)
-        return self._found[name]
+    def _found(self, name: str, found: Optional[OnGrid]) -> Dict[str, OnGrid]:
+        self.stored |= set() if found is None else {name}
+        return {} if found is None else {name: found}
 
 
 class Fused:
@@ -90,12 +61,11 @@ class Fused:
     Grids with blocks use MatMulNBits and GatherBlockQuantized, which share one tensor if the head is tied. Grids with one scale per output use integer products.
 
     Args:
-        grids: grids of the format.
         activations: "int8" to round activations to 8 bits in products, or "float32".
     """
 
-    def __init__(self, grids: Sequence[Grid], activations: str) -> None:
-        self.weights, self.accuracy = Weights(grids), ACCURACY[activations]
+    def __init__(self, activations: str) -> None:
+        self.weights, self.accuracy = Weights(), ACCURACY[activations]
         self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
 
     def table(self) -> Mapping[str, NodeLowering]:
@@ -108,7 +78,7 @@ class Fused:
 
     def experts(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
         """MoE as QMoE."""
-        first, second = (self.weights.of_all(node.inputs[index]) for index in (2, 4))
+        first, second = (self.weights.of_all(rewriter, node.inputs[index]) for index in (2, 4))
         return experts.quantized(rewriter, node, first, second, self.accuracy) if first and second and first[0] == second[0] else None
 
     def _product(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
@@ -121,10 +91,11 @@ class Fused:
 
     def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]."""
-        name, found = self.weights.of_table(node)
-        if found is None or found[0].block is None:
-            return None
-        grid, codes = found
+        for name, (grid, codes) in self.weights.of_table(rewriter, node).items():
+            return self._rows(rewriter, node, name, grid, codes)
+        return None
+
+    def _rows(self, rewriter: Rewriter, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         scales = rewriter.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         blocks = rewriter.emit("GatherBlockQuantized", [self._packed(rewriter, name, grid, codes), node.inputs[1], scales], DOMAIN, attributes)
@@ -136,7 +107,10 @@ class Fused:
     def _by_token(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
         """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
         on the other tokens of a call. If all activations of a token are 0, so is its scale: their codes are arbitrary, and their products are multiplied by 0."""
-        largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), rewriter.constant([-1])], attributes={"keepdims": 1})
+        # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the axis is negative, and QuantizeLinear refuses such scales.
+        assert node.outputs[0].shape is not None
+        last = rewriter.constant([len(node.outputs[0].shape) - 1])
+        largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), last], attributes={"keepdims": 1})
         of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
         one, zero = rewriter.constant(1, "float32"), rewriter.constant(ZERO_POINT, "uint8")
         # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01 to 1.06 of the time.
@@ -172,8 +146,8 @@ class Standard:
     activations is an option of the session (runtime/ort_graph.py).
     """
 
-    def __init__(self, grids: Sequence[Grid], activations: str) -> None:
-        self.weights = Weights(grids)
+    def __init__(self, activations: str) -> None:
+        self.weights = Weights()
 
     def table(self) -> Mapping[str, NodeLowering]:
         """Lowerings by operator."""
@@ -185,10 +159,11 @@ class Standard:
 
     def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]. 4-bit codes are stored as int8, which Gather supports."""
-        name, found = self.weights.of_table(node)
-        if found is None or found[0].block is None:
-            return None
-        grid, codes = found
+        for name, (grid, codes) in self.weights.of_table(rewriter, node).items():
+            return self._rows(rewriter, node, name, grid, codes)
+        return None
+
+    def _rows(self, rewriter: Rewriter, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         table = rewriter.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
         scales = rewriter.weight(f"{name}.scales_to_gather", lambda: codes.scales)
         gathered = [rewriter.emit("Gather", [part, node.inputs[1]]) for part in (table, scales)]
@@ -215,17 +190,9 @@ def _filled(rewriter: Rewriter, of_token: ir.Value) -> ir.Value:
 
 
 def _product(rewriter: Rewriter, node: ir.Node, weights: Weights, one: Product) -> Optional[ir.Value]:
-    """Replace a MatMul by the product `one` with quantized weights, or by one for each expert; return None if its weights lie on no grid."""
-    of_experts = weights.of_each(node)
-    if of_experts:
-        read = experts.parts(rewriter, node.inputs[0], len(of_experts))
-        return rewriter.emit("Concat", [one(rewriter, node, x, *found) for x, found in zip(read, of_experts.items(), strict=True)], attributes={"axis": 1})
-    name, found = weights.of_product(node)
-    return None if found is None else one(rewriter, node, node.inputs[0], name, found)
-
-
-def _numbers(value: Optional[ir.Value], axes: int) -> Optional[np.ndarray]:
-    """Return the content of a constant float32 tensor with this number of axes, or None for another value."""
-    if value is None or value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) != axes:
-        return None
-    return value.const_value.numpy()
+    """Replace a MatMul by the product `one` with a rounded weight, or by one for each expert; return None if its weights are not rounded."""
+    found = weights.of_product(rewriter, node)
+    if len(found) < 2:
+        return next((one(rewriter, node, node.inputs[0], *of) for of in found.items()), None)
+    read = experts.parts(rewriter, node.inputs[0], len(found))
+    return rewriter.emit("Concat", [one(rewriter, node, x, *of) for x, of in zip(read, found.items(), strict=True)], attributes={"axis": 1})

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export import semantic
-from posenc_export.export.rewriter import Rewriter, number, producer, size
+from posenc_export.export.fewer_bits import Codes
+from posenc_export.export.rewriter import Rewriter, constant_of, number, numbers_of, producer, size, transposed
 from posenc_export.export.targets import ort_slots, turned, turned_blocks
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
 from posenc_export.export.targets.turned_blocks import Turned
@@ -63,14 +64,29 @@ def side_by_side(rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[ir.V
 def _move_columns(rewriter: Rewriter, packed: ir.Value, entries: np.ndarray) -> bool:
     """Move the columns of a constant so that its product [B,S,N*D], or a part of the product, gets other entries in its last axis; return False if there is none."""
     start, product = _product_of(packed)
-    weight = None if product is None else product.inputs[1]
-    if product is None or weight is None or weight.const_value is None or len(packed.uses()) > 1 or len(product.outputs[0].uses()) > 1:
+    if product is None or len(packed.uses()) > 1 or len(product.outputs[0].uses()) > 1:
         return False
-    given = weight.const_value.numpy()
-    columns = np.arange(given.shape[1])
+    made = _moved(rewriter, product.inputs[1], start, entries)
+    if made is not None:
+        product.replace_input_with(1, made)
+    return made is not None
+
+
+def _moved(rewriter: Rewriter, weight: Optional[ir.Value], start: int, entries: np.ndarray) -> Optional[ir.Value]:
+    """Return the right operand [K,N] of a product with other columns from `start` on, or None if it is not a constant."""
+    name, found = rewriter.rounded(transposed(weight))
+    source = weight if found is None else constant_of(transposed(weight))
+    if source is None or source.const_value is None:
+        return None
+    given, axis = numbers_of(source), 1 if found is None else 0
+    columns = np.arange(given.shape[axis])
     columns[start : start + len(entries)] = start + entries
-    product.replace_input_with(1, rewriter.weight(f"{weight.name}.moved_{start}", lambda: np.ascontiguousarray(given[:, columns])))
-    return True
+    made = rewriter.weight(f"{source.name}.moved_{start}", lambda: np.ascontiguousarray(given.take(columns, axis)))
+    if found is None:
+        return made
+    grid, codes = found
+    marked = rewriter.mark(made, f"{name}.moved_{start}", (grid, Codes(codes.codes[columns], codes.scales[columns], codes.inputs)))
+    return rewriter.emit("Transpose", [marked], attributes={"perm": [1, 0]})
 
 
 def _product_of(packed: ir.Value) -> Tuple[int, Optional[ir.Node]]:
