@@ -106,12 +106,16 @@ CONFIGS |= latent.CONFIGS
 BY_COLUMN = ("llama4_text with temperatures",)
 
 
+def described(name: str) -> Any:
+    """Return transformers' configuration of a model."""
+    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
+    return getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
+
+
 def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
-    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
-    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
-    return randomised(transformers.AutoModelForCausalLM.from_config(config))
+    return randomised(transformers.AutoModelForCausalLM.from_config(described(name)))
 
 
 def randomised(model: Any) -> Any:
