@@ -4,7 +4,7 @@ import random
 import re
 from typing import Any, Dict, List, Mapping, Tuple
 
-from posenc_export.models.families.settings import SPELLINGS
+from posenc_export.models.families.keys import SPELLINGS
 
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "quick_gelu", "gelu_python", "tanh", "swish", "relu2", "other"]
 LAYER_TYPES = ["full_attention", "sliding_attention", "chunked_attention", "linear_attention", "other"]
@@ -60,10 +60,11 @@ def changed(config: Mapping[str, Any], known: Mapping[str, Any], choice: random.
     changes: Dict[str, Any] = {}
     for _ in range(choice.choice((1, 1, 1, 2, 2, 3))):
         if choice.random() < FOREIGN_SHARE:
-            key = choice.choice(sorted(SPELLINGS))
-            changes[key] = choice.choice([1, 2, 4, 10, 48])
-            if choice.random() < 0.5 and SPELLINGS[key] in config:
-                changes[SPELLINGS[key]] = DELETED
+            usual = choice.choice(sorted(SPELLINGS))
+            names = sorted(SPELLINGS[usual])
+            changes[choice.choice([usual, *names])] = choice.choice([1, 2, 4, 10, 48])
+            if choice.random() < 0.5:
+                changes.update({name: DELETED for name in (usual, *names) if name in config and name not in changes})
             continue
         key = choice.choice(keys)
         changes[key] = _value(key, {**known, **config}, choice)

@@ -104,7 +104,7 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
         peer = Theirs(base, built(base, whole))
         tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
         wanted = peer.full(tokens)
-        alone = peer.full(tokens[1:, -_short():])
+        alone = peer.full(tokens[:, -_short():])[1:]  # both rows, since the second row of a pair reads the second source
         decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
     except Exception as error:  # whatever transformers raises means that it cannot run this configuration
         found.said.append(f"transformers: {_line(error)}")
@@ -237,8 +237,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     begun = time.time()
     if options.all:
-        for each in chunk(options.seed, options.first, options.count):
-            print(json.dumps(asdict(each)), flush=True)
+        for number in range(options.first, options.first + options.count):
+            print(json.dumps(asdict(chunk(options.seed, number, 1)[0])), flush=True)
         return 0
     totals = run(options.seed, options.count, options.jobs, options.first)
     print({name: value for name, value in totals.items() if name != "findings"})
