@@ -16,7 +16,7 @@ from posenc_export.runtime import Session
 from tests.models import checkpoints, encoders, pairs, vision_models
 from tests.models.patterns import Pairs, theirs
 
-LENGTH, SHORT, CHUNK, FIRST = 24, 9, 7, 3  # tokens of the long and of the short row, of a chunk, and before the first step
+LENGTH, SHORT, CHUNK, STEPS = 24, 9, 7, 21  # tokens of the long and of the short row and of a chunk, and the last ones, which are read one at a time
 BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 RANGE = 512  # max_positions for types whose configuration has no such key
 
@@ -101,10 +101,10 @@ class Theirs:
         return theirs(self.peer, tokens, self.output)
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs of a decoder that reads FIRST tokens and then one at a time, with its own cache."""
-        parts, cache = [], None
+        """Return the outputs of a decoder that reads the last STEPS tokens one at a time, with its own cache."""
+        parts, cache, first = [], None, tokens.shape[1] - STEPS
         with torch.no_grad():
-            for begin, end in [(0, FIRST), *((index, index + 1) for index in range(FIRST, tokens.shape[1]))]:
+            for begin, end in [(0, first), *((index, index + 1) for index in range(first, tokens.shape[1]))]:
                 found = self.peer(torch.from_numpy(tokens[:, begin:end]), use_cache=True, **({} if cache is None else {"past_key_values": cache}))
                 parts.append(found.logits.numpy())
                 cache = found.past_key_values
@@ -151,8 +151,8 @@ def divisions(base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, 
     _begin(session)
     found["chunks"] = [(session.prefill(tokens, chunk=CHUNK), wanted)]
     _begin(session)
-    first = session.prefill(tokens[:, :FIRST])
-    steps = [session.step(tokens[:, index]) for index in range(FIRST, long)]
+    first = session.prefill(tokens[:, : long - STEPS])
+    steps = [session.step(tokens[:, index]) for index in range(long - STEPS, long)]
     found["steps"] = [(np.concatenate((first, np.stack(steps, 1)), axis=1), wanted)]
     return found
 

@@ -95,7 +95,7 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
         config: contents of config.json as we read it.
         whole: contents of config.json as transformers reads it.
     """
-    from tests.fuzz.config_peers import BEYOND, LENGTH, Theirs, built, ours, tokens_for
+    from tests.fuzz.config_peers import BEYOND, LENGTH, SHORT, Theirs, built, ours, tokens_for
 
     huge = _largest(found.changes) >= HUGE[0]
     try:
@@ -104,7 +104,7 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
         peer = Theirs(base, built(base, whole))
         tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
         wanted = peer.full(tokens)
-        alone = peer.full(tokens[:, -_short():])[1:]  # both rows, since the second row of a pair reads the second source
+        alone = peer.full(tokens[:, -SHORT:])[1:]  # both rows, since the second row of a pair reads the second source
         decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
     except Exception as error:  # whatever transformers raises means that it cannot run this configuration
         found.said.append(f"transformers: {_line(error)}")
@@ -192,12 +192,6 @@ def _shown(changes: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:400]}".replace("\n", " ")
-
-
-def _short() -> int:
-    from tests.fuzz.config_peers import SHORT
-
-    return SHORT
 
 
 def chunk(seed: int, first: int, count: int) -> List[Case]:
