@@ -1,9 +1,10 @@
 """Small models of transformers for any config.json of the model types that we read, and their outputs beside ours for every division of rows into calls."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ from posenc_export.runtime import Session
 from tests.models import checkpoints, encoders, pairs, vision_models
 from tests.models.patterns import Pairs, theirs
 
-LENGTH, SHORT, CHUNK, STEPS = 24, 9, 7, 21  # tokens of the long and of the short row and of a chunk, and the last ones, which are read one at a time
+LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
+FIRST, STEPS = 3, 21  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
 BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
+LARGEST = 1024  # size of a part above which transformers is not asked; keys that are left out have the defaults of real models
+UNBUILT = re.compile(r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor")  # keys of which no size of a weight follows
 RANGE = 512  # max_positions for types whose configuration has no such key
 
 
@@ -73,12 +77,23 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
     """Return transformers' model of a config.json, with random parameters."""
     torch.manual_seed(0)
     made = type(config_of(base)).from_dict(dict(config))
+    large = [key for key, value in _numbers(made.to_dict()) if value > LARGEST and not UNBUILT.search(key)]
+    if large:
+        raise ValueError(f"not asked for a model of real size, by {large[0]}")
     if base.kind == "decoder":
         return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(made))
     if base.kind == "encoder":
         return encoders.randomised(encoders.built(made))
     name = type(made).__name__.removesuffix("Config") + "ForConditionalGeneration"
     return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(getattr(transformers, name)(made))
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, int):
+            yield str(key), value
 
 
 def tokens_for(base: Base, config: Any, length: int) -> np.ndarray:
@@ -101,10 +116,10 @@ class Theirs:
         return theirs(self.peer, tokens, self.output)
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs of a decoder that reads the last STEPS tokens one at a time, with its own cache."""
-        parts, cache, first = [], None, tokens.shape[1] - STEPS
+        """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
+        parts, cache, ends = [], None, sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)})
         with torch.no_grad():
-            for begin, end in [(0, first), *((index, index + 1) for index in range(first, tokens.shape[1]))]:
+            for begin, end in zip([0, *ends], ends, strict=False):
                 found = self.peer(torch.from_numpy(tokens[:, begin:end]), use_cache=True, **({} if cache is None else {"past_key_values": cache}))
                 parts.append(found.logits.numpy())
                 cache = found.past_key_values

@@ -106,15 +106,13 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
         wanted = peer.full(tokens)
         alone = peer.full(tokens[:, -SHORT:])[1:]  # both rows, since the second row of a pair reads the second source
         decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
+        if not all(part.size and np.isfinite(part).all() for part in (wanted, alone, decoded)):
+            raise ValueError("outputs that are empty or not finite")
     except Exception as error:  # whatever transformers raises means that it cannot run this configuration
         found.said.append(f"transformers: {_line(error)}")
         return _refused_alone(config, found)
     (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    if not all(np.isfinite(part).all() for part in (wanted, alone, decoded)):
-        found.outcome = "transformers cannot run it"
-        found.said.append("transformers: outputs that are not finite")
-        return
     noise = _share([(decoded, wanted)])
     try:
         session = ours(base, folder)
