@@ -30,11 +30,12 @@ PART ?=
 bench-all: $(VENV)/ready
 	$(BIN)/python -m bench.speed $(addprefix --only ,$(PART))
 
-# Random calls on sessions and mutations of artefacts for MINUTES; SEED repeats a run.
+# CONFIGS random configurations beside transformers, then random calls on sessions and mutations of artefacts for MINUTES; SEED repeats a run.
+CONFIGS ?= 1000
 MINUTES ?= 30
 SEED ?=
 fuzz: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --configs $(CONFIGS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
 
 # Check on every target that memory does not grow over STEPS steps.
 STEPS ?= 1000000

@@ -27,7 +27,7 @@ def measured(name: str) -> List[Dict[str, Any]]:
     from tests.models import checkpoints, encoders, patterns
 
     ways = patterns.ENCODER if name in encoders.MODELS else patterns.DECODER
-    skipped = patterns.BY_POSITION if name in checkpoints.BY_COLUMN else ()
+    skipped = checkpoints.WITHOUT.get(name, ())
     rows = []
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export

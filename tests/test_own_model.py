@@ -21,7 +21,7 @@ from posenc_export.models.short import block_config
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
-from tests.models.pairs import Peer  # noqa: E402
+from tests.models.pairs import Peer, made  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "docs/own-model.md"
 
@@ -97,7 +97,7 @@ def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, c
 @pytest.mark.exhaustive
 def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path / "checkpoint")
-    Peer("mt5 both parts").save_pretrained(tmp_path / "translator")
+    Peer(made("mt5 both parts")).save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):

@@ -83,6 +83,7 @@ VARIANTS = {
     "mrope_interleaved-partial": {"name": "mrope_interleaved", "rotary": 12, "numerics": "transformers"},
     "alibi-mpt": {"name": "alibi", "max_bias": 16.0},
     "alibi-scaled": {"name": "alibi", "scale": 0.25},
+    "alibi-rounded": {"name": "alibi", "added": "before", "numerics": "bfloat16"},
     "alibi-some-heads": {"name": "alibi", "heads": 3, "added": "before"},
 }
 

@@ -4,12 +4,14 @@ import math
 from typing import Optional
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.rotary import check_choice
 
-ADDED = ("after", "before")
+ADDED, NUMERICS = ("after", "before"), ("exact", "bfloat16")
 
 
 class ALiBi(PositionEncoding):
@@ -26,42 +28,57 @@ class ALiBi(PositionEncoding):
         scale: factor on all slopes; 1 in the paper.
         heads: number n of heads with a slope, counted from the first head; 0 for all heads.
         added: "after" adds the bias to q k / sqrt(D), as in the paper; "before" adds it to q k, so that it is divided by sqrt(D) too, as in Falcon.
+        numerics: "exact"; "bfloat16" for m_h |i - j| as the difference of m_h i and m_h j, both rounded to bfloat16, as in Falcon. The bias of a pair then
+            depends on both positions, and the rounded numbers are a table [max_positions,H].
 
     Raises:
-        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added.
+        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or numerics.
     """
 
-    def __init__(self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0, heads: int = 0, added: str = "after") -> None:
+    def __init__(
+        self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0, heads: int = 0, added: str = "after", numerics: str = "exact"
+    ) -> None:
         super().__init__()
         for name, value in (("max_bias", max_bias), ("scale", scale)):
             if not value > 0:
                 raise ValueError(f"alibi: expected {name} above 0, got {value}")
         if not 0 <= heads <= geometry.heads:
             raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
-        if added not in ADDED:
-            raise ValueError(f"alibi: expected added to be one of {', '.join(ADDED)}, got {added!r}")
+        check_choice("alibi", "added", added, ADDED)
+        check_choice("alibi", "numerics", numerics, NUMERICS)
         self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
         below = 2 ** int(math.log2(self.heads))
         exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: self.heads]
         slopes = np.zeros(geometry.heads)
-        slopes[: self.heads] = self.scale * 2.0 ** (-self.max_bias * exponents)
-        self.slopes = Table(slopes)
+        slopes[: self.heads] = 2.0 ** (-self.max_bias * exponents)
+        self.rounded = numerics == "bfloat16"
+        self.slopes = Table(self.scale * slopes)
+        products = torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None] * torch.from_numpy(slopes).float().bfloat16()
+        self.products = Table(products.double().numpy() * self.scale)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
-        distances = ops.distances(q_positions, k_positions)
-        if not self.causal:  # a causal mask hides later keys, and for earlier keys -|j - i| is j - i
-            distances = -distances.abs()
-        return distances * self.slopes.rows.view(-1, 1, 1)
+        if self.rounded:
+            of_keys, of_queries = self.products(k_positions), self.products(q_positions)
+            bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
+        else:
+            bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
+        return bias if self.causal else -bias.abs()  # a causal mask hides later keys, and for earlier keys the bias is below 0
 
     def oracle(self) -> Oracle:
-        return ALiBiOracle(self.heads, self.max_bias, self.scale)
+        return ALiBiOracle(self.heads, self.max_bias, self.scale, self.rounded)
+
+
+def _rounded(value: float) -> float:
+    """Round to the 8 significant bits of bfloat16, halves to even."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 256), exponent - 8)
 
 
 class ALiBiOracle(Oracle):
-    def __init__(self, heads: int, max_bias: float, scale: float) -> None:
-        self.heads, self.max_bias, self.scale = heads, max_bias, scale
+    def __init__(self, heads: int, max_bias: float, scale: float, rounded: bool = False) -> None:
+        self.heads, self.max_bias, self.scale, self.rounded = heads, max_bias, scale, rounded
 
     def slope(self, head: int) -> float:
         below = 1
@@ -72,4 +89,9 @@ class ALiBiOracle(Oracle):
         return math.exp2(-self.max_bias * (2 * (head - below) + 1) / (2 * below))
 
     def bias(self, head: int, query: int, key: int) -> float:
-        return -self.slope(head) * self.scale * abs(query - key) if head < self.heads else 0.0
+        if head >= self.heads:
+            return 0.0
+        if self.rounded:
+            slope = _rounded(self.slope(head))
+            return -abs(_rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))) * self.scale
+        return -self.slope(head) * self.scale * abs(query - key)

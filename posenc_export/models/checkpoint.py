@@ -1,6 +1,7 @@
 """Reader of checkpoint folders as transformers saves them. Tensors are memory-mapped and read one at a time; only tensors are unpickled."""
 
 import json
+import math
 import pickle
 from contextlib import ExitStack
 from pathlib import Path
@@ -144,6 +145,10 @@ class Checkpoint:
     def names(self) -> List[str]:
         """Return the names of all tensors."""
         return list(self._sources)
+
+    def sizes(self) -> List[int]:
+        """Return the number of entries of each tensor."""
+        return [math.prod(file.shape(written)) for file, written in self._sources.values()]
 
     def forget(self, names: List[str]) -> None:
         """Ignore these tensors from now on."""

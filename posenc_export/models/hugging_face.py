@@ -192,11 +192,11 @@ def _length_ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
 
 def _head_size(config: Mapping[str, Any]) -> int:
     if config.get("head_dim"):
-        return int(config["head_dim"])
+        return _whole("head_dim", config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
         rule = "expected head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, rotary_dim or mrope_section"
         raise ValueError(f"hugging_face: {rule}, got none; add head_dim")
-    return int(config["hidden_size"] // config["num_attention_heads"])
+    return _whole("hidden_size", config["hidden_size"]) // _whole("num_attention_heads", config["num_attention_heads"])
 
 
 def _number(key: str, value: Any) -> float:

@@ -11,6 +11,7 @@ from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer, read_tokenizer_files
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
+from posenc_export.models.families.limits import check_sizes
 from posenc_export.models.families.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
 
@@ -40,10 +41,12 @@ def from_pretrained(
     folder = Path(path)
     if layer is not None and part == families.EMBEDDINGS:
         raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
-    config, family = families.read(read_config(folder), max_positions, part)
+    given = read_config(folder)
+    config, family = families.read(given, max_positions, part)
     if layer is not None and not 0 <= layer < len(config.order):
         raise ValueError(f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer")
     with Checkpoint(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
+        check_sizes(given["model_type"], config, checkpoint.sizes())
         checkpoint.forget([name for name in checkpoint.names() if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))])
         with torch.device("meta"):  # parameters have shapes but no data; tables of encodings are computed
             model: Union[Stack, AttentionBlock] = Stack(config)

@@ -1,4 +1,9 @@
-"""Make random calls on sessions, then load mutated artefacts: `python -m tests.fuzz --minutes 30 --seed N --jobs 2 --json FILE`. Exits with status 1 on a finding."""
+"""Compare random configurations with transformers, make random calls on sessions, then load mutated artefacts.
+
+    python -m tests.fuzz --configs 1000 --minutes 30 --seed N --jobs 2 --json FILE
+
+Exits with status 1 on a finding.
+"""
 
 import argparse
 import importlib.util
@@ -63,21 +68,25 @@ def mutations(number: int, end: float) -> Dict[str, Any]:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the fuzzers. Returns the exit status: 0, or 1 if there is a finding."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, help="random if not given")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the totals to FILE")
     parser.add_argument("--only", choices=["sessions", "mutations"])
+    parser.add_argument("--configs", type=int, default=0, help="compare so many random configurations with transformers first")
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
+    found: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
+    if options.configs:
+        found["configs"] = importlib.import_module("tests.fuzz.configs").run(number, options.configs, options.jobs)
+        print({name: value for name, value in found["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
     mutating = options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
     share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
-    found: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
     if share:
         found["sessions"] = sessions(number, options.jobs, begun + share * (end - begun))
         print({name: value for name, value in found["sessions"].items() if name not in ("findings", "cannot_be_exported")})
@@ -87,7 +96,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    wrong = len(found.get("sessions", {}).get("findings", [])) + len(found.get("mutations", {}).get("failed", []))
+    wrong = sum(len(found.get(part, {}).get("findings", [])) for part in ("configs", "sessions")) + len(found.get("mutations", {}).get("failed", []))
     print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
     return 1 if wrong else 0
 

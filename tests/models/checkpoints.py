@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from tests.models import earlier, latent
+from tests.models.patterns import BY_POSITION
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48,
@@ -102,16 +103,20 @@ CONFIGS |= {
 MODELS |= latent.MODELS
 CONFIGS |= latent.CONFIGS
 
-# Models in which transformers uses the column of a token as its position, so that it ignores padding and start offsets.
-BY_COLUMN = ("llama4_text with temperatures",)
+# Patterns that transformers cannot compute: its temperatures use the column of a token as its position, and its rounded ALiBi always counts from 0.
+WITHOUT: Dict[str, Tuple[str, ...]] = {"llama4_text with temperatures": BY_POSITION, "falcon with alibi": ("shifted",)}
+
+
+def described(name: str) -> Any:
+    """Return transformers' configuration of a model."""
+    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
+    return getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
 
 
 def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
-    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
-    config = getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
-    return randomised(transformers.AutoModelForCausalLM.from_config(config))
+    return randomised(transformers.AutoModelForCausalLM.from_config(described(name)))
 
 
 def randomised(model: Any) -> Any:

@@ -50,7 +50,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.4},
     },
     "falcon": {},
-    "falcon with alibi": {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False, "num_attention_heads": 8, "activation": "gelu_new"},
+    "falcon with alibi": {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False, "num_attention_heads": 16, "activation": "gelu_new"},
     "falcon new": {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40, "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}},
     "falcon new with one norm": {
         "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False,

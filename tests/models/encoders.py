@@ -153,8 +153,17 @@ def made(name: str, head: str = "AutoModel") -> Any:
         head: an Auto class of transformers, such as AutoModel or AutoModelForMaskedLM.
     """
     torch.manual_seed(0)
-    alone = ALONE.get(name.split()[0]) if head == "AutoModel" else None
-    model = (getattr(transformers, alone)(described(name)) if alone else getattr(transformers, head).from_config(described(name))).eval()
+    return randomised(built(described(name), head))
+
+
+def built(config: Any, head: str = "AutoModel") -> Any:
+    """Return transformers' model of a configuration, with a head as in `made`."""
+    alone = ALONE.get(config.model_type) if head == "AutoModel" else None
+    return getattr(transformers, alone)(config) if alone else getattr(transformers, head).from_config(config)
+
+
+def randomised(model: Any) -> Any:
+    """Set all parameters of a model to random numbers, and return the model in eval mode."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "embed_positions" in key:  # table of sines and cosines of RoFormer
@@ -162,11 +171,11 @@ def made(name: str, head: str = "AutoModel") -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
             if "norm" in key.lower() and key.endswith("weight"):
                 parameter += 1.0
-        if name.split()[0] in ALONE:  # T5 does not divide scores by sqrt(D), so its queries are smaller
+        if model.config.model_type in ALONE:  # T5 does not divide scores by sqrt(D), so its queries are smaller
             for key, parameter in model.named_parameters():
                 if key.endswith(".q.weight"):
                     parameter *= model.config.d_kv**-0.5
-    return model
+    return model.eval()
 
 
 def read(name: str, folder: Path, **options: Any) -> Any:

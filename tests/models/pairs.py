@@ -37,23 +37,33 @@ def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
     kind, keys = MODELS[name]
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys)).eval()
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys))
     if name == "t5 both parts, untied":  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
         model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
+    return randomised(model)
+
+
+def randomised(model: Any) -> Any:
+    """Set all parameters of a model to random numbers, and return the model in eval mode."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
             if "norm" in key and key.endswith("weight"):
                 parameter += 1.0
-            if kind != "Whisper" and key.endswith(".q.weight"):  # T5 does not divide scores by sqrt(D), so its queries are smaller
+            if model.config.model_type != "whisper" and key.endswith(".q.weight"):  # T5 does not divide scores by sqrt(D), so its queries are smaller
                 parameter *= model.config.d_kv**-0.5
-    return model
+    return model.eval()
 
 
 def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the encoder's inputs of `inputs` for the kind of a model."""
+    return inputs(MODELS[name][0] == "Whisper")
+
+
+def inputs(whisper: bool) -> Tuple[np.ndarray, np.ndarray]:
     """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is all ones."""
     random = np.random.default_rng(5)
-    if MODELS[name][0] == "Whisper":
+    if whisper:
         return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(np.float32), np.ones((3, SOURCES), np.int64)
     return random.integers(3, 61, (3, SOURCES)), (np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]).astype(np.int64)
 
@@ -66,17 +76,15 @@ def ours_of(features: np.ndarray) -> np.ndarray:
 class Peer:
     """Transformers' model with fixed encoder inputs, called like a decoder with token ids."""
 
-    def __init__(self, name: str) -> None:
-        self.model = made(name)
-        self.config, self.untied = self.model.config, name == "t5 both parts, untied"
-        read, mask = source(name)
-        self.whisper = read.ndim == 3
+    def __init__(self, model: Any, untied: bool = False) -> None:
+        self.model, self.config, self.untied, self.whisper = model, model.config, untied, model.config.model_type == "whisper"
+        read, mask = inputs(self.whisper)
         self.given = {"input_features": torch.from_numpy(read)} if self.whisper else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
 
-    def __call__(self, tokens: torch.Tensor, use_cache: bool = False, attention_mask: Any = None, position_ids: Any = None) -> Any:
+    def __call__(self, tokens: torch.Tensor, attention_mask: Any = None, position_ids: Any = None, **cache: Any) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
         places = {"decoder_position_ids": position_ids} if self.whisper else {}  # T5 uses distances only
-        return self.model(**given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, use_cache=use_cache, **places)
+        return self.model(**given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, **places, **cache)
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the model like a published one. transformers 5 writes tie_word_embeddings=true for all T5 models, and ignores the key when it loads them."""
@@ -105,7 +113,7 @@ class Reading:
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
     """Save transformers' model. Return it with our decoder and the outputs of our encoder for each row [q,N]."""
-    peer = Peer(name)
+    peer = Peer(made(name), untied=name == "t5 both parts, untied")
     peer.save_pretrained(folder)
     (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))
     encoded = encoder.prefill(ours_of(read), attention_mask=mask)

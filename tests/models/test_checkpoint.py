@@ -193,7 +193,7 @@ REFUSED: Dict[str, Any] = {
     "layers of another kind": ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "got linear_attention"),
     "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size to be an integer above 0, got '64'"),
     "a missing size": ("llama", {"intermediate_size": ...}, "expected intermediate_size in config.json, got none"),
-    "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "fit the memory of this machine"),
+    "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "hidden_size to be at most 1048576 (width)"),
     "a missing epsilon": ("llama", {"rms_norm_eps": ...}, "expected rms_norm_eps in config.json, got none"),
     "a missing number of groups": ("qwen2", {"num_key_value_heads": ...}, "expected num_key_value_heads in config.json, got none"),
     "an epsilon that is none": ("llama", {"rms_norm_eps": None}, "rms_norm_eps to be a number above 0, got None"),

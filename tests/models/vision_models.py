@@ -59,13 +59,19 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 ]
 
 
+def described(name: str, class_name: str = "") -> Any:
+    """Return transformers' configuration of a model, or with a name of a class that of another family with the same keys."""
+    own, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
+    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": MARK, "vision_end_token_id": MARK}
+    made = getattr(transformers, (class_name or CLASSES[own]) + "Config")
+    return made(text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids)
+
+
 def saved(name: str, folder: Path) -> Any:
     """Save transformers' model in a folder, and return it."""
     torch.manual_seed(0)
-    family, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
-    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": MARK, "vision_end_token_id": MARK}
-    config = getattr(transformers, CLASSES[family] + "Config")(text_config={**TEXT, **text}, vision_config=TOWERS[family], tie_word_embeddings=tied, **ids)
-    model = randomised(getattr(transformers, CLASSES[family] + "ForConditionalGeneration")(config))
+    config = described(name)
+    model = randomised(getattr(transformers, CLASSES[name.replace(",", "").split()[0]] + "ForConditionalGeneration")(config))
     model.save_pretrained(folder)
     return model
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
+from posenc_export.models.families.limits import check_values
 from posenc_export.models.families.rules import Table
 from posenc_export.models.families.settings import Settings
 
@@ -93,6 +94,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
             raise ValueError(f"{name}: expected part {known}, got {part!r}; change part, or leave part out for the whole model")
         family = family.parts[part]
+    check_values(name, config)
     settings = Settings(family.keys(config), max_positions)
     description = family.describe(settings)
     settings.finish()

@@ -29,10 +29,7 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. ALiBi is added before scores are divided by sqrt(D).
-
-    transformers rounds ALiBi to bfloat16, which is exact only if slopes are powers of two and for up to 256 positions.
-    """
+    """Describe the decoder. ALiBi is rounded to bfloat16, as the models were trained, and added before scores are divided by sqrt(D)."""
     config.only("apply_residual_connection_post_layernorm", False, False)
     config.take("ff_factor", None)  # transformers reads ffn_hidden_size
     new, many, apart = config.flag("new_decoder_architecture", False), not config.flag("multi_query", True), not config.flag("parallel_attn", True)
@@ -44,7 +41,7 @@ def describe(config: Settings) -> StackConfig:
     ):
         if wrong:
             raise ValueError(f"falcon: expected {rule}, got {got}; correct config.json")
-    rotation = {"name": "alibi", "added": "before"} if config.flag("alibi", False) else config.rotation()
+    rotation = {"name": "alibi", "added": "before", "numerics": "bfloat16"} if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
     residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
     bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)

@@ -44,8 +44,8 @@ def describe(config: Settings) -> StackConfig:
     for key in ("num_key_value_heads", "head_dim", "attention_chunk_size"):
         config.needs(key)
     config.only("for_llm_compressor", False, False)
-    step, given = config.whole("interleave_moe_layer_step", 1), config.take("moe_layers", None)
-    experts_at = range(step - 1, config.layers, step) if given is None else given
+    step = config.whole("interleave_moe_layer_step", 1)
+    experts_at = config.indices("moe_layers", range(step - 1, config.layers, step))
     layers = _attention(config)
     experts, chosen, dense = (config.whole(key) for key in ("num_local_experts", "num_experts_per_tok", "intermediate_size_mlp"))
     kinds, order = {}, []

@@ -18,7 +18,7 @@ def describe(config: Settings) -> StackConfig:
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
     config.take("max_window_layers", None)  # in configs derived from Qwen3's; transformers ignores it
-    step, dense_at = config.whole("decoder_sparse_step", 1), config.take("mlp_only_layers", None) or []
+    step, dense_at = config.whole("decoder_sparse_step", 1), config.indices("mlp_only_layers", ())
     dense = windowed(config, head_norm(layer(config, attention(config, bias, bias)), "head"), window if used else None)
     dense = with_attention(dense, encodings=(rotation,))
     inner = msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": config.whole("moe_intermediate_size")})

@@ -6,27 +6,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import msgspec
 
 from posenc_export.models.config import LayerConfig
+from posenc_export.models.families.keys import IGNORED, SPELLINGS
 from posenc_export.models.hugging_face import Spec, rope_spec
 
-# Keys that do not affect the computation of logits from tokens.
-IGNORED = frozenset(
-    """_attn_implementation _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob aux_loss_alpha
-    attn_implementation attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
-    decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
-    init_config init_device init_std initializer_range is_llama_config keys_to_ignore_at_inference label2id layerdrop output_attentions
-    output_hidden_states output_past output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
-    router_aux_loss_coef router_jitter_noise seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    task_specific_params tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
-)
-# Alternative names of keys, by name in transformers, to the name used here.
-SPELLINGS = {
-    **{name: "num_hidden_layers" for name in ("n_layer", "n_layers", "num_layers")},
-    **{name: "hidden_size" for name in ("n_embd", "n_embed", "d_model", "dim")},
-    **{name: "num_attention_heads" for name in ("n_head", "n_heads", "attention_heads", "num_heads")},
-    **{name: "max_position_embeddings" for name in ("n_positions", "max_seq_len", "n_ctx", "seq_length")},
-    **{name: "intermediate_size" for name in ("n_inner", "ffn_dim", "d_ff", "hidden_dim", "d_inner")},
-    "num_experts": "num_local_experts",
-}
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
 REQUIRED = object()  # marks a key without default
 UNSUPPORTED = "other values cannot be exported yet"  # end of messages
@@ -49,11 +31,10 @@ class Settings:
         self.family = str(values.get("model_type"))
         self.padding_id = values.get("pad_token_id", REQUIRED)
         self._remaining = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
-        for other, key in SPELLINGS.items():
-            if other in self._remaining:
-                value = self._remaining.pop(other)
-                if self._remaining.setdefault(key, value) != value:
-                    raise ValueError(f"{self.family}: expected {other} or {key}, got {value!r} and {self._remaining[key]!r}; remove one")
+        for key, others in SPELLINGS.items():
+            for other, readers in others.items():
+                if other in self._remaining:
+                    self._spell(other, key, self.family in readers)
         self.layers, self.width, self.heads = (self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         self._remaining.setdefault("max_position_embeddings", None)  # a missing or null value becomes 0 below; an explicit 0 is refused
         trained = self.whole("max_position_embeddings", 0)
@@ -63,6 +44,14 @@ class Settings:
         if isinstance(self.max_positions, bool) or not isinstance(self.max_positions, int):
             raise ValueError(f"{self.family}: expected max_positions to be an integer, got {max_positions!r}; leave it out for {trained}")
         self.trained_positions = trained or self.max_positions
+
+    def _spell(self, other: str, key: str, read: bool) -> None:
+        """Rename a key. A name that transformers does not read in this family may only repeat the value of the name that it reads."""
+        value = self._remaining.pop(other)
+        if key not in self._remaining and not read:
+            raise ValueError(f"{self.family}: expected {key} in place of {other}, which transformers does not read, got {other}={value!r}; rename or remove it")
+        if self._remaining.setdefault(key, value) != value:
+            raise ValueError(f"{self.family}: expected {other} or {key}, got {value!r} and {self._remaining[key]!r}; remove one")
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
         """Remove a key and return its value.
@@ -177,6 +166,19 @@ class Settings:
         if not isinstance(given, list) or len(given) != self.layers:
             found = len(given) if isinstance(given, list) else repr(given)
             raise ValueError(f"{self.family}: expected {key} with an entry for each of {self.layers} layers, got {found}; correct config.json")
+        return given
+
+    def indices(self, key: str, default: Sequence[int]) -> Sequence[int]:
+        """Take a list of layers by index; `default` if it is missing or null.
+
+        Raises:
+            ValueError: the value is not a list of integers.
+        """
+        given = self.take(key, None)
+        if given is None:
+            return default
+        if not isinstance(given, list) or not all(type(index) is int for index in given):
+            raise ValueError(f"{self.family}: expected {key} to be a list of layers, got {given!r}; correct config.json")
         return given
 
     def window(self, key: str, default: Any = REQUIRED) -> Optional[int]:

@@ -26,7 +26,7 @@ BLOCK = "decoder.block.{row}."
 KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
 DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
 # Keys that do not affect outputs.
-UNREAD = "classifier_dropout decoder_start_token_id dense_act_fn dropout_rate initializer_factor is_encoder_decoder is_gated_act output_past".split()
+UNREAD = "classifier_dropout decoder_start_token_id dropout_rate initializer_factor is_encoder_decoder output_past".split()
 
 
 def describe(config: Settings) -> StackConfig:
@@ -80,6 +80,8 @@ def _layer(config: Settings, sees: Named) -> LayerConfig:
     if gated not in ("", "gated") or activation not in ACTIVATIONS:
         rule = f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
         raise ValueError(f"{config.family}: {rule}, got {gated}-{named}; {UNSUPPORTED}")
+    for key, value in (("dense_act_fn", activation), ("is_gated_act", gated == "gated")):  # written beside feed_forward_proj, and preferred by transformers
+        config.only(key, value, value)
     norm = {"name": "rms", "epsilon": config.number("layer_norm_epsilon")}
     mlp = {"name": "gated" if gated else "plain", "hidden": config.whole("intermediate_size"), "activation": ACTIVATIONS[activation], "bias": False}
     buckets = {

@@ -3,7 +3,8 @@
 from typing import Any, Dict, Mapping, Sequence
 
 from posenc_export.models.config import Named
-from posenc_export.models.families.settings import IGNORED, Settings
+from posenc_export.models.families.keys import IGNORED
+from posenc_export.models.families.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 BASES = ("model.language_model.", "language_model.")

@@ -1,0 +1,29 @@
+"""Keys of config.json that no family uses, and their names in transformers where these differ between families."""
+
+from typing import Dict, Tuple
+
+# Keys that do not affect the computation of logits from tokens.
+IGNORED = frozenset(
+    """_attn_implementation _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob aux_loss_alpha
+    attn_implementation attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
+    decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
+    init_config init_device init_std initializer_range is_llama_config keys_to_ignore_at_inference label2id layerdrop output_attentions
+    output_hidden_states output_past output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
+    router_aux_loss_coef router_jitter_noise seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    task_specific_params tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
+)
+# Other names of keys, by our name: each with the model types in which transformers reads it. Bloom and T5 need no range, so that their names of it have no effect.
+SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
+    "num_hidden_layers": {"n_layer": ("gpt2", "gptj", "bloom", "xlnet"), "n_layers": ("mpt", "distilbert"), "num_layers": ("xglm", "t5", "mt5")},
+    "hidden_size": {
+        "n_embd": ("gpt2", "gptj"), "n_embed": ("bloom", "falcon"), "d_model": ("mpt", "xglm", "t5", "mt5", "whisper", "xlnet"), "dim": ("distilbert",),
+    },
+    "num_attention_heads": {
+        "n_head": ("gpt2", "gptj", "bloom", "xlnet"), "n_heads": ("mpt", "distilbert"), "attention_heads": ("xglm",), "num_heads": ("t5", "mt5"),
+    },
+    "max_position_embeddings": {"n_positions": ("gpt2", "gptj", "t5", "mt5"), "max_seq_len": ("mpt",), "n_ctx": (), "seq_length": ("bloom",)},
+    "intermediate_size": {
+        "n_inner": ("gpt2", "gptj", "bloom"), "ffn_dim": ("opt", "xglm"), "d_ff": ("t5", "mt5"), "hidden_dim": ("distilbert",), "d_inner": ("xlnet",),
+    },
+    "num_local_experts": {"num_experts": ("mixtral", "qwen3_moe", "gpt_oss")},
+}  # fmt: skip

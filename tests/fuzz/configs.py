@@ -1,0 +1,242 @@
+"""Random configurations of every model type that we read, compared with transformers: `python -m tests.fuzz.configs --seed N --count 1000 --jobs 2`.
+
+A case starts from a small valid config.json and changes one to three keys. If transformers builds the model, and its full pass equals its own decode with a
+cache, our model must give the same outputs for every division of rows into calls, or refuse the configuration by name. Case i of seed N is repeated with
+`--seed N --first i --count 1`.
+"""
+
+import argparse
+import collections
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+import numpy as np
+import torch
+
+from posenc_export.models import families
+from tests.fuzz.config_values import DELETED, HUGE, changed
+
+TOGETHER = 20  # cases that a worker runs at a time
+SECONDS = 5.0  # longest processor time of a refusal
+FINDINGS = ("silent difference", "wrong error")
+
+
+@dataclass
+class Case:
+    """One configuration and what became of it.
+
+    Args:
+        number: index of the case.
+        base: name of the base model, with its type and kind.
+        changes: new values of keys; "(deleted)" for a key that is left out.
+        outcome: "equal", "refused", "refused by both", "transformers cannot run it", "transformers differs from its own decode", or one of FINDINGS.
+        said: our refusal or error, and transformers' error.
+        shares: for each division into calls, the largest difference relative to the tolerance.
+    """
+
+    number: int
+    base: str
+    changes: Dict[str, Any]
+    outcome: str = ""
+    said: List[str] = field(default_factory=list)
+    shares: Dict[str, float] = field(default_factory=dict)
+
+
+def case(seed: int, number: int) -> Case:
+    """Run one case."""
+    from tests.fuzz.config_peers import as_saved, bases, config_of
+
+    choice = random.Random(f"{seed} {number}")
+    known = bases()
+    base = choice.choice(known[choice.choice(sorted(known))])
+    made = config_of(base)
+    config, full = as_saved(made), json.loads(made.to_json_string(use_diff=False))
+    if base.kind == "vision" and choice.random() < 0.95:
+        changes = {"text_config": changed(config["text_config"], full["text_config"], choice)}
+    else:
+        changes = changed(config, full, choice)
+    return compared(base, changes, number)
+
+
+def compared(base: Any, changes: Mapping[str, Any], number: int = 0) -> Case:
+    """Compare our model with transformers' for a base with changed keys."""
+    from tests.fuzz.config_peers import as_saved, config_of
+
+    found = Case(number, f"{base.kind} {base.model_type}: {base.name}", _shown(changes))
+    config = merged(as_saved(config_of(base)), changes)
+    if base.text_alone:
+        config = {**merged(config["text_config"], {}), "model_type": base.model_type, "tie_word_embeddings": config.get("tie_word_embeddings", False)}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _compare(base, config, merged(as_saved(config_of(base)), changes), Path(folder), found)
+    return found
+
+
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return a config.json with changed keys. Changes of text_config are merged into it."""
+    new = {**config, **{key: merged(config[key], value) if key == "text_config" and isinstance(value, dict) else value for key, value in changes.items()}}
+    return {key: value for key, value in new.items() if value is not DELETED}
+
+
+def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: Path, found: Case) -> None:
+    """Set the outcome of a case.
+
+    Args:
+        config: contents of config.json as we read it.
+        whole: contents of config.json as transformers reads it.
+    """
+    from tests.fuzz.config_peers import BEYOND, LENGTH, SHORT, Theirs, built, ours, tokens_for
+
+    huge = _largest(found.changes) >= HUGE[0]
+    try:
+        if huge:
+            raise ValueError("not asked for sizes that do not fit in memory")
+        peer = Theirs(base, built(base, whole))
+        tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
+        wanted = peer.full(tokens)
+        alone = peer.full(tokens[:, -SHORT:])[1:]  # both rows, since the second row of a pair reads the second source
+        decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
+        if not all(part.size and np.isfinite(part).all() for part in (wanted, alone, decoded)):
+            raise ValueError("outputs that are empty or not finite")
+    except Exception as error:  # whatever transformers raises means that it cannot run this configuration
+        found.said.append(f"transformers: {_line(error)}")
+        return _refused_alone(config, found)
+    (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    noise = _share([(decoded, wanted)])
+    try:
+        session = ours(base, folder)
+        found.shares = _shares(base, session, peer, tokens, wanted, alone)
+    except ValueError as error:
+        return _set(found, "refused" if _proper(error) else "wrong error", error)
+    except Exception as error:  # every other error is a finding
+        return _set(found, "wrong error", error)
+    if noise > 1:
+        found.outcome = "transformers differs from its own decode"
+    else:
+        found.outcome = "equal" if max(found.shares.values()) <= max(1.0, 20 * noise) else "silent difference"
+    found.said.append(f"transformers' own decode: {noise:.3g}")
+
+
+def _shares(base: Any, session: Any, peer: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray) -> Dict[str, float]:
+    from tests.fuzz.config_peers import LENGTH, divisions, grids
+
+    shares = {name: _share(both) for name, both in divisions(base, session, tokens, wanted, alone).items()}
+    if base.kind == "vision" and tokens.shape[1] == LENGTH:
+        shares["images"] = _share(grids(session, peer, tokens))
+    return shares
+
+
+def _refused_alone(config: Dict[str, Any], found: Case) -> None:
+    """Set the outcome of a configuration that transformers cannot run: we may refuse it or not, but without a wrong error and at once."""
+    name = config.get("model_type")
+    parts = families.parts_of(name) if isinstance(name, str) and name in families.FILES else ()
+    found.outcome, begun = "transformers cannot run it", time.process_time()
+    for part in parts or (None,):
+        try:
+            families.read(config, 512 if name == "xlnet" else None, part)
+        except ValueError as error:
+            _set(found, "refused by both" if _proper(error) else "wrong error", error)
+        except Exception as error:  # every other error is a finding
+            return _set(found, "wrong error", error)
+    if time.process_time() - begun > SECONDS:
+        _set(found, "wrong error", ValueError(f"a refusal that takes {time.process_time() - begun:.1f} s"))
+
+
+def _set(found: Case, outcome: str, error: Exception) -> None:
+    found.outcome = outcome
+    found.said.append(f"ours: {_line(error)}")
+    if outcome == "wrong error":
+        found.said.append("".join(traceback.format_tb(error.__traceback__)[-2:]))
+
+
+def _proper(error: Exception) -> bool:
+    """Return whether an error has one line and the form `where: expected RULE, got VALUE`."""
+    said = str(error)
+    return "\n" not in said and ": " in said and "expected " in said and "got " in said
+
+
+def _share(both: Any) -> float:
+    """Return the largest difference relative to 2e-4 of the largest output, or of 1; infinity for outputs that are not finite."""
+    worst = 0.0
+    for made, wanted in both:
+        if not np.isfinite(made).all():
+            return float("inf")
+        worst = max(worst, float(np.abs(made - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))))
+    return worst
+
+
+def _largest(values: Any) -> float:
+    if isinstance(values, dict):
+        return max((_largest(value) for value in values.values()), default=0)
+    if isinstance(values, list):
+        return max((_largest(value) for value in values), default=0)
+    return abs(values) if isinstance(values, (int, float)) else 0
+
+
+def _shown(changes: Mapping[str, Any]) -> Dict[str, Any]:
+    return {key: "(deleted)" if value is DELETED else _shown(value) if isinstance(value, dict) else value for key, value in changes.items()}
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:400]}".replace("\n", " ")
+
+
+def chunk(seed: int, first: int, count: int) -> List[Case]:
+    """Run some cases in a row; the work of one process."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    return [case(seed, number) for number in range(first, first + count)]
+
+
+def run(seed: int, count: int, jobs: int, first: int = 0) -> Dict[str, Any]:
+    """Run `count` cases. Print findings, and return the totals."""
+    found: List[Case] = []
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=10) as pool:
+        begun = [pool.submit(chunk, seed, at, min(TOGETHER, first + count - at)) for at in range(first, first + count, TOGETHER)]
+        for future in begun:
+            for each in future.result():
+                found.append(each)
+                if each.outcome in FINDINGS:
+                    print(json.dumps(asdict(each)), flush=True)
+    outcomes = collections.Counter(each.outcome for each in found)
+    by_type = collections.Counter(each.base.split(": ")[0] for each in found if each.outcome == "equal")
+    findings = [asdict(each) for each in found if each.outcome in FINDINGS]
+    return {"seed": seed, "first": first, "count": len(found), "outcomes": dict(outcomes), "equal": dict(sorted(by_type.items())), "findings": findings}
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run the search. Returns the exit status: 0, or 1 if there is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="print every case")
+    options = parser.parse_args(arguments)
+    begun = time.time()
+    if options.all:
+        for number in range(options.first, options.first + options.count):
+            print(json.dumps(asdict(chunk(options.seed, number, 1)[0])), flush=True)
+        return 0
+    totals = run(options.seed, options.count, options.jobs, options.first)
+    print({name: value for name, value in totals.items() if name != "findings"})
+    print(f"{len(totals['findings'])} findings, {time.time() - begun:.0f} s")
+    return 1 if totals["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
