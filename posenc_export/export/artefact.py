@@ -24,7 +24,7 @@ from posenc_export.runtime import files, reference
 from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.places import check_folder
-from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance
+from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance, grid_of
 from posenc_export.runtime.schema import Weights
 from posenc_export.suggestion import suggestion
 
@@ -188,7 +188,7 @@ def _make(
     manifest, expected = _written(source, described, folder, accuracy, verify)
     if not verify:
         return manifest
-    manifest = check(folder, manifest, source.model, expected, accuracy, say)
+    manifest = check(folder, manifest, source, expected, accuracy, say)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
     say(f"{target}: float32 artefact for comparison")
@@ -206,7 +206,7 @@ def _checked_in_float32(source: Source, target: str, aside: Path, signature: str
     described = describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
     accuracy = accuracy_of(model, described)
     manifest, expected = _written(source, described, aside, accuracy, True)
-    manifest = check(aside, manifest, model, expected, accuracy, say)
+    manifest = check(aside, manifest, source, expected, accuracy, say)
     shutil.rmtree(aside)
     return manifest
 
@@ -216,7 +216,7 @@ def _written(source: Source, described: Manifest, folder: Path, accuracy: Accura
     folder.mkdir(parents=True)
     with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
-    expected = expected_outputs(source.model, manifest, filled=verify)
+    expected = source.once(("expected", verify, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled=verify))
     stored = reference.write(manifest, expected, accuracy, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):

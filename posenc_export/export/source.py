@@ -1,7 +1,7 @@
 """The model behind several exports: cast once per dtype, and traced once per calling convention."""
 
 import copy
-from typing import Any, Collection, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from posenc_export.models.parts.experts import Experts
 from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.quiet import quiet
 
+T = TypeVar("T")
 OPSET = 23  # of the trace; its operators have the same meaning in later opsets
 
 
@@ -33,6 +34,13 @@ class Source:
     def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None) -> None:
         self.model, self.cache_scales, self.on_grid = model, cache_scales or {}, on_grid or {}
         self._graphs: Dict[str, ir.Model] = {}
+        self._computed: Dict[Tuple[Any, ...], Any] = {}
+
+    def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this key first, such as the expected outputs of the model, which several targets share."""
+        if key not in self._computed:
+            self._computed[key] = compute()
+        return self._computed[key]  # type: ignore[no-any-return]
 
     def semantic(self, manifest: Manifest) -> ir.Model:
         """Return a copy of the graph with semantic nodes for the manifest's calling convention. Rounded weights are read through nodes OnGrid.

@@ -12,7 +12,7 @@ from posenc_export.export.describe import Model, accuracy_of, extent
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
-from posenc_export.export.source import in_dtype, in_few_bits
+from posenc_export.export.source import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.own import OwnModule, as_model
@@ -24,7 +24,7 @@ from posenc_export.runtime import manifest as manifests
 from posenc_export.runtime.manifest import Calibration, Manifest
 from posenc_export.runtime.measuring import Measured, measure, sessions
 from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Accuracy, Expected, accuracy_on, check_tolerance, rounded_up
+from posenc_export.runtime.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
 from posenc_export.runtime.proof import certificate as certificate_of
 from posenc_export.runtime.scenarios import Case
 from posenc_export.runtime.schema import bound_of, format_cell, worst_cell
@@ -112,13 +112,15 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample
 
 
-def check(folder: Path, manifest: Manifest, model: Model, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:
+def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    exact = oracle_cells(model, manifest, expected)  # before the graph is loaded, so that its weights and the float64 head are not in memory together
+    model = source.model
+    # Before the graph is loaded, so that its weights and the float64 head are not in memory together.
+    exact = source.once(("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected))
     page_out(model.parameters())
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
     certificate = _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), exact)

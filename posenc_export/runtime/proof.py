@@ -10,7 +10,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -144,6 +144,11 @@ def fill_length(manifest: Manifest) -> int:
 def length_of(manifest: Manifest) -> int:
     """Return the number of tokens of a sequence L."""
     return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
+
+
+def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
+    """Return what the inputs of the grid and their expected outputs depend on, besides the model."""
+    return manifest.signature, manifest.dtype, tuple(starts(manifest)), length_of(manifest), fill_length(manifest), fill_chunk(manifest)
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
