@@ -1,0 +1,115 @@
+"""Connections of the server: how many at a time, and how long each may take."""
+
+import functools
+import socket
+from typing import Any, Optional, Tuple
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+CONNECTIONS = 512  # default of the largest number of connections
+SENDING = 10.0  # seconds in which a request must arrive, and in which the rest of a response must be read
+TICK = 0.5  # seconds between two checks of a connection; while all are in use, the time in which a request must arrive
+OVER = 16  # connections beyond the limit that are accepted, so that their requests are answered with 503
+FILES = 32  # open files of the process that are not connections
+FEWEST = 8
+
+
+def settings(connections: int, seconds: float) -> Any:
+    """Return the arguments of uvicorn.Config that limit connections; `seconds` as in Limits."""
+    protocol = functools.partial(Connection, seconds=seconds)
+    # Other event loops do not accept through Listener, and other protocols have no Connection.
+    return {"http": protocol, "loop": "asyncio", "ws": "none", "limit_concurrency": connections}
+
+
+def most_connections(asked: Optional[int]) -> int:
+    """Return the largest number of connections, after raising the limit of open files as far as needed and possible.
+
+    Args:
+        asked: the number that the user gives; None for at most CONNECTIONS, as far as the limit of open files allows.
+
+    Raises:
+        ValueError: the system does not allow as many open files.
+    """
+    if asked is not None and asked < FEWEST:
+        raise ValueError(f"serve: expected at least {FEWEST} connections, got {asked}; give a larger number")
+    needed = (asked or CONNECTIONS) + OVER + FILES
+    allowed = _files(needed)
+    if allowed < (needed if asked else FEWEST + OVER + FILES):
+        rule = f"at least {needed if asked else FEWEST + OVER + FILES} open files"
+        raise ValueError(f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit -n) or give fewer --connections")
+    return min(needed, allowed) - OVER - FILES
+
+
+def _files(needed: int) -> int:
+    """Return the limit of open files, raised to `needed` if it is lower."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return needed
+    soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < needed and soft < hard:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return soft
+
+
+class Listener(socket.socket):
+    """A listening socket that closes connections beyond a number at once, so that the process never runs out of files.
+
+    Args:
+        listening: the socket to take over.
+        most: limit of open connections.
+    """
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        super().__init__(fileno=listening.detach())
+        self.most, self._open = most, set[socket.socket]()
+
+    def accept(self) -> Tuple[socket.socket, Any]:
+        """Accept a connection.
+
+        Raises:
+            ConnectionAbortedError: too many are open; asyncio goes on with the next.
+        """
+        connection, address = super().accept()
+        self._open = {each for each in self._open if each.fileno() >= 0}
+        if len(self._open) >= self.most:
+            connection.close()
+            raise ConnectionAbortedError
+        self._open.add(connection)
+        return connection, address
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if its request or the reading of its response takes too long.
+
+    Args:
+        seconds: time that the application needs for a response at most; it is given SENDING more.
+        arguments: as for H11Protocol.
+    """
+
+    def __init__(self, seconds: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.seconds = seconds + SENDING
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch(self._phase(), self.loop.time())
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self, before: Tuple[Optional[RequestResponseCycle], bool], since: float) -> None:
+        """Close the connection if it has been too long in a phase; otherwise look again after TICK."""
+        phase, now = self._phase(), self.loop.time()
+        since = since if phase == before else now
+        full = self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency
+        if now - since >= ((TICK if full else SENDING) if phase[1] else self.seconds):
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(TICK, self._watch, phase, since)
+
+    def _phase(self) -> Tuple[Optional[RequestResponseCycle], bool]:
+        """Return the current request, and whether the server waits for the client: for a request, or for the end of one."""
+        return self.cycle, self.cycle is None or self.cycle.response_complete or self.cycle.more_body
