@@ -2,6 +2,8 @@
 
 import codecs
 import contextlib
+import importlib.util
+import json
 from pathlib import Path
 from typing import Any, Iterator, List, Protocol, Sequence
 
@@ -68,13 +70,27 @@ def read_tokenizer(content: bytes) -> Any:
         return Tokenizer.from_buffer(content)
 
 
+def check_tokenizer(content: bytes) -> None:
+    """Check that the bytes of tokenizer.json can be read: by the tokenizers package, or without it as a JSON object. No bytes stand for no tokenizer.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if content and importlib.util.find_spec("tokenizers"):
+        read_tokenizer(content)
+    elif content:
+        with _explained("a tokenizer.json with a JSON object", "save the tokenizer again"):
+            dict(json.loads(content))
+
+
 @contextlib.contextmanager
 def _explained(rule: str, remedy: str) -> Iterator[None]:
     """Turn an error of the tokenizers package into a ValueError."""
     try:
         yield
     except Exception as error:
-        if type(error) not in (Exception, TypeError, ValueError):  # the package raises Exception itself, and TypeError for text that is not Unicode
+        # The package raises Exception itself, and TypeError for text that is not Unicode.
+        if type(error) is not Exception and not isinstance(error, (TypeError, ValueError)):
             raise
         raise ValueError(f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}") from None
 

@@ -25,6 +25,7 @@ from posenc_export.runtime.manifest import Manifest
 from posenc_export.runtime.proof import Expected
 from posenc_export.runtime.schema import Weights
 from posenc_export.suggestion import suggestion
+from posenc_export.text import check_tokenizer
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
@@ -73,7 +74,7 @@ def export(
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
-            calibration data that the model cannot read.
+            calibration data that the model cannot read; a tokenizer that cannot be read.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
@@ -103,6 +104,7 @@ def export_all(
     output, say = Path(output), progress or silent
     check_export(targets, output, signature, dtype, weights, calibrate, cache)
     sources = model if isinstance(model, Sources) else Sources(model)
+    check_tokenizer(text_of(sources.model).tokenizer)
     few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step

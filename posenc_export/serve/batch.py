@@ -62,13 +62,14 @@ class Batch:
             if model.manifest.capacity_bucket:
                 opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
             self.session = Session(opened, model.manifest, limits.rows, limits.context, 1, model.provider)
-            self.probe(limits.rows)
+            self.probe(1)  # allocates the caches of all rows
+            self.probe(limits.rows)  # and the memory that a step of all rows needs
         except (MemoryError, ValueError) as error:  # numpy raises ValueError for sizes beyond 64 bits
             rule = f"memory for caches of {limits.rows} rows of {limits.context} tokens"
             raise ValueError(f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context") from None
 
     def probe(self, rows: int) -> None:
-        """Feed two tokens to each of `rows` new rows of an empty session, which allocates their caches, and remove the rows.
+        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
 
         Raises:
             GraphError, MemoryError: the graph cannot run at all.

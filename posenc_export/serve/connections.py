@@ -4,11 +4,11 @@ import functools
 import socket
 from typing import Any, Optional, Tuple
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 512  # default of the largest number of connections
-SENDING = 10.0  # seconds in which a request must arrive, and in which the rest of a response must be read
-TICK = 0.5  # seconds between two checks of a connection; while all are in use, the time in which a request must arrive
+SENDING = 10.0  # seconds in which a request must arrive, and in which the end of a response must be read
+PATIENCE = 0.05  # seconds in which a request must arrive while all connections are in use
 OVER = 16  # connections beyond the limit that are accepted, so that their requests are answered with 503
 FILES = 32  # open files of the process that are not connections
 FEWEST = 8
@@ -81,35 +81,46 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if its request or the reading of its response takes too long.
+    """A connection with a limit of time. If all are in use, a new one takes the place of the one that has waited longest for a request.
 
     Args:
-        seconds: time that the application needs for a response at most; it is given SENDING more.
+        seconds: time that the application needs for a response at most.
         arguments: as for H11Protocol.
+
+    Attributes:
+        since: time of the event loop at which the connection began to wait for its current request.
     """
 
     def __init__(self, seconds: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.seconds = seconds + SENDING
+        self.seconds = seconds
+
+    @property
+    def receiving(self) -> bool:
+        """Whether the server waits for a request or for the end of one."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._watch(self._phase(), self.loop.time())
+        self.since = self.loop.time()
+        self._watch()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            waiting = [other for other in self.connections if other.receiving and other.since < self.since - PATIENCE and not other.transport.is_closing()]
+            if waiting:
+                min(waiting, key=lambda other: other.since).transport.abort()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def _watch(self, before: Tuple[Optional[RequestResponseCycle], bool], since: float) -> None:
-        """Close the connection if it has been too long in a phase; otherwise look again after TICK."""
-        phase, now = self._phase(), self.loop.time()
-        since = since if phase == before else now
-        full = self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency
-        if now - since >= ((TICK if full else SENDING) if phase[1] else self.seconds):
+    def _watch(self) -> None:
+        """Close the connection if its time is over; otherwise look again."""
+        now, end = self.loop.time(), self.since + (SENDING if self.receiving else SENDING + self.seconds + SENDING)
+        if now >= end:
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(TICK, self._watch, phase, since)
-
-    def _phase(self) -> Tuple[Optional[RequestResponseCycle], bool]:
-        """Return the current request, and whether the server waits for the client: for a request, or for the end of one."""
-        return self.cycle, self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+            self._timer = self.loop.call_at(min(end, now + SENDING), self._watch)

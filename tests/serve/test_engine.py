@@ -25,8 +25,8 @@ class Gathered:
     def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
         self.made: Dict[Request, List[int]] = defaultdict(list)
         self.ended: Dict[Request, str] = {}
-        self.some = threading.Event()
-        self.engine = Engine(model, limits, self.take)
+        self.some, self.failed = threading.Event(), threading.Event()
+        self.engine = Engine(model, limits, self.take, self.failed.set)
 
     def take(self, tokens: List[Token]) -> None:
         for token in tokens:
@@ -130,20 +130,37 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models
     assert gathered.ended == {lost: "error", kept: "length"} and gathered.made[kept] == alone(models["ort"], [kept])[kept]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])
 @pytest.mark.parametrize("breaks", ["admit", "step"])
-def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
+    breaks: str, error: Exception, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def end(*_: Any, **__: Any) -> np.ndarray:
-        raise MemoryError("planted")
+        raise error
 
     gathered = Gathered(models["ort"])
     monkeypatch.setattr(gathered.engine._batch.session, breaks, end)
     requests = [Request((97, 98), 5) for _ in range(8)]
     gathered.engine.submit(requests)
-    gathered.engine._thread.join(30)
-    assert gathered.ended == dict.fromkeys(requests, "error") and gathered.engine.state == "failed"
+    assert gathered.failed.wait(30) and gathered.engine.state == "failed"
+    assert gathered.ended == dict.fromkeys(requests, "error")
+    assert "the engine has ended" in caplog.records[-1].message
     with pytest.raises(Stopping, match="got failed"):
         gathered.engine.submit(requests)
+
+
+def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(models: Dict[str, Model]) -> None:
+    with pytest.raises(ValueError, match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error"):
+        Gathered(models["ort"], Limits(rows=10**12, context=300, prompt=200, tokens=200))
+
+
+def test_all_rows_have_their_caches_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered, graph = Gathered(models["ort"]), models["ort"].graph
+    monkeypatch.setattr(graph, "open", None)
+    requests = [Request(tuple(prompt), 100) for prompt in prompts(10, 60, seed=4)]
+    gathered.engine.submit(requests)
+    gathered.engine.close()
+    assert set(gathered.ended.values()) == {"length"} and len(gathered.ended) == 10
 
 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
