@@ -2,7 +2,7 @@
 
 import functools
 import socket
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Set, Tuple
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -63,7 +63,8 @@ class Listener(socket.socket):
 
     def __init__(self, listening: socket.socket, most: int) -> None:
         super().__init__(fileno=listening.detach())
-        self.most, self._open = most, set[socket.socket]()
+        self.most = most
+        self._open: Set[socket.socket] = set()
 
     def accept(self) -> Tuple[socket.socket, Any]:
         """Accept a connection.
@@ -81,7 +82,7 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """A connection with a limit of time. If all are in use, a new one takes the place of the one that has waited longest for a request.
+    """A connection with a limit of time. If all are in use, a new one takes the place of one that has waited for a request.
 
     Args:
         seconds: time that the application needs for a response at most.
@@ -104,10 +105,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         self._watch()
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            waiting = [other for other in self.connections if other.receiving and other.since < self.since - PATIENCE and not other.transport.is_closing()]
-            if waiting:
-                min(waiting, key=lambda other: other.since).transport.abort()
+        self._make_room()
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
@@ -116,6 +114,16 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Optional[Exception]) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        """Close those connections that have waited longest for a request, as far as there are too many for a request of this one."""
+        connections: Set[Any] = self.connections
+        used = [other for other in connections if not other.transport.is_closing()]
+        surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1
+        if surplus > 0:
+            waiting = [other for other in used if other.receiving and other.since < self.since - PATIENCE]
+            for other in sorted(waiting, key=lambda other: other.since)[:surplus]:
+                other.transport.abort()
 
     def _watch(self) -> None:
         """Close the connection if its time is over; otherwise look again."""

@@ -1,10 +1,11 @@
 """Who may use the server, and how many at a time: Host, Origin, Content-Type, key, connections."""
 
+import contextlib
 import http.client
 import json
 import socket
 import time
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -98,36 +99,34 @@ def test_keys_and_origins_that_cannot_be_compared_are_refused(given: Any, said: 
         access("127.0.0.1", "127.0.0.1", 8000, **given)
 
 
-def _silent(port: int, count: int) -> Any:
-    return [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(count)]
+@contextlib.contextmanager
+def _silent(port: int, count: int) -> Iterator[List[socket.socket]]:
+    """Context manager that opens connections without sending anything."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(count)]
 
 
 def test_silent_connections_make_room_for_requests(port: int) -> None:
-    silent = _silent(port, CONNECTIONS)
-    time.sleep(0.1)
-    assert [_status(port, {**JSON, **KEY}) for _ in range(3)] == [200] * 3
-    for each in silent:
-        each.close()
+    with _silent(port, CONNECTIONS):
+        time.sleep(0.1)
+        assert [_status(port, {**JSON, **KEY}) for _ in range(3)] == [200] * 3
 
 
-def test_requests_beyond_the_connections_are_refused_and_further_connections_closed(port: int) -> None:
+def test_requests_beyond_the_connections_are_refused_and_further_connections_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from posenc_export.serve.connections import OVER
 
-    silent = _silent(port, CONNECTIONS + OVER - 1)  # too new to be closed for another
-    late = _silent(port, 3)
-    late[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert late[0].recv(64).startswith(b"HTTP/1.1 503")
-    assert [each.recv(64) for each in late[1:]] == [b"", b""]
-    for each in (*silent, *late):
-        each.close()
+    monkeypatch.setattr("posenc_export.serve.connections.PATIENCE", 60)
+    time.sleep(0.1)  # until connections of other tests are closed
+    with _silent(port, CONNECTIONS + OVER - 1), _silent(port, 3) as late:
+        late[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert late[0].recv(64).startswith(b"HTTP/1.1 503")
+        assert [each.recv(64) for each in late[1:]] == [b"", b""]
 
 
 def test_a_connection_without_a_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc_export.serve.connections.SENDING", 0.1)
-    silent = _silent(port, 1)[0]
-    with pytest.raises(ConnectionResetError):
-        silent.recv(64)
-    silent.close()
+    with _silent(port, 1) as (silent,):
+        assert silent.recv(64) == b""
 
 
 def test_more_connections_than_open_files_are_refused() -> None:

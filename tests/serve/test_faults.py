@@ -8,12 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence
+from typing import Any, List, Sequence
 
 import pytest
 
 from posenc_export.runtime.model import Model
-from posenc_export.serve.requests import Request
 from posenc_export.text import ByteCodec, TokenizerCodec
 from tests.serve.models import artefact, slow  # noqa: F401
 from tests.serve.test_http import JSON, LIMITS, LONG, Client, app, folder, model, port, running  # noqa: F401

@@ -1,6 +1,5 @@
 """The server under a short load. The long one: `make soak`."""
 
-from pathlib import Path
 
 import pytest
 
