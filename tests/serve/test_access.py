@@ -115,7 +115,8 @@ def test_silent_connections_make_room_for_requests(port: int) -> None:
 def test_requests_beyond_the_connections_are_refused_and_further_connections_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from posenc_export.serve.connections import OVER
 
-    monkeypatch.setattr("posenc_export.serve.connections.PATIENCE", 60)
+    for seconds in ("PATIENCE", "SENDING"):
+        monkeypatch.setattr(f"posenc_export.serve.connections.{seconds}", 60)
     time.sleep(0.1)  # until connections of other tests are closed
     with _silent(port, CONNECTIONS + OVER - 1), _silent(port, 3) as late:
         late[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

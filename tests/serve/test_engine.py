@@ -8,12 +8,15 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from posenc_export.runtime.buffer import Buffer
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
+from posenc_export.serve.batch import Batch
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
 from posenc_export.serve.stops import Stops
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
+from tests.soak.steps import resident
 
 pytestmark = pytest.mark.xdist_group("serve")
 LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
@@ -152,6 +155,19 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
 def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(models: Dict[str, Model]) -> None:
     with pytest.raises(ValueError, match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error"):
         Gathered(models["ort"], Limits(rows=10**12, context=300, prompt=200, tokens=200))
+
+
+def test_the_memory_of_all_rows_is_there_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    grown: Dict[str, int] = {}
+    monkeypatch.setattr(Batch, "probe", lambda batch, rows: batch.session.admit([[0]]))  # steps of all rows write to many pages, but not to all
+    for name, touch in (("reserved", lambda buffer: None), ("written", Buffer.touch)):
+        monkeypatch.setattr(Buffer, "touch", touch)
+        before = resident()
+        batch = Batch(models["ort"], Limits(rows=256, context=1000, prompt=200, tokens=200))
+        grown[name] = resident() - before
+        size = sum(buffer.array.nbytes for buffer in batch.session._now.caches.past)  # type: ignore[union-attr]
+        del batch
+    assert size > 2**26 and grown["reserved"] < size / 2 < grown["written"]
 
 
 def test_all_rows_have_their_caches_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
