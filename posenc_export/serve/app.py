@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 import secrets
 import time
 from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,13 +20,13 @@ from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
+from posenc_export.serve.stream import STOPPED, Stream, event
 from posenc_export.text import Codec
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive
 GONE = 499  # the client has closed the connection; this status appears only in the server's log
 FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
-STOPPED = "server: expected time to finish the request, got the end of the server; send the request to another server"
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
 
 
@@ -82,7 +81,7 @@ class Service:
                 asked, completion = await asyncio.to_thread(self._built, await _body(request))
                 self._begin(completion)
                 if asked.stream:
-                    return _Stream(self._events(asked, completion), lambda: self._end(completion), deadline, self._late())
+                    return Stream(self._events(asked, completion), lambda: self._end(completion), deadline, self._late())
                 try:
                     return await self._whole(asked, completion, request)
                 finally:
@@ -167,13 +166,13 @@ class Service:
         without_counts = {"usage": None} if counts else {}
         async for part in completion.parts():
             if part.ended == FAILED:
-                yield _event(protocol.failure(FAILURE, "server_error"))
+                yield event(protocol.failure(FAILURE, "server_error"))
                 return
             if part.text or part.ended or asked.return_token_ids:
                 made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield _event({**head, "choices": [made], **without_counts})
+                yield event({**head, "choices": [made], **without_counts})
         if counts:
-            yield _event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
+            yield event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
         yield "data: [DONE]\n\n"
 
     def _head(self) -> Dict[str, Any]:
@@ -190,47 +189,6 @@ class Service:
         completion.end()
         for request in completion.choices:
             del self.open[request]
-
-
-class _Stream(StreamingResponse):
-    """A stream of server-sent events that calls `ended` when it ends, also if the client disconnects before the first event.
-
-    Args:
-        events: the events.
-        ended: called once.
-        deadline: time of the event loop at which the stream is cut.
-        late: message of the error that is sent then.
-    """
-
-    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self.ended, self.deadline, self.late = ended, deadline, late
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            try:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                async with asyncio.timeout_at(self.deadline):
-                    await super().__call__(scope, receive, lambda message: _without_start(send, message))
-            finally:
-                self.ended()
-        except TimeoutError:
-            await _cut(send, self.late)
-        except asyncio.CancelledError:  # the server ends before the stream
-            await _cut(send, STOPPED)
-
-
-async def _without_start(send: Any, message: Any) -> None:
-    if message["type"] != "http.response.start":
-        await send(message)
-
-
-async def _cut(send: Any, message: str) -> None:
-    """End a stream with an error. A client that does not read is given a second."""
-    body = _event(protocol.failure(message, "server_error")).encode()
-    with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-        async with asyncio.timeout(1):
-            await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def application(name: str, model: Model, codec: Codec, limits: Limits, access: Access = Access(), failed: Callable[[], object] = lambda: None) -> FastAPI:
@@ -326,7 +284,3 @@ async def _collected(completion: Completion) -> List[Part]:
         before = found[index]
         found[index] = Part(index, before.text + text, before.ids + ids, ended)
     return found
-
-
-def _event(content: Dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
