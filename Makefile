@@ -37,10 +37,11 @@ SEED ?=
 fuzz: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --configs $(CONFIGS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
 
-# Check on every target that memory does not grow over STEPS steps.
+# Check on every target that memory does not grow over STEPS steps, and the server under load.
 STEPS ?= 1000000
 soak: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.load --json build/load.json
 
 # Build the documentation to build/site/index.html; every broken link is an error.
 docs: $(VENV)/ready

@@ -55,7 +55,7 @@ def ask(port: int, prompt: List[int]) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "return_token_ids": True}
     start, first, tokens = time.perf_counter(), 0.0, 0
-    connection.request("POST", "/v1/completions", json.dumps(body))
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     for line in connection.getresponse():
         if line.startswith(b"data: {"):
             tokens += len(json.loads(line[6:])["choices"][0]["token_ids"])

@@ -1,8 +1,11 @@
 """Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
 
 import codecs
+import contextlib
+import importlib.util
+import json
 from pathlib import Path
-from typing import Any, List, Protocol, Sequence
+from typing import Any, Iterator, List, Protocol, Sequence
 
 from posenc_export.runtime import files
 from posenc_export.runtime.manifest import Manifest
@@ -14,7 +17,11 @@ class Pieces(Protocol):
     """Incremental decoder of one row: token ids to text."""
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds, empty while a character is incomplete."""
+        """Return the text that a token adds, empty while a character is incomplete.
+
+        Raises:
+            ValueError: the tokenizer cannot decode the token.
+        """
 
     def rest(self) -> str:
         """Return the text of an incomplete character at the end of the row."""
@@ -24,7 +31,11 @@ class Codec(Protocol):
     """Encoder of text to token ids, with a decoder for each row."""
 
     def encode(self, text: str) -> List[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds."""
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
+
+        Raises:
+            ValueError: the tokenizer cannot encode the text.
+        """
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         """Return a decoder for the tokens that follow a prompt."""
@@ -46,22 +57,54 @@ def codec(folder: Path, manifest: Manifest) -> Codec:
     return ByteCodec()
 
 
+def read_tokenizer(content: bytes) -> Any:
+    """Return the tokenizer of the bytes of tokenizer.json.
+
+    Raises:
+        ValueError: the tokenizers package cannot read it.
+        ModuleNotFoundError: tokenizers is not installed.
+    """
+    from tokenizers import Tokenizer
+
+    with _explained("a tokenizer.json that the tokenizers package can read", "update tokenizers, or save the tokenizer again"):
+        return Tokenizer.from_buffer(content)
+
+
+def check_tokenizer(content: bytes) -> None:
+    """Check that the bytes of tokenizer.json can be read: by the tokenizers package, or without it as a JSON object. No bytes stand for no tokenizer.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if content and importlib.util.find_spec("tokenizers"):
+        read_tokenizer(content)
+    elif content:
+        with _explained("a tokenizer.json with a JSON object", "save the tokenizer again"):
+            dict(json.loads(content))
+
+
+@contextlib.contextmanager
+def _explained(rule: str, remedy: str) -> Iterator[None]:
+    """Turn an error of the tokenizers package into a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        # The package raises Exception itself, and TypeError for text that is not Unicode.
+        if type(error) is not Exception and not isinstance(error, (TypeError, ValueError)):
+            raise
+        raise ValueError(f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}") from None
+
+
 class TokenizerCodec:
     """Codec that uses tokenizer.json of an artefact folder."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            self.tokenizer = Tokenizer.from_file(str(files.locate(folder) / "tokenizer.json"))
-        except Exception as error:
-            if type(error) is not Exception:  # the library raises Exception itself
-                raise
-            raise ValueError(f"text: expected a tokenizer.json that the tokenizers package can read, got an error ({error}); update tokenizers") from None
+        self.tokenizer = read_tokenizer((files.locate(folder) / "tokenizer.json").read_bytes())
 
     def encode(self, text: str) -> List[int]:
         valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
-        ids: List[int] = self.tokenizer.encode(valid).ids
+        with _explained("a text that the tokenizer can encode", "change the text, or export a tokenizer with an unknown token"):
+            ids: List[int] = self.tokenizer.encode(valid).ids
         return ids
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
@@ -80,7 +123,8 @@ class TokenizerPieces:
         self.tokenizer, self.stream = tokenizer, DecodeStream(skip_special_tokens=True)
 
     def push(self, token: int) -> str:
-        return self.stream.step(self.tokenizer, token) or ""
+        with _explained("token ids that the tokenizer can decode", "use the model's own tokenizer"):
+            return self.stream.step(self.tokenizer, token) or ""
 
     def rest(self) -> str:
         return ""

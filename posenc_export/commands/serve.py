@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import os
 import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 from posenc_export.runtime.providers import HELP
-from posenc_export.terminal import note_unverified
+from posenc_export.terminal import FAILED_CHECK, note_unverified
 
+KEY = "POSENC_API_KEY"
 CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
 
 
@@ -28,15 +30,21 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument("--provider", default="auto", help=HELP)
     serving.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
+    serving.add_argument("--timeout", type=int, default=600, help="seconds from the arrival of a request to the end of its response (default: 600)")
+    serving.add_argument("--connections", type=int, help="connections at a time; further ones get status 503 (default: as the limit of open files allows, at most 512)")
+    serving.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help="scheme://host:port of web pages that may send requests; may be repeated")
+    serving.add_argument("--api-key", metavar="KEY", default=os.environ.get(KEY), help=f"key that requests need (default: the environment variable {KEY})")
     serving.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or an interrupt. Returns the exit status 0."""
+    """Serve until SIGTERM or an interrupt. Returns the exit status: 0, or FAILED_CHECK if the engine has ended unexpectedly."""
     import uvicorn
 
     from posenc_export.runtime import load
+    from posenc_export.serve.access import access
     from posenc_export.serve.app import application
+    from posenc_export.serve.connections import OVER, Listener, most_connections, settings
     from posenc_export.serve.requests import check_model
     from posenc_export.text import codec
 
@@ -46,13 +54,22 @@ def run(options: argparse.Namespace) -> int:
     limits = _limits(options, model.manifest.max_positions)
     check_model(model.manifest, limits)
     name = options.name or options.folder.resolve().name
-    app = application(name, model, codec(options.folder, model.manifest), limits)
-    listening = listen(options.host, options.port)
+    connections = most_connections(options.connections)
+    listening = Listener(listen(options.host, options.port), connections + OVER)
+    address, port = listening.getsockname()[:2]
+    allowed = access(options.host, address, port, options.allow_origin, options.api_key)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    app = application(name, model, codec(options.folder, model.manifest), limits, allowed, stop)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace, lifespan="on", **settings(connections, limits.seconds))
+    server = uvicorn.Server(config)
     options.say.close()
-    _announce(options, name, listening.getsockname()[1])
+    _announce(options, name, port)
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again once everything is finished
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace)).run(sockets=[listening])
-    return 0
+    server.run(sockets=[listening])
+    return FAILED_CHECK if app.state.service.engine.state == "failed" else 0
 
 
 def _limits(options: argparse.Namespace, most: int) -> Any:
@@ -60,7 +77,7 @@ def _limits(options: argparse.Namespace, most: int) -> Any:
 
     context = min(most, CONTEXT) if options.context is None else options.context
     prompt, tokens = (context - 1 if given is None else given for given in (options.max_prompt, options.max_tokens))
-    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk)
+    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -27,6 +27,7 @@ from posenc_export.runtime.places import check_folder
 from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance, grid_of
 from posenc_export.runtime.schema import Weights
 from posenc_export.suggestion import suggestion
+from posenc_export.text import check_tokenizer
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
@@ -78,7 +79,7 @@ def export(
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
-            calibration data that the model cannot read.
+            calibration data that the model cannot read; a tokenizer that cannot be read.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
@@ -110,6 +111,7 @@ def export_all(
     check_export(targets, output, signature, dtype, weights, calibrate, cache)
     check_tolerance(tolerance)
     sources = model if isinstance(model, Sources) else Sources(model)
+    check_tokenizer(text_of(sources.model).tokenizer)
     few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step

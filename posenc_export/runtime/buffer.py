@@ -26,6 +26,11 @@ class Buffer:
             self.value: Any = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
             self.address = int(self.value.data_ptr())
 
+    def touch(self) -> None:
+        """Write the initial value everywhere, so that the operating system provides all of the memory now."""
+        if self.device == "cpu":
+            self.array.fill(self.fill)
+
     def read(self) -> np.ndarray:
         """Return the content: a view of host memory, or a copy of device memory."""
         return self.array if self.device == "cpu" else self.value.numpy()  # type: ignore[no-any-return]

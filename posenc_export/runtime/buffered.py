@@ -98,6 +98,10 @@ class BufferedCaches:
             return resized
         return resized._moved(lambda state: state.update == "in_place" or room > self.rows, slots)
 
+    def touch(self) -> None:
+        for buffer in (*self.past, *self.present):
+            buffer.touch()
+
     def cut(self, keep: np.ndarray) -> "BufferedCaches":
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):

@@ -64,6 +64,9 @@ class Caches(Protocol):
     def reserve(self, slots: int, rows: int) -> "Caches":
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may hold a token."""
 
+    def touch(self) -> None:
+        """Write the initial values to all of the memory of empty caches."""
+
     def cut(self, keep: np.ndarray) -> "Caches":
         """Return caches whose growing states end at the last kept column and hold their fill value where keep [B,columns] is False."""
 

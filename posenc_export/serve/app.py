@@ -1,29 +1,32 @@
 """The HTTP application of the engine: completions, models, health and metrics."""
 
 import asyncio
-import json
+import contextlib
 import secrets
 import time
-from contextlib import asynccontextmanager
-from typing import Any, AsyncIterator, Callable, Dict, List, Type
+from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from posenc_export import __version__
 from posenc_export.runtime.model import Model
 from posenc_export.serve import protocol
+from posenc_export.serve.access import Access
 from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
-from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token
+from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
+from posenc_export.serve.stream import STOPPED, Stream, event
 from posenc_export.text import Codec
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
+SENDING = 10.0  # seconds in which a body must arrive
 GONE = 499  # the client has closed the connection; this status appears only in the server's log
-FAILURE = "engine: expected the graph to run, got an error; the server's log has its message"
+FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
 
 
@@ -35,63 +38,97 @@ class TooLarge(ValueError):
     """The body of a request exceeds MOST_BYTES."""
 
 
-STATUS: Dict[Type[Exception], int] = {Refused: 400, NotServed: 404, TooLarge: 413, Full: 429, Stopping: 503}
-KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+class TooSlow(ValueError):
+    """The body of a request did not arrive within SENDING seconds."""
+
+
+class NotJson(ValueError):
+    """The body of a request is not declared as JSON."""
+
+
+STATUS: Dict[Type[Exception], int] = {Refused: 400, NotServed: 404, TooSlow: 408, TooLarge: 413, NotJson: 415, Full: 429, Stopping: 503}
+KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 
 
 class Service:
-    """One model served over HTTP. Must be created on the event loop that serves it.
+    """One model served over HTTP. `loop`, the event loop that serves it, must be set before the first request.
 
     Args:
         name: name of the model in requests.
         model: a decoder whose target supports admit and retire.
         codec: converts between text and token ids.
         limits: limits of requests.
+        failed: called on another thread if the engine ends unexpectedly.
+
+    Raises:
+        ValueError, GraphError: as for Engine.
     """
 
-    def __init__(self, name: str, model: Model, codec: Codec, limits: Limits) -> None:
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, failed: Callable[[], object]) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
-        loop = asyncio.get_running_loop()
-        self.engine = Engine(model, limits, lambda tokens: loop.call_soon_threadsafe(self._dispatch, tokens))
+        self.engine = Engine(model, limits, lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens), failed)
         self.metrics = Metrics(name, model.manifest, self.engine)
 
     async def complete(self, request: Request) -> Response:
         """Handle POST /v1/completions."""
+        deadline = self.loop.time() + self.limits.seconds
         try:
-            asked = protocol.parse(await _body(request))
-            completion = self._begin(asked)
+            async with asyncio.timeout_at(deadline):
+                asked, completion = await asyncio.to_thread(self._built, await _body(request))
+                self._begin(completion)
+                if asked.stream:
+                    return Stream(self._events(asked, completion), lambda: self._end(completion), deadline, self._late())
+                try:
+                    return await self._whole(asked, completion, request)
+                finally:
+                    self._end(completion)
         except ClientDisconnect:
             return Response(status_code=GONE)
         except tuple(STATUS) as error:
             return self.refuse(STATUS[type(error)], str(error))
-        if asked.stream:
-            return _Stream(self._events(asked, completion), lambda: self._end(completion))
-        try:
-            return await self._whole(asked, completion, request)
-        finally:
-            self._end(completion)
+        except TimeoutError:
+            return self.refuse(504, self._late())
+        except asyncio.CancelledError:  # the server ends before the request
+            return self.refuse(503, STOPPED)
 
-    def _begin(self, asked: protocol.CompletionRequest) -> Completion:
-        """Queue the rows of a completion. Its first tokens arrive after this method has returned to the event loop.
+    def _built(self, body: bytearray) -> Tuple[protocol.CompletionRequest, Completion]:
+        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded.
 
         Raises:
-            ValueError, RuntimeError: one of the exceptions in STATUS.
+            ValueError: one of the exceptions in STATUS.
         """
+        asked = protocol.parse(body)
         if asked.model not in (None, self.name):
-            raise NotServed(f"model: expected {self.name}, got {asked.model}; /v1/models lists what is served")
+            raise NotServed(f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
         rows = protocol.rows(asked, self.codec, tuple(self.manifest.stop_ids), self.limits.queue)
-        self.engine.submit(rows)
-        completion = Completion(self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics)
-        self.open.update(dict.fromkeys(rows, completion))
-        return completion
+        for row in rows:
+            check_request(row, self.manifest, self.limits)
+        try:
+            return asked, Completion(self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics)
+        except ValueError as error:  # the tokenizer cannot decode the prompt
+            raise Refused(str(error)) from None
 
-    def refuse(self, status: int, message: str) -> JSONResponse:
+    def _begin(self, completion: Completion) -> None:
+        """Queue the rows of a completion. Their first tokens arrive after this method has returned to the event loop.
+
+        Raises:
+            Refused, Full, Stopping: as for Engine.submit.
+        """
+        self.engine.submit(list(completion.choices))
+        self.open.update(dict.fromkeys(completion.choices, completion))
+
+    def _late(self) -> str:
+        return f"server: expected the response within {self.limits.seconds} seconds, got a longer one; reduce max_tokens, or start the server with --timeout"
+
+    def refuse(self, status: int, message: str, headers: Optional[Mapping[str, str]] = None) -> JSONResponse:
         """Count a refused request and return the response with the error message."""
         self.metrics.refused.labels(str(status)).inc()
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, headers)
+        again = {"Retry-After": "1"} if status in (429, 503) else {}
+        return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, {**again, **(headers or {})})
 
     def card(self) -> Dict[str, Any]:
         """Return the entry of /v1/models."""
@@ -124,17 +161,18 @@ class Service:
         return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.read, completion.made)})
 
     async def _events(self, asked: protocol.CompletionRequest, completion: Completion) -> AsyncIterator[str]:
-        """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]."""
+        """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]; or an error as the last one."""
         head, counts = self._head(), asked.stream_options is not None and asked.stream_options.include_usage
         without_counts = {"usage": None} if counts else {}
         async for part in completion.parts():
             if part.ended == FAILED:
-                yield _event(protocol.failure(FAILURE, "server_error"))
-            elif part.text or part.ended or asked.return_token_ids:
+                yield event(protocol.failure(FAILURE, "server_error"))
+                return
+            if part.text or part.ended or asked.return_token_ids:
                 made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield _event({**head, "choices": [made], **without_counts})
+                yield event({**head, "choices": [made], **without_counts})
         if counts:
-            yield _event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
+            yield event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
         yield "data: [DONE]\n\n"
 
     def _head(self) -> Dict[str, Any]:
@@ -153,64 +191,89 @@ class Service:
             del self.open[request]
 
 
-class _Stream(StreamingResponse):
-    """A stream of server-sent events that calls `ended` when it ends, also if the client disconnects before the first event."""
+def application(name: str, model: Model, codec: Codec, limits: Limits, access: Access = Access(), failed: Callable[[], object] = lambda: None) -> FastAPI:
+    """Create the application, with its engine ready. The end of the application also ends the engine.
 
-    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self.ended = ended
+    Args:
+        access: who may send requests.
+        name, model, codec, limits, failed: as for Service.
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.ended()
+    Raises:
+        ValueError, GraphError: as for Engine.
+    """
+    service = Service(name, model, codec, limits, failed)
 
-
-def application(name: str, model: Model, codec: Codec, limits: Limits) -> FastAPI:
-    """Create the application, which starts and stops the engine. Arguments as for Service."""
-
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(name, model, codec, limits)
+        service.loop = asyncio.get_running_loop()
         yield
-        await asyncio.to_thread(app.state.service.engine.close)
+        await asyncio.to_thread(service.engine.close)
 
-    app = FastAPI(title="posenc", version=__version__, summary=f"Completions of {name}, as in OpenAI's API.", lifespan=lifespan)
+    summary = f"Completions of {name}, as in OpenAI's API."
+    app = FastAPI(title="posenc", version=__version__, summary=summary, lifespan=lifespan, dependencies=[Depends(access.check_origin)])
+    app.state.service = service
+    app.include_router(_open_routes(service))
+    app.include_router(_routes(service), dependencies=[Depends(access.check_key)] if access.key else [])
+    access.protect(app)
 
-    @app.post("/v1/completions", openapi_extra=BODY, summary="Continue a prompt")
-    async def completions(request: Request) -> Response:
-        response: Response = await request.app.state.service.complete(request)
-        return response
-
-    @app.get("/v1/models", summary="List the served model")
-    async def models(request: Request) -> Dict[str, Any]:
-        return {"object": "list", "data": [request.app.state.service.card()]}
-
-    @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
-    async def health(request: Request) -> Response:
-        state = request.app.state.service.engine.state
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
-
-    @app.get("/metrics", summary="Counters in Prometheus's text format")
-    async def metrics(request: Request) -> Response:
-        return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return service.refuse(error.status_code, error.detail, error.headers)
 
     return app
 
 
-async def _body(request: Request) -> bytes:
+def _routes(service: Service) -> APIRouter:
+    """Return the routes that need the key of the server, if it has one."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", openapi_extra=BODY, summary="Continue a prompt")
+    async def completions(request: Request) -> Response:
+        return await service.complete(request)
+
+    @routes.get("/v1/models", summary="List the served model")
+    async def models() -> Dict[str, Any]:
+        return {"object": "list", "data": [service.card()]}
+
+    @routes.get("/metrics", summary="Counters in Prometheus's text format")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def _open_routes(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health", summary="200 if the server accepts requests, otherwise 503")
+    async def health() -> Response:
+        state = service.engine.state
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    return routes
+
+
+async def _body(request: Request) -> bytearray:
     """Read the body of a request.
 
     Raises:
-        TooLarge: the body exceeds MOST_BYTES.
-        ClientDisconnect: the client has disconnected before the end of the body.
+        NotJson: its content type is another one. Browsers send such requests to other servers without asking them first.
+        TooLarge: it exceeds MOST_BYTES.
+        TooSlow: it did not arrive within SENDING seconds.
+        ClientDisconnect: the client has disconnected before its end.
     """
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise TooLarge(f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        raise NotJson(f"body: expected Content-Type application/json, got {protocol.cut(kind) or 'none'}; send the header")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SENDING):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise TooLarge(f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
+    except TimeoutError:
+        raise TooSlow(f"body: expected it within {SENDING:.0f} seconds, got only a part; send it faster") from None
     return body
 
 
@@ -221,7 +284,3 @@ async def _collected(completion: Completion) -> List[Part]:
         before = found[index]
         found[index] = Part(index, before.text + text, before.ids + ids, ended)
     return found
-
-
-def _event(content: Dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

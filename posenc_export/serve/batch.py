@@ -2,13 +2,14 @@
 
 import logging
 from collections import deque
-from typing import Deque, List, Sequence
+from typing import Any, Deque, List, Sequence
 
 import numpy as np
 
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
 from posenc_export.runtime.sampling import choose
+from posenc_export.runtime.session import Session
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
 
 LOG = logging.getLogger(__name__)
@@ -42,12 +43,40 @@ class Batch:
     Args:
         model: a model that passes requests.check_model.
         limits: number of rows, context and chunk.
+
+    Raises:
+        ValueError: the caches of all rows do not fit the memory.
+        GraphError: the graph cannot run.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
-        self.session = model.session(batch=limits.rows, capacity=limits.context, rewind=1)
         self.rows: List[Row] = []
+
+        def opened(rows: int, slots: int) -> Any:
+            caches = model.graph.open(rows, slots)
+            caches.touch()
+            return caches
+
+        try:
+            if model.manifest.capacity_bucket:
+                opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
+            self.session = Session(opened, model.manifest, limits.rows, limits.context, 1, model.provider)
+            self.probe(1)  # allocates the caches of all rows
+            self.probe(limits.rows)  # and the memory that a step of all rows needs
+        except (MemoryError, ValueError) as error:  # numpy raises ValueError for sizes beyond 64 bits
+            rule = f"memory for caches of {limits.rows} rows of {limits.context} tokens"
+            raise ValueError(f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context") from None
+
+    def probe(self, rows: int) -> None:
+        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
+
+        Raises:
+            GraphError, MemoryError: the graph cannot run at all.
+        """
+        self.session.admit([[0]] * rows)
+        self.session.step(np.zeros(rows, np.int64))
+        self.session.reset()
 
     def read(self, waiting: Deque[Request]) -> List[Token]:
         """Feed one chunk of prompt tokens. Free rows are given to the first requests in `waiting`.

@@ -1,6 +1,7 @@
 """State of one completion request: its rows in the engine, the text of each choice, and the token counts."""
 
 import asyncio
+import logging
 import time
 from typing import AsyncIterator, Dict, List, NamedTuple
 
@@ -9,6 +10,8 @@ from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, STOP, Request, Token
 from posenc_export.serve.stops import Stops
 from posenc_export.text import Codec
+
+LOG = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
@@ -36,7 +39,15 @@ class Choice:
         self.made, self.ended, self.last = 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """Return the piece that a token adds. A stop string ends the choice, even if the row continues."""
+        """Return the piece that a token adds. A stop string or a token that the tokenizer cannot decode ends the choice, even if the row continues."""
+        try:
+            return self._taken(token)
+        except ValueError as error:
+            LOG.error("%s; a choice ended", error)
+            self.ended = FAILED
+            return Part(self.index, "", [], FAILED)
+
+    def _taken(self, token: Token) -> Part:
         text = ""
         if token.ended != FAILED:
             self.made += 1
@@ -49,7 +60,7 @@ class Choice:
 
 
 class Completion:
-    """The choices of one HTTP request. Must be used on the event loop only.
+    """The choices of one HTTP request. May be created on any thread, since it reads the prompts; must be used on the event loop only.
 
     Args:
         engine: decodes the rows.
@@ -89,7 +100,7 @@ class Completion:
 
     def end(self) -> None:
         """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""
-        self.engine.cancel([request for request, choice in self.choices.items() if choice.ended in ("", STOP)])
+        self.engine.cancel([request for request, choice in self.choices.items() if choice.ended in ("", STOP, FAILED)])
         for choice in self.choices.values():
             self.metrics.requests.labels(choice.ended or "cancelled").inc()
         self.metrics.read.inc(self.read)

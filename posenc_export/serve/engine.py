@@ -20,17 +20,19 @@ class Engine:
         model: a decoder whose target supports admit and retire.
         limits: limits of requests, rows and the queue.
         deliver: called on the engine's thread with the tokens of each turn, in the order in which they were generated. A cancelled row ends without a token.
+        failed: called on the engine's thread if it ends unexpectedly, after the failed tokens of all requests were delivered.
 
     Attributes:
         state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
 
     Raises:
-        ValueError: the model cannot be served.
+        ValueError: the model cannot be served, or the caches of all rows do not fit the memory.
+        GraphError: the graph cannot run.
     """
 
-    def __init__(self, model: Model, limits: Limits, deliver: Callable[[List[Token]], object]) -> None:
+    def __init__(self, model: Model, limits: Limits, deliver: Callable[[List[Token]], object], failed: Callable[[], object] = lambda: None) -> None:
         check_model(model.manifest, limits)
-        self.manifest, self.limits, self.deliver = model.manifest, limits, deliver
+        self.manifest, self.limits, self.deliver, self.failed = model.manifest, limits, deliver, failed
         self._batch = Batch(model, limits)
         self._waiting: Deque[Request] = deque()
         self._cancelled: Set[Request] = set()
@@ -78,7 +80,7 @@ class Engine:
     def close(self) -> None:
         """Accept no more requests, finish all waiting and running ones, and end the thread."""
         with self._changed:
-            self.state = "stopping"
+            self.state = "stopping" if self.state == "ready" else self.state
             self._changed.notify()
         self._thread.join()
 
@@ -86,13 +88,18 @@ class Engine:
         try:
             while self._prepare():
                 self._turn()
+        except (GraphError, MemoryError) as error:
+            LOG.critical("engine: expected the graph to run, got %s (%s); the engine has ended, start the server again", type(error).__name__, error)
         finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
             with self._changed:
-                self.state = "failed" if self.state == "ready" else self.state
+                done = self.state == "stopping" and not self._waiting and not self._batch.rows
+                self.state = self.state if done else "failed"
                 remaining = [*(row.request for row in self._batch.rows), *self._waiting]
                 self._waiting.clear()
             if remaining:
                 self.deliver([Token(request, -1, FAILED) for request in remaining])
+            if not done:
+                self.failed()
 
     def _prepare(self) -> bool:
         """Wait for requests and drop cancelled ones. Return False if the engine must end."""
@@ -108,13 +115,17 @@ class Engine:
 
     def _turn(self) -> None:
         try:
-            self._deliver_some(self._batch.read(self._waiting))
+            failed = self._delivered(self._batch.read(self._waiting))
             if self._batch.rows:
-                self._deliver_some(self._batch.step())
+                failed += self._delivered(self._batch.step())
         except GraphError as error:
             LOG.error("%s; %d rows ended", error, len(self._batch.rows))
-            self._deliver_some(self._batch.fail())
+            failed = self._delivered(self._batch.fail())
+        if failed and not self._batch.rows:
+            self._batch.probe(1)  # one prompt can fail alone; a graph that runs no more ends the engine
 
-    def _deliver_some(self, made: List[Token]) -> None:
+    def _delivered(self, made: List[Token]) -> int:
+        """Deliver tokens. Return the number of failed rows among them."""
         if made:
             self.deliver(made)
+        return sum(token.ended == FAILED for token in made)

@@ -8,8 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from posenc_export.serve.requests import Refused, Request
 from posenc_export.text import Codec
 
+LONGEST_SHOWN = 80
 MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each
-Ids = List[int]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
+Ids = Annotated[List[Whole], FAST]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
@@ -25,8 +28,8 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: Optional[str] = Field(None, description="Name of the served model; other names are refused.")
-    prompt: Union[str, Ids, List[str], List[Ids]] = Field(description="Text or token ids, or a list of these.")
-    max_tokens: int = 16
+    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
+    max_tokens: Whole = 16
     temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token.")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0 for all.")
@@ -53,7 +56,7 @@ class CompletionRequest(BaseModel):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-def parse(body: bytes) -> CompletionRequest:
+def parse(body: Union[bytes, bytearray]) -> CompletionRequest:
     """Parse the body of a request.
 
     Raises:
@@ -63,7 +66,7 @@ def parse(body: bytes) -> CompletionRequest:
         asked = CompletionRequest.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, said = ".".join(str(part) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
+        where, said = "".join(cut(str(part)) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
         raise Refused(f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields") from None
     if any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked)) or len(stops(asked)) > MOST_STOPS:
         raise Refused(f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}; shorten the list")
@@ -83,16 +86,23 @@ def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most
         most: largest number of choices of all prompts together.
 
     Raises:
-        Refused: there are more choices than `most`.
+        Refused: there are more choices than `most`, or the tokenizer cannot encode a prompt.
     """
     given = _prompts(asked)
     if len(given) * asked.n > most:
         raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}; send several requests")
-    prompts = [tuple(codec.encode(prompt) if isinstance(prompt, str) else prompt) for prompt in given]
+    prompts = [_encoded(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in given]
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     ends = (*stop_ids, *asked.stop_token_ids)
     choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
     return [Request(prompt, *choosing, (seed + choice) % 2**64, ends) for prompt in prompts for choice in range(asked.n)]
+
+
+def _encoded(prompt: str, codec: Codec) -> Tuple[int, ...]:
+    try:
+        return tuple(codec.encode(prompt))
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
 def _prompts(asked: CompletionRequest) -> Sequence[Union[str, Ids]]:
@@ -117,6 +127,11 @@ def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+def cut(text: str) -> str:
+    """Return a text of a request as a message shows it: in one line, of at most LONGEST_SHOWN characters."""
+    line = text if text.isprintable() else repr(text)
+    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
+
+
 def _short(value: Any) -> str:
-    line = repr(value)
-    return line if len(line) <= 80 else f"{line[:77]}..."
+    return cut(repr(value))

@@ -19,6 +19,7 @@ class Limits:
         prompt: tokens of a prompt.
         tokens: tokens of a continuation.
         chunk: prompt tokens fed between two steps of the running rows.
+        seconds: time from the arrival of a request to the end of its response.
 
     Raises:
         ValueError: a limit is below 1.
@@ -30,6 +31,7 @@ class Limits:
     prompt: int = 4095
     tokens: int = 4095
     chunk: int = 256
+    seconds: int = 600
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

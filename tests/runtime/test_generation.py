@@ -86,6 +86,19 @@ def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(tmp_path:
     assert "tokenizer.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if installed:
+        pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    stack = seeded(decoder("rope"))
+    stack.text = Text(b"{}" if installed else b"[1")
+    with pytest.raises(ValueError, match="text: expected a tokenizer.json .*, got an error"):
+        export(stack, "torchscript", tmp_path / "a", verify=False)
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     export(seeded(decoder("rope")), "torchscript", tmp_path / "a", verify=False)
     assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2

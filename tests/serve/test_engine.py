@@ -8,12 +8,15 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from posenc_export.runtime.buffer import Buffer
 from posenc_export.runtime.errors import GraphError
 from posenc_export.runtime.model import Model
+from posenc_export.serve.batch import Batch
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
 from posenc_export.serve.stops import Stops
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
+from tests.soak.steps import resident
 
 pytestmark = pytest.mark.xdist_group("serve")
 LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
@@ -25,8 +28,8 @@ class Gathered:
     def __init__(self, model: Model, limits: Limits = LIMITS) -> None:
         self.made: Dict[Request, List[int]] = defaultdict(list)
         self.ended: Dict[Request, str] = {}
-        self.some = threading.Event()
-        self.engine = Engine(model, limits, self.take)
+        self.some, self.failed = threading.Event(), threading.Event()
+        self.engine = Engine(model, limits, self.take, self.failed.set)
 
     def take(self, tokens: List[Token]) -> None:
         for token in tokens:
@@ -130,20 +133,50 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models
     assert gathered.ended == {lost: "error", kept: "length"} and gathered.made[kept] == alone(models["ort"], [kept])[kept]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])
 @pytest.mark.parametrize("breaks", ["admit", "step"])
-def test_an_engine_whose_thread_ends_leaves_nobody_waiting(breaks: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
+    breaks: str, error: Exception, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def end(*_: Any, **__: Any) -> np.ndarray:
-        raise MemoryError("planted")
+        raise error
 
     gathered = Gathered(models["ort"])
     monkeypatch.setattr(gathered.engine._batch.session, breaks, end)
     requests = [Request((97, 98), 5) for _ in range(8)]
     gathered.engine.submit(requests)
-    gathered.engine._thread.join(30)
-    assert gathered.ended == dict.fromkeys(requests, "error") and gathered.engine.state == "failed"
+    assert gathered.failed.wait(30) and gathered.engine.state == "failed"
+    assert gathered.ended == dict.fromkeys(requests, "error")
+    assert "the engine has ended" in caplog.records[-1].message
     with pytest.raises(Stopping, match="got failed"):
         gathered.engine.submit(requests)
+
+
+def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(models: Dict[str, Model]) -> None:
+    with pytest.raises(ValueError, match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error"):
+        Gathered(models["ort"], Limits(rows=10**12, context=300, prompt=200, tokens=200))
+
+
+def test_the_memory_of_all_rows_is_there_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    grown: Dict[str, int] = {}
+    monkeypatch.setattr(Batch, "probe", lambda batch, rows: batch.session.admit([[0]]))  # steps of all rows write to many pages, but not to all
+    for name, touch in (("reserved", lambda buffer: None), ("written", Buffer.touch)):
+        monkeypatch.setattr(Buffer, "touch", touch)
+        before = resident()
+        batch = Batch(models["ort"], Limits(rows=256, context=1000, prompt=200, tokens=200))
+        grown[name] = resident() - before
+        size = sum(buffer.array.nbytes for buffer in batch.session._now.caches.past)  # type: ignore[union-attr]
+        del batch
+    assert size > 2**26 and grown["reserved"] < size / 2 < grown["written"]
+
+
+def test_all_rows_have_their_caches_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered, graph = Gathered(models["ort"]), models["ort"].graph
+    monkeypatch.setattr(graph, "open", None)
+    requests = [Request(tuple(prompt), 100) for prompt in prompts(10, 60, seed=4)]
+    gathered.engine.submit(requests)
+    gathered.engine.close()
+    assert set(gathered.ended.values()) == {"length"} and len(gathered.ended) == 10
 
 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])

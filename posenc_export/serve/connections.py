@@ -1,0 +1,134 @@
+"""Connections of the server: how many at a time, and how long each may take."""
+
+import functools
+import socket
+from typing import Any, Optional, Set, Tuple
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+CONNECTIONS = 512  # default of the largest number of connections
+SENDING = 10.0  # seconds in which a request must arrive, and in which the end of a response must be read
+PATIENCE = 0.05  # seconds in which a request must arrive while all connections are in use
+OVER = 16  # connections beyond the limit that are accepted, so that their requests are answered with 503
+FILES = 32  # open files of the process that are not connections
+FEWEST = 8
+
+
+def settings(connections: int, seconds: float) -> Any:
+    """Return the arguments of uvicorn.Config that limit connections; `seconds` as in Limits."""
+    protocol = functools.partial(Connection, seconds=seconds)
+    # Other event loops do not accept through Listener, and other protocols have no Connection.
+    return {"http": protocol, "loop": "asyncio", "ws": "none", "limit_concurrency": connections}
+
+
+def most_connections(asked: Optional[int]) -> int:
+    """Return the largest number of connections, after raising the limit of open files as far as needed and possible.
+
+    Args:
+        asked: the number that the user gives; None for at most CONNECTIONS, as far as the limit of open files allows.
+
+    Raises:
+        ValueError: the system does not allow as many open files.
+    """
+    if asked is not None and asked < FEWEST:
+        raise ValueError(f"serve: expected at least {FEWEST} connections, got {asked}; give a larger number")
+    needed = (asked or CONNECTIONS) + OVER + FILES
+    allowed = _files(needed)
+    if allowed < (needed if asked else FEWEST + OVER + FILES):
+        rule = f"at least {needed if asked else FEWEST + OVER + FILES} open files"
+        raise ValueError(f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit -n) or give fewer --connections")
+    return min(needed, allowed) - OVER - FILES
+
+
+def _files(needed: int) -> int:
+    """Return the limit of open files, raised to `needed` if it is lower."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return needed
+    soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < needed and soft < hard:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return soft
+
+
+class Listener(socket.socket):
+    """A listening socket that closes connections beyond a number at once, so that the process never runs out of files.
+
+    Args:
+        listening: the socket to take over.
+        most: limit of open connections.
+    """
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        super().__init__(fileno=listening.detach())
+        self.most = most
+        self._open: Set[socket.socket] = set()
+
+    def accept(self) -> Tuple[socket.socket, Any]:
+        """Accept a connection.
+
+        Raises:
+            ConnectionAbortedError: too many are open; asyncio goes on with the next.
+        """
+        connection, address = super().accept()
+        self._open = {each for each in self._open if each.fileno() >= 0}
+        if len(self._open) >= self.most:
+            connection.close()
+            raise ConnectionAbortedError
+        self._open.add(connection)
+        return connection, address
+
+
+class Connection(H11Protocol):
+    """A connection with a limit of time. If all are in use, a new one takes the place of one that has waited for a request.
+
+    Args:
+        seconds: time that the application needs for a response at most.
+        arguments: as for H11Protocol.
+
+    Attributes:
+        since: time of the event loop at which the connection began to wait for its current request.
+    """
+
+    def __init__(self, seconds: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.seconds = seconds
+
+    @property
+    def receiving(self) -> bool:
+        """Whether the server waits for a request or for the end of one."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._watch()
+        self._make_room()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        """Close those connections that have waited longest for a request, as far as there are too many for a request of this one."""
+        connections: Set[Any] = self.connections
+        used = [other for other in connections if not other.transport.is_closing()]
+        surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1
+        if surplus > 0:
+            waiting = [other for other in used if other.receiving and other.since < self.since - PATIENCE]
+            for other in sorted(waiting, key=lambda other: other.since)[:surplus]:
+                other.transport.abort()
+
+    def _watch(self) -> None:
+        """Close the connection if its time is over; otherwise look again."""
+        now, end = self.loop.time(), self.since + (SENDING if self.receiving else SENDING + self.seconds + SENDING)
+        if now >= end:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_at(min(end, now + SENDING), self._watch)

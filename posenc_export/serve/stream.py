@@ -1,0 +1,58 @@
+"""Streams of server-sent events, which end with an error if they are cut."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any, AsyncIterator, Callable, Dict
+
+from fastapi.responses import StreamingResponse
+
+from posenc_export.serve import protocol
+
+STOPPED = "server: expected time to finish the request, got the end of the server; send the request to another server"
+
+
+class Stream(StreamingResponse):
+    """A stream of server-sent events that calls `ended` when it ends, also if the client disconnects before the first event.
+
+    Args:
+        events: the events.
+        ended: called once.
+        deadline: time of the event loop at which the stream is cut.
+        late: message of the error that is sent then.
+    """
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.ended, self.deadline, self.late = ended, deadline, late
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            try:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async with asyncio.timeout_at(self.deadline):
+                    await super().__call__(scope, receive, lambda message: _without_start(send, message))
+            finally:
+                self.ended()
+        except TimeoutError:
+            await _cut(send, self.late)
+        except asyncio.CancelledError:  # the server ends before the stream
+            await _cut(send, STOPPED)
+
+
+async def _without_start(send: Any, message: Any) -> None:
+    if message["type"] != "http.response.start":
+        await send(message)
+
+
+async def _cut(send: Any, message: str) -> None:
+    """End a stream with an error. A client that does not read is given a second."""
+    body = event(protocol.failure(message, "server_error")).encode()
+    with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+        async with asyncio.timeout(1):
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def event(content: Dict[str, Any]) -> str:
+    """Format one event."""
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
