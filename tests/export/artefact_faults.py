@@ -33,13 +33,13 @@ class ChangedGraph:
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         return BufferedCaches.open(self, rows, capacity)
 
-    def run(self, caches: BufferedCaches, call: Call, new: int) -> np.ndarray:
-        return self.output(self.graph.run(caches, dataclasses.replace(call, feeds=self.inputs(dict(call.feeds))), new))
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+        return self.output(self.graph.run(caches, dataclasses.replace(call, feeds=self.inputs(dict(call.feeds)))))
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
             caches = caches.with_columns(caches.columns + 1)
-            return self.run(caches, Call(0, rows, feeds), 1)[:, 0], caches.after(1, list(range(rows, caches.rows)))
+            return self.run(caches, Call(0, rows, 1, feeds))[:, 0], caches.after(1, list(range(rows, caches.rows)))
 
         return Step(run)
 
@@ -125,7 +125,7 @@ def _scales(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
     """
 
     def edit(model: Any) -> None:
-        scales = {constant.name for constant in model.graph.initializer if constant.name.endswith(".scales") and constant.name.startswith("val")}
+        scales = {name for node in model.graph.node if node.op_type in ("MatMulIntegerToFloat", "MatMulNBits") for name in node.input if name.endswith(".scales")}
         products = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
         cached = {constant.name for constant in model.graph.initializer if constant.name.startswith("past_") and constant.name.endswith(".scale")}
         _constants(model, cached or scales or products, (lambda scale: scale / 4) if cached else change)
