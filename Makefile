@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test test-all fuzz soak lint bench bench-all docs wheels clients clean
 
 demo: $(VENV)/ready
-	$(BIN)/python -m posenc_export.demo build/demo
+	$(BIN)/python -m posenc_export.commands.demo build/demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not exhaustive"

@@ -12,8 +12,8 @@ from typing import Callable, List, Optional, Sequence
 import numpy as np
 
 from posenc_export.clients import program
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import Manifest
+from posenc_export.shared.numerics import worst_error
 
 TOP = Path(__file__).parents[1]
 PROGRAMS = TOP / "docs" / "runtimes"

@@ -22,7 +22,7 @@ from posenc_export.clients import program
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.artefact import manifest as manifests
 
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")

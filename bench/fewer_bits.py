@@ -19,8 +19,8 @@ import numpy as np
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.train import corpus
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import load
+from posenc_export.shared.numerics import worst_error
 
 RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
 ROWS = 50  # windows per batch

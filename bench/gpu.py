@@ -24,7 +24,7 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")

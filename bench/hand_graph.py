@@ -25,8 +25,8 @@ from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.spread import ratios, spread
 from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.runtime import Session, load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.tables import aligned
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.shared.tables import aligned
 
 WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
 CONTEXTS = (128, 1024, 8192)

@@ -19,9 +19,9 @@ import numpy as np
 from posenc_export.export import Sources, export
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import verify
-from posenc_export.runtime.schema import bound_of, worst_cell
+from posenc_export.runtime.artefact.schema import bound_of, worst_cell
 from tests.export.artefact_faults import FAULTS, measured, on_cpu
 
 DEPTHS = (2, 12, 32, 48)
@@ -50,7 +50,7 @@ def openers(format_: str) -> Tuple[str, Any]:
     """Return the provider of a format and the function that loads a graph with it."""
     if format_ != "bfloat16":
         return "cpu", on_cpu
-    from posenc_export.runtime.openvino_graph import OpenVinoGraph
+    from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
     return "openvino-bf16", lambda path, manifest: OpenVinoGraph(path, manifest, "openvino-bf16", 1)
 

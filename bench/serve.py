@@ -82,7 +82,8 @@ def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
 @contextmanager
 def server(folder: Path, rows: int) -> Iterator[int]:
     """Context manager that runs a server process and returns its port."""
-    command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--rows", str(rows), "--threads", "1", "--context", "512", "--json"]
+    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve"]
+    command += [str(folder), "--port", "0", "--rows", str(rows), "--threads", "1", "--context", "512", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         assert process.stdout is not None

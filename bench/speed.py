@@ -20,10 +20,10 @@ import numpy as np
 from bench import speed_page
 from posenc_export.benchmark import Report, run
 from posenc_export.benchmark.runtimes import RUNTIMES
+from posenc_export.commands.terminal import Progress
 from posenc_export.models.config import AnyConfig
-from posenc_export.models.short import block_config, decoder_config
-from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO
-from posenc_export.terminal import Progress
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO
 
 if TYPE_CHECKING:
     from posenc_export.export import Sources

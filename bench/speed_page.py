@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
-from posenc_export.benchmark.report import Report, Row, duration, rate, size
+from posenc_export.benchmark.report import Report, duration, rate, size
+from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread
 from posenc_export.benchmark.verdicts import compared
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from posenc_export.export import export as export_model
     from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.longer import grown, to_hierarchical
-    from posenc_export.models.own import OwnModule
+    from posenc_export.models.context_extension import grown, to_hierarchical
     from posenc_export.models.presets import load_preset
     from posenc_export.models.pretrained import from_pretrained
-    from posenc_export.models.short import block_config, decoder_config, encoder_config
+    from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
     from posenc_export.models.stack import Stack
+    from posenc_export.models.user_module import OwnModule
     from posenc_export.runtime import Manifest, Model, Session, load, verify
 
 __version__ = "0.1.0"
@@ -25,17 +25,17 @@ _HOME = {
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
     "from_pretrained": "posenc_export.models.pretrained",
-    "grown": "posenc_export.models.longer",
-    "to_hierarchical": "posenc_export.models.longer",
+    "grown": "posenc_export.models.context_extension",
+    "to_hierarchical": "posenc_export.models.context_extension",
     "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
     "AttentionBlock": "posenc_export.models.block",
     "Stack": "posenc_export.models.stack",
-    "OwnModule": "posenc_export.models.own",
-    "block_config": "posenc_export.models.short",
-    "decoder_config": "posenc_export.models.short",
-    "encoder_config": "posenc_export.models.short",
+    "OwnModule": "posenc_export.models.user_module",
+    "block_config": "posenc_export.models.short_forms",
+    "decoder_config": "posenc_export.models.short_forms",
+    "encoder_config": "posenc_export.models.short_forms",
     "load_preset": "posenc_export.models.presets",
 }
 

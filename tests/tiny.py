@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.models.config import AttentionConfig, BlockConfig, LayerConfig, StackConfig
-from posenc_export.models.short import block_config, decoder_config, encoder_config
+from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 
 VARIANTS = {
     **{name: {"name": name} for name in REGISTRY},

@@ -7,9 +7,9 @@ from typing import List, Sequence, Tuple, Union
 
 from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
 
 ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 

@@ -5,9 +5,9 @@ import platform
 from importlib import metadata
 from typing import Any, Dict
 
-from posenc_export.benchmark.report import Limits, Machine, WorkingSet
+from posenc_export.benchmark.results import Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
-from posenc_export.runtime.machine import processor
+from posenc_export.runtime.artefact.machine import processor
 
 LIBRARIES = ("posenc-export", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnxruntime-genai", "optimum-onnx", "openvino")
 WORKING_SETS = tuple(1 << power for power in (18, 20, 22, 24, 26, 28))  # bytes, from the smallest cache of current processors to main memory

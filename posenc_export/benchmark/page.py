@@ -5,7 +5,8 @@ import html
 import io
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report, Row
+from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report
+from posenc_export.benchmark.results import Row
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }

@@ -10,11 +10,12 @@ from posenc_export.benchmark import machine
 from posenc_export.benchmark.contestants import Contestant, gather, usable
 from posenc_export.benchmark.disturbance import Reading, disturbed
 from posenc_export.benchmark.limits import share_of_limit, step_bytes
-from posenc_export.benchmark.report import Loaded, Report, Row
+from posenc_export.benchmark.report import Report
+from posenc_export.benchmark.results import Loaded, Row
 from posenc_export.benchmark.spread import ratios, spread
 from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.benchmark.workers import Worker, started
-from posenc_export.runtime.providers import check_threads
+from posenc_export.runtime.graphs.providers import check_threads
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once

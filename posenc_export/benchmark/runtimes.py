@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from posenc_export.benchmark import shapes
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS = "posenc_export.benchmark.peers"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, List, Optional, Sequence
 from posenc_export.benchmark.spread import Spread, ratios, spread
 
 if TYPE_CHECKING:
-    from posenc_export.benchmark.report import Row
+    from posenc_export.benchmark.results import Row
 
 LEAST = 3  # fewest rounds for a ratio
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}

@@ -18,9 +18,9 @@ import numpy as np
 from posenc_export.benchmark.disturbance import watched
 from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.providers import TORCH_TARGETS
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 
 BURST = 16  # steps between two rewinds
 READ_WIDTH = 512  # columns of the buffer for measuring bandwidth

@@ -5,7 +5,7 @@ import inspect
 from typing import Dict, List
 
 from posenc_export import encodings as registry
-from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.models.families import FILES
 from posenc_export.models.families import __name__ as PLACE
 from posenc_export.models.presets import PRESETS

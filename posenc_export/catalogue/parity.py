@@ -16,9 +16,9 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, VerificationError, export
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, decoder_config, encoder_config
+from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 
-# Parts of the names of cells (runtime/scenarios.py) that belong to a column; a cell may belong to several columns.
+# Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell may belong to several columns.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "decoder": {
         "full": ("past 0,",),
@@ -93,8 +93,8 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         "# Parity",
         "",
-        "Every registered encoding is exported to every target and run through the grid of `posenc_export/runtime/scenarios.py`. Each cell is the worst error",
-        "against the eager module, relative to its largest output; `oracle` compares the eager module with the float64 oracle. `offset` is the worst of the cells",
+        "Every registered encoding is exported to every target and run through the grid of `posenc_export/runtime/verification/scenarios.py`. Each cell is the worst",
+        "error against the eager module, relative to its largest output; `oracle` compares the eager module with the float64 oracle. `offset` is the worst of the cells",
         "that start at position 1000 or 1064, the other columns are the worst over all starts; `guests` are rows of a batch whose other rows come and go.",
         "Written by `python -m posenc_export.catalogue.parity`.",
         "",

@@ -10,13 +10,13 @@ from posenc_export import encodings
 from posenc_export.catalogue import waves
 from posenc_export.catalogue.starts import build_for_picture
 from posenc_export.catalogue.waves import COLOURS
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.conditional_conv import ConditionalConv
 from posenc_export.encodings.rope_2d import RoPE2D
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
-from posenc_export.encodings.rotary import Rotary
-from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.rotary import Rotary
+from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.encodings.sinusoidal import Sinusoidal
 from posenc_export.encodings.swin import Swin
 from posenc_export.encodings.swin_v2 import SwinV2

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.models.parts import build as build_part
+from posenc_export.models.randomness import drawn_from
 from posenc_export.models.stack import Mask
-from posenc_export.numerics import tolerance
-from posenc_export.randomness import drawn_from
+from posenc_export.shared.numerics import tolerance
 
 TOKENS, SIDE = 64, 91
 # Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are in the first column.

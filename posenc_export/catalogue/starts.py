@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.models.presets import PRESETS, weights_of
-from posenc_export.randomness import drawn_from
+from posenc_export.models.randomness import drawn_from
 
 # Tables with random initial values, and their axis of positions or distances.
 TABLES: Dict[str, Dict[str, int]] = {

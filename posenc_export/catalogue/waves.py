@@ -5,9 +5,9 @@ from typing import Any, Dict, List, Mapping
 import numpy as np
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import Rotary
-from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import Rotary
+from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 # Palette for colour-blind readers (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")

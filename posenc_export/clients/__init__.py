@@ -5,8 +5,8 @@ from typing import Callable, Dict, Tuple
 
 from posenc_export.clients import c, libtorch, node, python
 from posenc_export.clients.states import CAPACITY, check
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.suggestion import suggestion
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.suggestion import suggestion
 
 __all__ = ["CAPACITY", "LANGUAGES", "program"]
 

@@ -4,7 +4,7 @@ from string import Template
 from typing import Dict
 
 from posenc_export.clients.states import capacity, gives, heading
-from posenc_export.runtime.manifest import Manifest, State
+from posenc_export.runtime.artefact.manifest import Manifest, State
 
 # By graph input: its value for a call with `count` tokens on one row that holds `held` tokens, the first of them at position `start`.
 FEEDS: Dict[str, str] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Sequence
 
 from posenc_export.clients import program
-from posenc_export.runtime.meanings import INPUTS, OF_ENCODER, OUTPUTS, POSITIONS, UPDATES
+from posenc_export.runtime.artefact.meanings import INPUTS, OF_ENCODER, OUTPUTS, POSITIONS, UPDATES
 
 SHAPES = (
     "B rows, S new tokens of a call, R of them whose logits are requested, P tokens in the cache before the call, T = P + S, M capacity, Q tokens of an encoder, "

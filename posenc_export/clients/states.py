@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, Tuple
 
-from posenc_export.runtime.manifest import Axis, Manifest, State
-from posenc_export.runtime.rules import B, M, P, graph_file
-from posenc_export.runtime.summary import summary
+from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
+from posenc_export.runtime.artefact.rules import B, M, P, graph_file
+from posenc_export.runtime.artefact.summary import summary
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")

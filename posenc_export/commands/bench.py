@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Tuple
 
-from posenc_export.terminal import FAILED_CHECK
+from posenc_export.commands.terminal import FAILED_CHECK
 
 
 def add_arguments(timing: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 with --fail-on-disturbed if samples stayed disturbed."""
     from posenc_export.benchmark import run as measure
     from posenc_export.benchmark.report import HTML, JSON
-    from posenc_export.runtime.places import check_file, write_file
+    from posenc_export.runtime.artefact.places import check_file, write_file
 
     contexts = _numbers("contexts", options.contexts)
     prompts = None if options.prefill is None else () if options.prefill == "none" else _numbers("prefill", options.prefill)

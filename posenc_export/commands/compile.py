@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc_export.terminal import FAILED_CHECK, refuse, show, summary
+from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 
 
 def add_arguments(compiling: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from posenc_export.suggestion import suggestion
-from posenc_export.terminal import FAILED_CHECK, refuse, show, summary
+from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
+from posenc_export.shared.suggestion import suggestion
 
 # Options of a block with their defaults, and their help texts.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
@@ -98,7 +98,7 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     Raises:
         ValueError: several formats or several files.
     """
-    from posenc_export.export.fewer_bits import FORMATS
+    from posenc_export.export.quantization.formats import FORMATS
 
     places = [value for value in given if value not in FORMATS and (value.endswith(FILE) or Path(value).exists())]
     formats = [value for value in given if value not in places]
@@ -130,7 +130,7 @@ def _model(options: argparse.Namespace) -> Any:
 
 def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
     """Load the model of a folder, and extend its range with --longer."""
-    from posenc_export.models.longer import grown, to_hierarchical
+    from posenc_export.models.context_extension import grown, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
     way, count = given.get("longer"), given.get("max_positions")
@@ -169,7 +169,7 @@ def _called(text: str) -> Any:
 def _seeded_block(given: Dict[str, Any]) -> Any:
     from posenc_export import encodings
     from posenc_export.models.presets import seeded
-    from posenc_export.models.short import block_config
+    from posenc_export.models.short_forms import block_config
 
     _only(tuple(BLOCK), given, "options of a block with random weights")
     values: Dict[str, Any] = {**BLOCK, **given}

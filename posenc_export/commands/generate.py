@@ -7,8 +7,8 @@ from typing import Any, List
 
 import numpy as np
 
-from posenc_export.runtime.providers import HELP
-from posenc_export.terminal import note_unverified
+from posenc_export.commands.terminal import note_unverified
+from posenc_export.runtime.graphs.providers import HELP
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
-    from posenc_export.text import codec
+    from posenc_export.runtime.artefact.tokenizer import codec
 
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.tables import WIDTH, aligned
-from posenc_export.terminal import summary
+from posenc_export.commands.terminal import summary
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.tables import WIDTH, aligned
 
 Line = Tuple[str, str]
 
@@ -22,7 +22,7 @@ def add_arguments(inspecting: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
-    from posenc_export.runtime import manifest as manifests
+    from posenc_export.runtime.artefact import manifest as manifests
 
     manifest = manifests.read(options.folder)
     if options.runtime is not None:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _model(manifest: Manifest) -> List[Line]:
-    from posenc_export.runtime.summary import summary as described
+    from posenc_export.runtime.artefact.summary import summary as described
 
     packages = [("package", f"{name}, from {package.name} {package.version or '(no version)'}") for name, package in manifest.packages.items()]
     return [*described(manifest).items(), *packages]
@@ -46,7 +46,7 @@ def _model(manifest: Manifest) -> List[Line]:
 def _graph(manifest: Manifest) -> List[Line]:
     """Lines for operators, inputs, outputs, and states grouped by layers."""
     from posenc_export.clients.states import groups
-    from posenc_export.runtime.meanings import of_graph
+    from posenc_export.runtime.artefact.meanings import of_graph
 
     meanings, lines = of_graph(manifest), []
     if manifest.operators:

@@ -6,9 +6,9 @@ import json
 import textwrap
 from typing import Any, Dict, List
 
-from posenc_export.suggestion import suggestion
-from posenc_export.tables import WIDTH, aligned
-from posenc_export.terminal import show
+from posenc_export.commands.terminal import show
+from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.tables import WIDTH, aligned
 
 GROUPS = ("encodings", "targets", "families", "presets")
 MEASURED = "properties"  # a group that is printed on request only, because it calls the hooks of every encoding

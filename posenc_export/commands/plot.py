@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
-    from posenc_export.runtime.places import Form, check_file, write_file
+    from posenc_export.runtime.artefact.places import Form, check_file, write_file
 
     form = Form("plot", MADE_BY.encode())
     spec = encodings.parse(options.encoding)

@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from posenc_export.runtime.providers import HELP
-from posenc_export.terminal import FAILED_CHECK, note_unverified
+from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
+from posenc_export.runtime.graphs.providers import HELP
 
 KEY = "POSENC_API_KEY"
 CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
@@ -42,11 +42,11 @@ def run(options: argparse.Namespace) -> int:
     import uvicorn
 
     from posenc_export.runtime import load
+    from posenc_export.runtime.artefact.tokenizer import codec
     from posenc_export.serve.access import access
     from posenc_export.serve.app import application
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
     from posenc_export.serve.requests import check_model
-    from posenc_export.text import codec
 
     options.say(f"{options.folder}: loading")
     model = load(options.folder, options.provider, options.threads)

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from posenc_export.runtime.providers import HELP
-from posenc_export.runtime.schema import Proof
-from posenc_export.terminal import FAILED_CHECK, show
+from posenc_export.commands.terminal import FAILED_CHECK, show
+from posenc_export.runtime.artefact.schema import Proof
+from posenc_export.runtime.graphs.providers import HELP
 
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
@@ -22,8 +22,9 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
-    from posenc_export.runtime import files, manifest, verify
-    from posenc_export.runtime.schema import bound_of, format_cell
+    from posenc_export.runtime import verify
+    from posenc_export.runtime.artefact import files, manifest
+    from posenc_export.runtime.artefact.schema import bound_of, format_cell
 
     folder = files.locate(options.folder)
     digest = manifest.read_alone(folder, options.digest).digest
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _record(folder: Path, digest: str, proof: Proof) -> None:
     """Write the proof into the manifest, or say why it is not recorded."""
-    from posenc_export.runtime import manifest
+    from posenc_export.runtime.artefact import manifest
 
     try:
         manifest.add_proof(folder, digest, proof)

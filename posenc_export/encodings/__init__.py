@@ -6,12 +6,12 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Type
 
 import torch
 
-from posenc_export import registry
-from posenc_export.encodings import outside
-from posenc_export.encodings.base import Carried, Exact, Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.functions import bias, rotation
-from posenc_export.encodings.outside import Package
-from posenc_export.encodings.together import Together
+from posenc_export.encodings.shared import plugins
+from posenc_export.encodings.shared.base import Carried, Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.combined import Together
+from posenc_export.encodings.shared.functions import bias, rotation
+from posenc_export.encodings.shared.plugins import Package
+from posenc_export.shared import registry
 
 # Module and class name of each encoding.
 CLASSES = {
@@ -67,7 +67,7 @@ CLASSES = {
 }
 REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
 # Built-in encodings, encodings added by `register`, and entry points of installed packages.
-KNOWN = outside.Known(REGISTRY)
+KNOWN = plugins.Known(REGISTRY)
 
 __all__ = [
     "KNOWN",
@@ -126,7 +126,7 @@ def check_installed(packages: Mapping[str, Any]) -> None:
     Raises:
         ValueError: an encoding is missing; the message names its package and version.
     """
-    outside.check_installed(KNOWN, packages)
+    plugins.check_installed(KNOWN, packages)
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.rotary import check_choice
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import check_choice
 
 ADDED, NUMERICS = ("after", "before"), ("exact", "bfloat16")
 

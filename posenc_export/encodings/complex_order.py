@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.angles import reduced_angle
-from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.ops.angles import reduced_angle
 
 FREQUENCIES = ("own", "words", "dimensions")
 PHASES = ("own", "zero")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import recurrence
-from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.ops import recurrence
 
 
 class ConditionalConv(PositionEncoding):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
 
 VERSIONS = ("v1", "v2")
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content

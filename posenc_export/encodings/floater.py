@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.trajectory import Rows, check_steps
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.trajectory import Rows, check_steps
 
 Field = Callable[[Any, float], Any]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Carried, Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.fox import log_sigmoid
+from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
 
 
 class FoXPair(PositionEncoding):

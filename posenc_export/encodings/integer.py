@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 
 EXACT = 1 << 24  # whole numbers up to here are exact in float32
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 
 KERNELS = ("log", "power")
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.hierarchical import Hierarchical
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 
 
 def copied(rows: Tensor, count: int) -> Tensor:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.rotary import check_choice
-from posenc_export.encodings.rotary_grid import Place
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.rotary import check_choice
+from posenc_export.encodings.shared.rotary_grid import Place
 
 JOINS = ("sum", "row_column", "column_row")
 

@@ -6,7 +6,7 @@ from typing import Tuple
 import numpy as np
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 
 FORMS = ("log", "steps")
 

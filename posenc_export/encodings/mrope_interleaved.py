@@ -2,10 +2,10 @@
 
 from typing import Optional
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
-from posenc_export.encodings.rotary_grid import RotaryGrid
-from posenc_export.encodings.yarn import magnitude_of, optional_ramp, scaled_powers
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.yarn import magnitude_of, optional_ramp, scaled_powers
 
 
 class MRoPEInterleaved(RotaryGrid):

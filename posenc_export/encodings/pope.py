@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, Table
 
 
 class PoPE(PositionEncoding):

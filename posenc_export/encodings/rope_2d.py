@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.angles import reduced_angle
-from posenc_export.encodings.base import Exact, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
-from posenc_export.encodings.rotary_grid import Place
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.shared.rotary_grid import Place
+from posenc_export.ops.angles import reduced_angle
 
 
 class RoPE2D(PositionEncoding):

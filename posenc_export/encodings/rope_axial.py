@@ -4,9 +4,9 @@ from typing import Optional
 
 import torch
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
-from posenc_export.encodings.rotary_grid import RotaryGrid
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 SPECTRA = ("each", "alternating")
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops, turned
-from posenc_export.angles import reduced_angle
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export import ops
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.ops import turned_keys
+from posenc_export.ops.angles import reduced_angle
 
 KEYS, LENGTHS = ("raw", "rotated"), ("seen", "per_call")
 
@@ -107,7 +108,7 @@ class RoPEDynamic(PositionEncoding):
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         second = None if self.single else self.second.rows
-        return turned.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
+        return turned_keys.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
 
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
         """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose largest positions are longest [B,1] int64."""

@@ -3,8 +3,8 @@
 import math
 from typing import Optional
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
 
 
 class RoPELinear(Rotary):

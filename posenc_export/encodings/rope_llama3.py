@@ -5,8 +5,8 @@ from typing import Optional
 
 import torch
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
 
 
 class RoPELlama3(Rotary):

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops, two_rotations
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export import ops
 from posenc_export.encodings.rope_dynamic import check_lengths
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.ops import two_rotations
 
 KEYS = ("raw", "rotated")
 Factors = Union[str, Sequence[float]]

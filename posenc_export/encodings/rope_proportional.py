@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from posenc_export.encodings.base import Geometry
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, rotary_size
 
 
 class RoPEProportional(Rotary):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Exact, Geometry, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, check_choice, inverse_powers, rotary_size
+from posenc_export.encodings.shared.base import Exact, Geometry, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, inverse_powers, rotary_size
 
 TRAINS = ("frequencies", "theta")
 

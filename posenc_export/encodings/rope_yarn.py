@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle
-from posenc_export.encodings.rotary import LAYOUTS, Rotary, RotaryOracle, check_choice, dtype_of, rotary_size
-from posenc_export.encodings.yarn import magnitude_of, ramp_of, scaled_powers, stretched
+from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, RotaryOracle, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.yarn import magnitude_of, ramp_of, scaled_powers, stretched
 
 TEMPERATURES = ("rotation", "scores", "off")
 

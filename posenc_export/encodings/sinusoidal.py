@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.angles import reduced_angle
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.rotary import check_choice
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import check_choice
+from posenc_export.ops.angles import reduced_angle
 
 DIVISORS = ("paper", "fairseq")
 LAYOUTS = ("interleaved", "halves")

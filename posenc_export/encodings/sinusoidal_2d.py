@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.rotary import check_choice
-from posenc_export.encodings.rotary_grid import Place
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import check_choice
+from posenc_export.encodings.shared.rotary_grid import Place
 
 FIRST = ("row", "column")
 LAYOUTS = ("halves", "interleaved")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.window import offset_index, window_of
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.window import offset_index, window_of
 
 
 class Swin(PositionEncoding):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.window import offset_index, window_of
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.window import offset_index, window_of
 
 
 class SwinV2(PositionEncoding):

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, rotary_size
 
 LARGEST = 41.0  # exponent of e: the product of a far key and a near query, computed before masking, must stay below e^88, the limit of float32
 

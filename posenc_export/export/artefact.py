@@ -1,4 +1,4 @@
-"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (export/publish.py)."""
+"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (runtime/artefact/publish.py)."""
 
 import dataclasses
 import shutil
@@ -8,26 +8,29 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import calibration, deviation, loaders
-from posenc_export.export.calibration import Sample
-from posenc_export.export.describe import Model, accuracy_of, describe, text_of
+from posenc_export.export import deviation, loaders
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.compile_errors import explain_errors
+from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.fewer_bits import FORMATS, activations_of
-from posenc_export.export.foreign import explain_errors
-from posenc_export.export.publish import StagingFolder, sweep
+from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization.formats import FORMATS, activations_of
 from posenc_export.export.signatures import NAMES
-from posenc_export.export.source import Source, Sources, in_dtype
 from posenc_export.export.targets import TARGETS
+from posenc_export.export.trace import Source, Sources, in_dtype
 from posenc_export.export.verify import check
 from posenc_export.models.stack import Stack, Text
-from posenc_export.runtime import files, reference
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.places import check_folder
-from posenc_export.runtime.proof import Accuracy, Expected, check_tolerance, grid_of
-from posenc_export.runtime.schema import Weights
-from posenc_export.suggestion import suggestion
-from posenc_export.text import check_tokenizer
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.places import check_folder
+from posenc_export.runtime.artefact.publish import StagingFolder, sweep
+from posenc_export.runtime.artefact.schema import Weights
+from posenc_export.runtime.artefact.tokenizer import check_tokenizer
+from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification.proof import Accuracy, Expected, check_tolerance, grid_of
+from posenc_export.shared.suggestion import suggestion
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
@@ -63,7 +66,7 @@ def export(
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
     Args:
-        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see models.own.OwnModule); it is not modified. Pass Sources(model)
+        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see models.user_module.OwnModule); it is not modified. Pass Sources(model)
             to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
@@ -71,7 +74,7 @@ def export(
         dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
-        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (fewer_bits.FORMATS); None keeps weights in dtype.
+        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); None keeps weights in dtype.
         calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
         tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format

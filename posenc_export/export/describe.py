@@ -1,23 +1,19 @@
 """Inputs, outputs and states of a model: its manifest, example inputs for tracing, and the eager module as a target."""
 
-import math
 from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Carried
-from posenc_export.export.fewer_bits import FORMATS
+from posenc_export.encodings.shared.base import Carried
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
-from posenc_export.models.config_json import encodings_of, kind_of, to_json, widest
-from posenc_export.models.own import OwnModule, inner_of
+from posenc_export.models.config_json import encodings_of, kind_of, to_json
 from posenc_export.models.stack import Stack, Text
-from posenc_export.numerics import cache_noise, float16_noise, rounding_noise, rounding_tolerance, tolerance
-from posenc_export.runtime.manifest import Axis, Manifest, Package, State, Value
-from posenc_export.runtime.proof import Accuracy
+from posenc_export.models.user_module import OwnModule, inner_of
+from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
@@ -36,7 +32,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     """Return the manifest of a model, without files and certificate.
 
     Args:
-        layout: "rows" or "columns" (runtime.manifest).
+        layout: "rows" or "columns" (runtime.artefact.manifest).
         update: update rule of every cache, "append" or "in_place".
         geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights, cache and calibration if they are quantized.
     """
@@ -95,25 +91,6 @@ def step_weights(model: Model) -> int:
         return total
     table, head = model.tokens.embedding.weight, model.config.head
     return total + int(table.size(1)) - (0 if head is not None and head.tied else int(table.numel()))
-
-
-def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
-    """Return how far the outputs of a correct artefact of this model may be from those of the module with the same rounded weights."""
-    noise = _noise(manifest)
-    return Accuracy(rounding_tolerance(noise) if noise else tolerance("float32", *extent(model)), noise)
-
-
-def _noise(manifest: Manifest) -> float:
-    """Return the rounding error of one product, relative to it: of float16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
-    of_dtype = float16_noise() if manifest.dtype == "float16" else 0.0
-    few_bits = manifest.weights
-    of_activations = rounding_noise(8, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
-    return math.hypot(of_dtype, of_activations, cache_noise(manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
-
-
-def extent(model: Model) -> Tuple[int, int]:
-    """How many blocks a value passes, and the longest sum in them."""
-    return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
 
 
 def _inputs_and_output(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:

@@ -8,10 +8,10 @@ import numpy as np
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.proof import rounded_up
-from posenc_export.runtime.schema import Deviation
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.schema import Deviation
+from posenc_export.runtime.verification.proof import rounded_up
 
 
 def write(folder: Path, manifest: Manifest, exact: Manifest, model: Model) -> Manifest:

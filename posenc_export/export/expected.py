@@ -5,14 +5,14 @@ from typing import Dict, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.source import in_dtype
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
-from posenc_export.runtime.reference import LAST
-from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.session import Session
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.export.trace import in_dtype
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
+from posenc_export.runtime.verification.reference import LAST
+from posenc_export.runtime.verification.scenarios import Case
 
 KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 

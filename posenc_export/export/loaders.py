@@ -6,9 +6,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.stack import Stack
-from posenc_export.runtime import files
-from posenc_export.runtime.manifest import Axis, Manifest
-from posenc_export.runtime.rules import graph_file
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.manifest import Axis, Manifest
+from posenc_export.runtime.artefact.rules import graph_file
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
 # GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read heads, kv heads and head size separately.

@@ -14,16 +14,17 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from posenc_export.export.describe import M, trace_inputs
-from posenc_export.export.publish import StagingFolder
 from posenc_export.export.verify import VerificationError
-from posenc_export.runtime import files, machine, verify
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.places import check_folder
-from posenc_export.runtime.providers import AOTINDUCTOR
-from posenc_export.runtime.quiet import quiet
-from posenc_export.runtime.rules import GRAPHS, graph_file
-from posenc_export.runtime.torch_files import read_program
+from posenc_export.runtime import verify
+from posenc_export.runtime.artefact import files, machine
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.places import check_folder
+from posenc_export.runtime.artefact.publish import StagingFolder
+from posenc_export.runtime.artefact.rules import GRAPHS, graph_file
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR
+from posenc_export.runtime.graphs.quiet import quiet
+from posenc_export.runtime.graphs.torch_files import read_program
 
 ATEN = torch.ops.aten
 SLOTS = 11  # example of the slots of a cache in memory; any number but the example sizes of describe.TRACE

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.models.own import Model
 from posenc_export.models.stack import Stack
+from posenc_export.models.user_module import Model
 
 
 class PositionSignature(torch.nn.Module):

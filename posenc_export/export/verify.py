@@ -6,28 +6,29 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from posenc_export.export import calibration
-from posenc_export.export.calibration import Sample
-from posenc_export.export.describe import Model, accuracy_of, extent
+from posenc_export.export.bounds import accuracy_of, extent
+from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.fewer_bits import FORMATS
 from posenc_export.export.paging import page_out
-from posenc_export.export.source import Source, in_dtype, in_few_bits
+from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
-from posenc_export.models.own import OwnModule, as_model
 from posenc_export.models.presets import rebuild
-from posenc_export.numerics import tolerance as float32_tolerance
-from posenc_export.numerics import worst_error
+from posenc_export.models.user_module import OwnModule, as_model
 from posenc_export.runtime import Session, load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Calibration, Manifest
-from posenc_export.runtime.measuring import Measured, measure, sessions
-from posenc_export.runtime.model import Model as Loaded
-from posenc_export.runtime.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
-from posenc_export.runtime.proof import certificate as certificate_of
-from posenc_export.runtime.scenarios import Case
-from posenc_export.runtime.schema import bound_of, format_cell, worst_cell
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Calibration, Manifest
+from posenc_export.runtime.artefact.schema import bound_of, format_cell, worst_cell
+from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.verification.measuring import Measured, measure, sessions
+from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
+from posenc_export.runtime.verification.proof import certificate as certificate_of
+from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.shared.numerics import tolerance as float32_tolerance
+from posenc_export.shared.numerics import worst_error
 
 Progress = Callable[[str], None]
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Carried, PositionEncoding
-from posenc_export.encodings.together import acts
+from posenc_export.encodings.shared.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.combined import acts
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.cross_attention import CrossAttention
 from posenc_export.models.linear_attention import LinearAttention
-from posenc_export.models.parts import build, exact
+from posenc_export.models.parts import build, float64
 
 
 class Attention(torch.nn.Module):
@@ -88,7 +88,7 @@ class Attention(torch.nn.Module):
         q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
-        sinks = np.full(self.heads, -np.inf) if self.sinks is None else exact.numbers(self.sinks)
+        sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         mixed = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
@@ -99,7 +99,7 @@ class Attention(torch.nn.Module):
                 most = max(scores.max(), sinks[head])
                 shares = np.exp(scores - most)
                 mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / (shares.sum() + np.exp(sinks[head] - most))
-        return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
+        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))
 
     def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:
         """Return the scores [n] of one query, float64."""

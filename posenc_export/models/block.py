@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.together import axes_of
+from posenc_export.encodings.shared.combined import axes_of
 from posenc_export.models import from_weights
 from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import BlockConfig
@@ -67,7 +67,7 @@ class AttentionBlock(torch.nn.Module):
         """Build a block from existing weights, float32, in eval mode. Sizes follow from the shapes of the weights.
 
         Args:
-            heads, max_positions, causal: as in short.block_config.
+            heads, max_positions, causal: as in short_forms.block_config.
             kv_heads: key and value heads; None infers them from the weights.
             o: output projection [E,H*D] as in torch.nn.Linear.weight; a numpy array or torch tensor, float32, float16 or bfloat16, like all weights.
             q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, their concatenation [(H+2K)*D,E].

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import msgspec
 
-from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.shared.base import Geometry
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
 Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}

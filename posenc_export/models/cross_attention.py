@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.base import Carried, PositionEncoding
 from posenc_export.models.config import AttentionConfig
-from posenc_export.models.parts import build, exact
+from posenc_export.models.parts import build, float64
 
 
 class CrossAttention(torch.nn.Module):
@@ -58,4 +58,4 @@ class CrossAttention(torch.nn.Module):
                 scores = self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores
                 shares = np.exp(scores - scores.max())
                 mixed[i, head] = shares @ values[group] / shares.sum()
-        return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
+        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))

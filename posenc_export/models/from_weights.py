@@ -11,7 +11,7 @@ from posenc_export import encodings
 from posenc_export.models.checkpoint import read_tensors
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import to_half, to_interleaved
-from posenc_export.models.short import block_config
+from posenc_export.models.short_forms import block_config
 
 Array = Union[np.ndarray, Tensor]
 DTYPES = ("float32", "float16", "bfloat16")

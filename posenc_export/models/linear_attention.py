@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Carried, PositionEncoding
-from posenc_export.encodings.together import acts
+from posenc_export.encodings.shared.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.combined import acts
 from posenc_export.models.config import AttentionConfig
-from posenc_export.models.parts import build, exact
+from posenc_export.models.parts import build, float64
 
 SIGHTS = ("causal", "both")
 
@@ -93,4 +93,4 @@ class LinearAttention(torch.nn.Module):
                 shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in seen])
                 divisor = sum(float(q[i, head] @ k[j, head]) for j in seen)
                 mixed[i, head] = shares @ v[: len(seen), head] / divisor
-        return exact.linear(self.projection.output, mixed.reshape(len(x), -1))
+        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))

@@ -7,14 +7,14 @@ from typing import Any, Dict, Mapping, Optional, Type, Union
 import torch
 from safetensors.torch import load_file
 
-from posenc_export.allocation import enough_memory
 from posenc_export.encodings import check_installed
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig, BlockConfig, StackConfig
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.randomness import drawn_from
+from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
-from posenc_export.randomness import drawn_from
-from posenc_export.suggestion import suggestion
+from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.suggestion import suggestion
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}

@@ -6,14 +6,14 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.allocation import enough_memory
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer, read_tokenizer_files
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
-from posenc_export.models.families.limits import check_sizes
-from posenc_export.models.families.rules import Rule, Table
+from posenc_export.models.families.shared.limits import check_sizes
+from posenc_export.models.families.shared.rules import Rule, Table
 from posenc_export.models.stack import Stack, Text
+from posenc_export.shared.allocation import enough_memory
 
 HEADS = ("lm_head.weight", "proj_out.weight")  # transformers' names of output heads; tied heads may be saved as copies of the token table
 LAYER = re.compile(r"^layers\.(\d+)\.")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings, ops
-from posenc_export.encodings.base import Geometry, PositionEncoding
-from posenc_export.encodings.together import acts, axes_of
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.combined import acts, axes_of
 from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.ends import Features, Head, KeyValues, Text, Tokens
+from posenc_export.models.embedding_and_head import Features, Head, KeyValues, Text, Tokens
 from posenc_export.models.parts import PARTS, build
 
 
@@ -39,7 +39,7 @@ class Mask(torch.nn.Module):
     """Attention mask with the bias of an encoding. Layers with equal masks share one.
 
     Args:
-        sight: an object of parts/sight.py.
+        sight: an object of models/parts/visibility.py.
         encoding: encoding whose `bias` is added.
     """
 

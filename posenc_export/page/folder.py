@@ -6,16 +6,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from posenc_export.export.publish import StagingFolder
 from posenc_export.page import graph, patterns
-from posenc_export.runtime import files
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.places import PAGE
-from posenc_export.runtime.rules import B, P
-from posenc_export.runtime.schema import bound_of, worst_cell
-from posenc_export.runtime.summary import summary
-from posenc_export.text import BYTES
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.places import PAGE
+from posenc_export.runtime.artefact.publish import StagingFolder
+from posenc_export.runtime.artefact.rules import B, P
+from posenc_export.runtime.artefact.schema import bound_of, worst_cell
+from posenc_export.runtime.artefact.summary import summary
+from posenc_export.runtime.artefact.tokenizer import BYTES
 
 ASSETS = ("index.html", "page.js", "model.js")
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB instead of 27 MB

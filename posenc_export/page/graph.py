@@ -6,11 +6,11 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from posenc_export.numerics import worst_error
-from posenc_export.runtime.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.files import utf8
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.rules import B, P
+from posenc_export.runtime.artefact.files import utf8
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import B, P
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.shared.numerics import worst_error
 
 AFTER_SOFTMAX = 3  # qk_matmul_output_mode of ai.onnx Attention
 KEY = 4  # input of Attention: past_key

@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from posenc_export import encodings
-from posenc_export.encodings.base import Geometry, PositionEncoding
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.runtime.artefact.manifest import Manifest
 
 VECTORS = 16  # number of random vectors over which the score of a rotation is averaged
 Pattern = Dict[str, Any]  # "says": meaning of the numbers; "heads": numbers in 0 .. 1 by head and distance [H,distances]

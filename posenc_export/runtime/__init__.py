@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Callable, Optional, Union
 
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime import providers
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.files import check, checked, locate
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.model import Model
-from posenc_export.runtime.rules import WEIGHTS, graph_file
-from posenc_export.runtime.schema import Proof
-from posenc_export.runtime.session import Session
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.files import check, checked, locate
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
+from posenc_export.runtime.artefact.schema import Proof
+from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.session import Session
 
 __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
 
@@ -37,15 +37,15 @@ def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int
     providers.check_name(provider, manifest)
     if manifest.target in providers.TORCH_TARGETS:
         check(folder, manifest)  # before torch reads a program
-        from posenc_export.runtime.torch_files import load_torch
+        from posenc_export.runtime.graphs.torch_files import load_torch
 
         return Model(load_torch(folder, manifest, threads))
     if provider in providers.OPENVINO:
-        from posenc_export.runtime.openvino_graph import OpenVinoGraph
+        from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
         with checked(folder, manifest, meanwhile=WEIGHTS):
             return Model(OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads))
-    from posenc_export.runtime.ort_graph import OrtGraph, choose_provider
+    from posenc_export.runtime.graphs.ort_graph import OrtGraph, choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
         return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads))
@@ -78,7 +78,7 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime import measuring, proof, reference
+    from posenc_export.runtime.verification import measuring, proof, reference
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)

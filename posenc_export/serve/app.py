@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from posenc_export import __version__
-from posenc_export.runtime.model import Model
+from posenc_export.runtime.artefact.tokenizer import Codec
+from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
 from posenc_export.serve.access import Access
 from posenc_export.serve.completion import Completion, Part
@@ -21,7 +22,6 @@ from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
 from posenc_export.serve.stream import STOPPED, Stream, event
-from posenc_export.text import Codec
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive

@@ -6,10 +6,10 @@ from typing import Any, Deque, List, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.model import Model
-from posenc_export.runtime.sampling import choose
-from posenc_export.runtime.session import Session
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.sampling import choose
+from posenc_export.runtime.session.session import Session
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
 
 LOG = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ import logging
 import time
 from typing import AsyncIterator, Dict, List, NamedTuple
 
+from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, STOP, Request, Token
 from posenc_export.serve.stops import Stops
-from posenc_export.text import Codec
 
 LOG = logging.getLogger(__name__)
 

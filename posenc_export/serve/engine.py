@@ -5,8 +5,8 @@ import threading
 from collections import deque
 from typing import Callable, Deque, List, Sequence, Set
 
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.model import Model
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Request, Stopping, Token, check_model, check_request
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tupl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.requests import Refused, Request
-from posenc_export.text import Codec
 
 LONGEST_SHOWN = 80
 MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each

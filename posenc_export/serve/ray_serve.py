@@ -35,9 +35,9 @@ def application(arguments: Arguments) -> Any:
 
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load
+        from posenc_export.runtime.artefact.tokenizer import codec
         from posenc_export.serve.app import application as http
         from posenc_export.serve.requests import Limits
-        from posenc_export.text import codec
 
         folder = Path(arguments.folder)
         model = load(folder, threads=arguments.cpus)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Tuple
 
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
 
@@ -46,7 +46,7 @@ class Request:
     Args:
         prompt: token ids.
         max_tokens: largest number of tokens to generate.
-        temperature, top_k, top_p: as for runtime.sampling.choose.
+        temperature, top_k, top_p: as for runtime.session.sampling.choose.
         seed: seed of sampling; gives the same tokens as Session.generate with this seed.
         stop_ids: ids that end the row.
     """

@@ -10,18 +10,19 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
-from posenc_export.encodings.together import acts
+from posenc_export.encodings.shared.combined import acts
 from posenc_export.export import TARGETS, Sources, export
-from posenc_export.export.describe import accuracy_of, eager
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import eager
 from posenc_export.export.expected import expected_outputs
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, decoder_config
-from posenc_export.numerics import tolerance, worst_error
-from posenc_export.randomness import drawn_from
-from posenc_export.runtime.measuring import measure
-from posenc_export.runtime.model import Model
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.models.randomness import drawn_from
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification.measuring import measure
+from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.testing.faults import FAULTS, applicable, planted
 
 __all__ = ["FAULTS", "check_encoding"]

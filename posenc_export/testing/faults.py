@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.base import Carried, Oracle, PositionEncoding
-from posenc_export.encodings.together import acts
+from posenc_export.encodings.shared.base import Carried, Oracle, PositionEncoding
+from posenc_export.encodings.shared.combined import acts
 
 
 class Faulty(PositionEncoding):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posenc_export.benchmark import worker
 from posenc_export.benchmark.opened import Opened
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.artefact import manifest as manifests
 
 
 class FakeSession:

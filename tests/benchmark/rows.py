@@ -2,7 +2,8 @@
 
 from typing import Any, Sequence
 
-from posenc_export.benchmark.report import Limits, Loaded, Machine, Report, Row, WorkingSet
+from posenc_export.benchmark.report import Report
+from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, WorkingSet
 from posenc_export.benchmark.spread import spread
 
 

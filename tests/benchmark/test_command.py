@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from posenc_export import benchmark, cli
+from posenc_export import benchmark
 from posenc_export.benchmark.report import Report
+from posenc_export.commands import cli
 from tests.benchmark import rows
 
 

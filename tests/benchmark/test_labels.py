@@ -10,7 +10,7 @@ from posenc_export.benchmark.shapes import is_llama, is_plain_block
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import PRESETS, load_preset, seeded
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 
 BLOCK = block_config(32, 4, 64, kv_heads=2)
 OTHERS = {

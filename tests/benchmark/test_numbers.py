@@ -12,7 +12,7 @@ from posenc_export.benchmark.limits import share_of_limit, step_bytes
 from posenc_export.benchmark.spread import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 
 BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
 MODELS = {

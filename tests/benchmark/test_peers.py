@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from posenc_export.benchmark import contestants, run
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.export import export
-from posenc_export.numerics import rounding_noise, tolerance, worst_error
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.shared.numerics import rounding_noise, tolerance, worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
 

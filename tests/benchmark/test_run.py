@@ -10,9 +10,9 @@ import pytest
 from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.workers import Worker, started
-from posenc_export.runtime import files
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.manifest import Manifest, State, Value
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.encodings.base import PositionEncoding
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.shared.numerics import tolerance, worst_error
 
 GEOMETRY = encodings.Geometry(width=8, heads=4, head_size=8, max_positions=16, kv_heads=2)
 PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding, whose result is ignored

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc_export import encodings
-from posenc_export.encodings.rotary import Rotary
-from posenc_export.numerics import tolerance
+from posenc_export.encodings.shared.rotary import Rotary
+from posenc_export.shared.numerics import tolerance
 
 REACH = 1 << 14
 LAWS = settings(derandomize=True, deadline=None, max_examples=25)

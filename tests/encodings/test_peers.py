@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -260,7 +260,7 @@ def test_lengths_per_call_are_lengths_of_each_row(name: str) -> None:
 @pytest.mark.parametrize("name", GROWN)
 def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
     from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.short import block_config
+    from posenc_export.models.short_forms import block_config
 
     with pytest.raises(ValueError, match="expected bidirectional attention for RoPE.*, got causal"):
         AttentionBlock(block_config(width=64, heads=4, max_positions=64, encoding={"name": name, "lengths": "per_call", **GROWN[name][2]}, kv_heads=4, head_size=32))

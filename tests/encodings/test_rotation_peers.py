@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 FRAMES, ROWS, COLUMNS = 3, 4, 6

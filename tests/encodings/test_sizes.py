@@ -5,8 +5,8 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
-from posenc_export import registry
 from posenc_export.encodings import REGISTRY, Geometry, build, parameters
+from posenc_export.shared import registry
 
 SIZES = [(name, key) for name in REGISTRY for key, parameter in parameters(name).items() if registry.kind_of(parameter) is int]
 

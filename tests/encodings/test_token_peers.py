@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 ROWS, COLUMNS = 5, 7

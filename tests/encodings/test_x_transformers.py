@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 peers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
 PLACES = torch.arange(30)[None]

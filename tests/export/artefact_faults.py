@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from posenc_export.runtime import reference
-from posenc_export.runtime.buffered import BufferedCaches
-from posenc_export.runtime.committed import Call, Step
-from posenc_export.runtime.feeds import Feeds
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.measuring import Measured, measure
-from posenc_export.runtime.model import Model
-from posenc_export.runtime.ort_graph import OrtGraph
-from posenc_export.runtime.proof import accuracy_on
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.graph_inputs import Feeds
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification.measuring import Measured, measure
+from posenc_export.runtime.verification.proof import accuracy_on
 
 ChangeInputs = Callable[[Feeds], Feeds]
 ChangeFile = Callable[[Any], None]  # changes a ModelProto in place
@@ -24,7 +24,7 @@ ChangeOutput = Callable[[np.ndarray], np.ndarray]
 
 
 class ChangedGraph:
-    """A graph whose inputs and outputs are changed at every call (runtime.buffered.Graph)."""
+    """A graph whose inputs and outputs are changed at every call (runtime.session.buffered_caches.Graph)."""
 
     def __init__(self, graph: Any, inputs: Optional[ChangeInputs], output: Optional[ChangeOutput]) -> None:
         self.graph, self.inputs, self.output = graph, inputs or (lambda feeds: feeds), output or (lambda made: made)

@@ -4,8 +4,8 @@ from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session
+from posenc_export.shared.numerics import worst_error
 
 
 def worst_of_batch(block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: Optional[int] = None) -> float:

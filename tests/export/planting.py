@@ -5,15 +5,16 @@ from typing import Any, Callable, Dict, Optional
 import torch
 
 from posenc_export.encodings.nope import NoPE
-from posenc_export.export.describe import Model, accuracy_of, eager
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import Model, eager
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.measuring import measure
-from posenc_export.runtime.proof import Expected, certificate
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.verification.measuring import measure
+from posenc_export.runtime.verification.proof import Expected, certificate
 from tests.traces import sources
 
 Plant = Callable[[Model], None]

@@ -11,11 +11,11 @@ import onnx
 import pytest
 import torch
 
-from posenc_export.encodings.base import PositionEncoding
+from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 

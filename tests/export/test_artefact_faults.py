@@ -9,7 +9,7 @@ from bench.planted_faults import arguments_of, described, openers
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 from tests.export.artefact_faults import FAULTS, measured
 from tests.traces import sources
 

@@ -12,9 +12,9 @@ from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models import oracle
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
 

@@ -10,8 +10,9 @@ import pytest
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.models.stack import Text
-from posenc_export.runtime import files, load
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import decoder, encoder
 from tests.traces import sources
 

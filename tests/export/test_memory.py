@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 def memory(name):
     return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
 def decoder(width, hidden):

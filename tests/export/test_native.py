@@ -8,11 +8,12 @@ from typing import List
 import numpy as np
 import pytest
 
-from posenc_export.cli import main
+from posenc_export.commands.cli import main
 from posenc_export.export import compile_artefact, export
-from posenc_export.runtime import files, load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.reference import FILE_NAME as REFERENCE
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.verification.reference import FILE_NAME as REFERENCE
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 

@@ -15,11 +15,11 @@ from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import decoder_config, encoder_config
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.models.short_forms import decoder_config, encoder_config
 from posenc_export.runtime import Model, load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 
 # complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean, which cancels the leading digits of x + p.

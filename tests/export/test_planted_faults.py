@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.rope_normalized import RoPENormalized
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.export.describe import Model
 from tests.export.planting import Plant, certificate_of, each
 from tests.tiny import block, decoder

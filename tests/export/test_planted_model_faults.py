@@ -6,13 +6,14 @@ import pytest
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.export.describe import accuracy_of, eager
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import eager
 from posenc_export.models.parts.residuals import Post, Pre
-from posenc_export.models.short import decoder_config
-from posenc_export.numerics import worst_error
+from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
-from posenc_export.runtime.scenarios import last_of_ragged
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.verification.scenarios import last_of_ragged
+from posenc_export.shared.numerics import worst_error
 from tests.export.planting import Plant, certificate_of, each, expected_of
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources

@@ -9,10 +9,10 @@ import pytest
 from posenc_export.export import export
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import certify
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import Session, load
-from posenc_export.runtime.buffered import BufferedCaches
-from posenc_export.runtime.scenarios import ragged
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.verification.scenarios import ragged
+from posenc_export.shared.numerics import worst_error
 from tests.export.planting import certificate_of
 from tests.tiny import block, decoder
 from tests.traces import sources

@@ -4,7 +4,7 @@ import random
 import re
 from typing import Any, Dict, List, Mapping, Tuple
 
-from posenc_export.models.families.keys import SPELLINGS
+from posenc_export.models.families.shared.keys import SPELLINGS
 
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "quick_gelu", "gelu_python", "tanh", "swish", "relu2", "other"]
 LAYER_TYPES = ["full_attention", "sliding_attention", "chunked_attention", "linear_attention", "other"]

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.numerics import Errors, cell_error
 from posenc_export.runtime import Session
+from posenc_export.shared.numerics import Errors, cell_error
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Callable, Dict, List, Tuple
 
-from posenc_export.runtime.archive import packed, read_entries
-from posenc_export.runtime.manifest import FILE_NAME
+from posenc_export.runtime.artefact.archive import packed, read_entries
+from posenc_export.runtime.artefact.manifest import FILE_NAME
 
 Edit = Callable[[Path, Random], None]
 VALUES: Tuple[Any, ...] = (

@@ -5,8 +5,8 @@ from typing import List, Optional
 
 import numpy as np
 
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import GraphError, load, verify
+from posenc_export.shared.numerics import worst_error
 
 PROVED, DISPROVED = "loaded, verification passed", "loaded, verification failed"
 # Verification bounds the error on the inputs of the reference, which are at most sqrt(3). The inputs here are normally distributed and up to twice as large, so a

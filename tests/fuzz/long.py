@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
-from posenc_export.runtime import providers
+from posenc_export.runtime.graphs import providers
 from tests.fuzz.machine import machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.tiny import VARIANTS, works
@@ -32,7 +32,7 @@ AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "no
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
-# Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/test_openvino.py).
+# Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/graphs/test_openvino.py).
 OPENVINO_READS = [("onnx", "float32"), ("onnx", "float16"), ("ort", "float32"), ("ort", "int4"), ("ort", "int4-128")]
 DRAWN, FORMATS = 10, 2  # specs of other formats and providers of each module, and formats among them, each of which is traced
 

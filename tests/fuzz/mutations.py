@@ -22,7 +22,7 @@ from typing import Any, Callable, Counter, Dict, List, Optional
 from posenc_export.export import TARGETS, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
+from posenc_export.runtime.artefact import manifest as manifests
 from tests.fuzz.edits import EDITS, RESEALED_EDITS
 from tests.fuzz.judge import DISPROVED, PROVED, Judge
 from tests.tiny import block

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
 from posenc_export.export.expected import eager_session
-from posenc_export.models.own import OwnModule
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import decoder_config
+from posenc_export.models.short_forms import decoder_config
+from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime import Session, load
-from posenc_export.runtime.proof import accuracy_on
+from posenc_export.runtime.verification.proof import accuracy_on
 from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments

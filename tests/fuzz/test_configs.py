@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict
 import pytest
 
 from posenc_export.models import families
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")

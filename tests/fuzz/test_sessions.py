@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from posenc_export.runtime import providers
-from posenc_export.runtime.buffered import BufferedCaches
-from posenc_export.runtime.memory import Memory
-from posenc_export.runtime.session import Session
+from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.cache_manager import Memory
+from posenc_export.runtime.session.session import Session
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
 from tests.fuzz.regressions import FOUND

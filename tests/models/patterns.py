@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 from tests.models.encoders import PADDING
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]

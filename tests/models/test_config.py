@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import from_json, to_json
-from posenc_export.models.short import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from tests.tiny import VARIANTS, block, decoder
 

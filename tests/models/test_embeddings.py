@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from posenc_export import export_model, from_pretrained, load
-from posenc_export.cli import main
+from posenc_export.commands.cli import main
 from posenc_export.export import TARGETS, verify
 from posenc_export.models.config import HeadConfig, StackConfig, TokensConfig
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models import checkpoints, encoders, pairs  # noqa: E402

@@ -5,11 +5,11 @@ import pytest
 
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config, encoder_config
+from posenc_export.models.short_forms import block_config, encoder_config
 from posenc_export.models.stack import Stack
-from posenc_export.numerics import worst_error
 from posenc_export.runtime import Model
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import worst_error
 from tests.tiny import encoder
 
 

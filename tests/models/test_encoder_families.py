@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posenc_export import encodings, export_model, from_pretrained, load
-from posenc_export.encodings.base import Geometry
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.export import TARGETS, Sources
 from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Session

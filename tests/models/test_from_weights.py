@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from posenc_export import AttentionBlock, export_model, load, verify
 from posenc_export.export.expected import eager_session
 from posenc_export.models.from_weights import read_file
-from posenc_export.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
 
 WIDTH, HEADS, KV_HEADS, SIZE, THETA, LENGTH = 24, 4, 2, 8, 10000.0, 11
 NUMBERS = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.encodings.rotary import Rotary
+from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.models.hugging_face import rope_spec
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -9,7 +9,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import from_complex, to_half, to_interleaved
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import block_config
+from posenc_export.models.short_forms import block_config
 
 
 def _config(layout: str, rotary: Optional[int] = None, bias: bool = True) -> BlockConfig:

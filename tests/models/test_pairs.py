@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from posenc_export import export_model, from_pretrained, load
-from posenc_export.cli import main
+from posenc_export.commands.cli import main
 from posenc_export.export import TARGETS, Sources, VerificationError
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
-from posenc_export.models.short import decoder_config
+from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
-from posenc_export.runtime.encoded import MASK, Encoded
+from posenc_export.runtime.session.encoder_outputs import MASK, Encoded
 from tests.tiny import block
 
 pytest.importorskip("transformers", reason="transformers is not installed")

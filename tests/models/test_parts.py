@@ -16,9 +16,9 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.activations import ACTIVATIONS
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS, block, decoder, encoder
 
 RMS: Dict[str, Any] = {"name": "rms", "epsilon": 1e-4}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from posenc_export.grids import coordinates
+from posenc_export.runtime.grids import coordinates
 from tests.models.checkpoints import randomised
 
 TEXT = {

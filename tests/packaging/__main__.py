@@ -23,7 +23,7 @@ TOP = Path(__file__).parents[2]
 WHEEL_BYTES = 1_000_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
 NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
-TESTS = ("tests/test_docs.py", "tests/test_tables.py", "tests/runtime/test_manifest.py")  # quick tests that read documents, models and artefacts
+TESTS = ("tests/test_docs.py", "tests/shared/test_tables.py", "tests/runtime/artefact/test_manifest.py")  # quick tests that read documents, models and artefacts
 NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
 PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
 
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
         try_presets(wheels, place / "presets")
         artefacts = [place / f"{preset}-{target}" for preset, target in ARTEFACTS]
         for (preset, target), artefact in zip(ARTEFACTS, artefacts, strict=True):
-            run(sys.executable, "-m", "posenc_export.cli", "export", preset, "--target", target, "-o", artefact, path=str(TOP))
+            run(sys.executable, "-m", "posenc_export.commands.cli", "export", preset, "--target", target, "-o", artefact, path=str(TOP))
         tried = {"wheel, newest": (wheels["posenc_export"], []), "wheel, lowest": (wheels["posenc_export"], lowest(place)), "sdist, newest": (sdist, [])}
         for title, (distribution, constraints) in tried.items():
             print(f"{title}: {try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}", flush=True)

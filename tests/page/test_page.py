@@ -18,17 +18,17 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from posenc_export.cli import main
+from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
-from posenc_export.numerics import worst_error
 from posenc_export.page import write
 from posenc_export.page.folder import ASSETS, WEB
 from posenc_export.page.graph import PROMPT, _feeds
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
-from posenc_export.runtime import manifest as manifests
-from posenc_export.runtime.places import check_folder
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.places import check_folder
+from posenc_export.shared.numerics import worst_error
 from tests.serve.models import artefact
 from tests.tiny import decoder
 from tests.traces import sources

@@ -10,9 +10,9 @@ import numpy as np
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
-from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import decoder
 
 LENGTH = 40

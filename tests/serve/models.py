@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from posenc_export.export import export
-from posenc_export.models.short import decoder_config
+from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import load
-from posenc_export.runtime.model import Model
+from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import Request
 from tests.tiny import block

@@ -9,8 +9,8 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-from posenc_export.runtime.model import Model
-from posenc_export.text import ByteCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec
+from posenc_export.runtime.session.model import Model
 from tests.serve.test_http import JSON, LIMITS, Client, folder, model, running  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("serve")

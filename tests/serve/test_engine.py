@@ -8,9 +8,9 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from posenc_export.runtime.buffer import Buffer
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.model import Model
+from posenc_export.runtime.session.buffer import Buffer
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model

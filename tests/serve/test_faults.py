@@ -12,8 +12,8 @@ from typing import Any, List, Sequence
 
 import pytest
 
-from posenc_export.runtime.model import Model
-from posenc_export.text import ByteCodec, TokenizerCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
+from posenc_export.runtime.session.model import Model
 from tests.serve.models import artefact, slow  # noqa: F401
 from tests.serve.test_http import JSON, LIMITS, LONG, Client, app, folder, model, port, running  # noqa: F401
 
@@ -56,7 +56,7 @@ def test_tokens_that_the_tokenizer_cannot_decode_end_the_request_with_an_error(s
     def push(pieces: Any, token: int) -> str:
         raise ValueError("planted")
 
-    monkeypatch.setattr("posenc_export.text.BytePieces.push", push)
+    monkeypatch.setattr("posenc_export.runtime.artefact.tokenizer.BytePieces.push", push)
     said = list(Client(port).events(LONG))[-1] if stream else Client(port).ask("/v1/completions", LONG)[1]
     assert said["error"]["type"] == "server_error" and not app.state.service.open
 
@@ -118,7 +118,7 @@ def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(stream: bo
 
 
 def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) -> None:  # noqa: F811
-    code = f"import sys\nfrom posenc_export.cli import main\n{STEP}sys.exit(main(['serve', {str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
+    code = f"import sys\nfrom posenc_export.commands.cli import main\n{STEP}sys.exit(main(['serve', {str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -15,11 +15,11 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from posenc_export.runtime.errors import GraphError
-from posenc_export.runtime.model import Model
+from posenc_export.runtime.artefact.tokenizer import codec
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import Limits, Request
-from posenc_export.text import codec
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -265,7 +265,7 @@ def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(folder: Path, model: Model) -> None:
-    command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--context", "1100", "--threads", "1", "--json"]
+    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder), "--port", "0", "--context", "1100", "--threads", "1", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         assert process.stdout is not None

@@ -136,7 +136,7 @@ def _body(request: Request, stream: bool) -> bytes:
 @contextlib.contextmanager
 def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
     """Context manager that runs a server; gives its port, the process and the file of its errors."""
-    command = [sys.executable, "-m", "posenc_export.cli", "serve", str(folder), "--port", "0", "--context", "256", "--threads", "1", "--json"]
+    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder), "--port", "0", "--context", "256", "--threads", "1", "--json"]
     with tempfile.TemporaryDirectory() as temporary, open(Path(temporary) / "errors", "w") as errors:
         limited = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
         process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

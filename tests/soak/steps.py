@@ -20,8 +20,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
-from posenc_export.numerics import tolerance, worst_error
 from posenc_export.runtime import Model, Session, load
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block
 
 TARGETS = ("onnx", "onnx-static", "ort", "torchscript", "pt2")

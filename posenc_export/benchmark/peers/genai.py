@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime_genai
 
 from posenc_export.benchmark.opened import Opened
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

@@ -14,7 +14,7 @@ from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.peers import genai
 from posenc_export.benchmark.peers.llama import described, renamed
 from posenc_export.benchmark.peers.rebuilt import rebuilt
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 OPTIONS = ("prune_lm_head=true",)  # logits of the last token only
 

@@ -13,7 +13,7 @@ from posenc_export.benchmark.opened import Opened, in_chunks
 from posenc_export.benchmark.peers.hand_graph import BASE
 from posenc_export.benchmark.peers.rebuilt import rebuilt
 from posenc_export.models.block import AttentionBlock
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

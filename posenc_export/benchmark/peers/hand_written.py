@@ -11,7 +11,7 @@ import torch
 from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
 from posenc_export.benchmark.peers import hand_graph
 from posenc_export.benchmark.peers.rebuilt import rebuilt
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 WRITE = {"block": hand_graph.block, "decoder": hand_graph.decoder}
 

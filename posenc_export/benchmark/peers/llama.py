@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from posenc_export.benchmark.opened import Opened, in_chunks
 from posenc_export.benchmark.peers.rebuilt import rebuilt
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

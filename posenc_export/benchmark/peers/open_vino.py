@@ -9,7 +9,7 @@ import openvino
 from openvino._offline_transformations import apply_make_stateful_transformation
 
 from posenc_export.benchmark.opened import Opened, in_chunks
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 BATCH = "batch_size"
 

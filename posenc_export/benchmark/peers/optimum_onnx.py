@@ -10,7 +10,7 @@ import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
 from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

@@ -6,7 +6,7 @@ import torch
 
 from posenc_export.models.config_json import from_json
 from posenc_export.models.presets import Model, rebuild
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 RANDOM: Mapping[str, Union[str, int]] = {"seed": 0}
 Weights = Mapping[str, Union[str, int]]

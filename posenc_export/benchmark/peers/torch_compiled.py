@@ -6,7 +6,7 @@ import torch
 
 from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.peers.torch_module import opened
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

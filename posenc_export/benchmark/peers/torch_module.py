@@ -10,8 +10,8 @@ from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.peers.rebuilt import rebuilt
 from posenc_export.export.describe import eager
 from posenc_export.runtime import Model
-from posenc_export.runtime.manifest import Manifest
-from posenc_export.runtime.torch_graph import TorchGraph
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

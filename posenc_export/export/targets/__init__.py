@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from posenc_export.export.describe import TORCH
-from posenc_export.export.onnx_file import write_onnx
-from posenc_export.export.pt2_file import write_pt2
-from posenc_export.export.source import Source
 from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_layers
-from posenc_export.export.targets.fewer_bits import Fused, Standard
-from posenc_export.export.torchscript_file import write_torchscript
-from posenc_export.runtime.manifest import Manifest
+from posenc_export.export.targets.onnx_file import write_onnx
+from posenc_export.export.targets.pt2_file import write_pt2
+from posenc_export.export.targets.quantized_weights import Fused, Standard
+from posenc_export.export.targets.torchscript_file import write_torchscript
+from posenc_export.export.trace import Source
+from posenc_export.runtime.artefact.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Target:
         graph: description of the graph, in one line.
         cache: description of the caches, in one line.
         write: writes the graph; takes (source, manifest, folder) and returns the completed manifest.
-        layout: "rows" or "columns" (runtime.manifest), by signature.
+        layout: "rows" or "columns" (runtime.artefact.manifest), by signature.
         update: update rule of the caches, "append" or "in_place".
         geometry: the manifest's capacity_bucket, continuation_rows and contiguous.
         dtypes: supported dtypes, the default first.

@@ -3,8 +3,8 @@
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number
 from posenc_export.export.targets import standard
+from posenc_export.export.targets.rewriter import Rewriter, number
 
 
 def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:

@@ -4,8 +4,8 @@ from typing import Optional
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, size
 from posenc_export.export.targets import standard
+from posenc_export.export.targets.rewriter import Rewriter, size
 
 KEYS_PER_ROW = 4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
 

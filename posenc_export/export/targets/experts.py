@@ -10,8 +10,8 @@ from typing import List, Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.fewer_bits import Codes, OnGrid
-from posenc_export.export.rewriter import Rewriter, constant_of, number, numbers_of, size
+from posenc_export.export.quantization.formats import Codes, OnGrid
+from posenc_export.export.targets.rewriter import Rewriter, constant_of, number, numbers_of, size
 
 DOMAIN = "com.microsoft"
 SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose logarithm is taken

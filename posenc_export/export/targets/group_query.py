@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import ort_slots, standard
+from posenc_export.export.targets.rewriter import Rewriter, number, producer, size
 
 DOMAIN = "com.microsoft"
 AFTER_SOFTMAX = 2  # value of the attribute qk_output

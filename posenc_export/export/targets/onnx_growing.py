@@ -2,8 +2,8 @@
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number
-from posenc_export.export.targets import collected, counts, standard, turned, waves
+from posenc_export.export.targets import collected, counts, standard, turned_keys, waves
+from posenc_export.export.targets.rewriter import Rewriter, number
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -40,7 +40,7 @@ LOWERING = (
         **standard.LOWERING,
         "CollectByDistance": collected.collect_by_distance,
         "RowsAtCounts": counts.rows_at_counts,
-        "AttendTurned": turned.attend,
+        "AttendTurned": turned_keys.attend,
         "WaveProducts": waves.wave_products,
         "AppendPositions": append_positions,
         "FitPositions": standard.as_is,

@@ -6,8 +6,8 @@ rotate by slot, which is exact for any offset. With attention_mask, a slot is a 
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, producer
 from posenc_export.export.targets import collected, counts, experts, ort_attention, ort_slots, standard, waves
+from posenc_export.export.targets.rewriter import Rewriter, number, producer
 
 
 def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:

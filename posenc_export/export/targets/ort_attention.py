@@ -4,9 +4,9 @@ from typing import Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, producer, size
-from posenc_export.export.targets import ort_slots, ort_turned, ort_two_rotations, standard, turned
+from posenc_export.export.targets import ort_slots, ort_turned_keys, ort_two_rotations, standard, turned_keys
 from posenc_export.export.targets.group_query import GroupQuery, group_query
+from posenc_export.export.targets.rewriter import Rewriter, number, producer, size
 
 
 def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
@@ -25,9 +25,9 @@ def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned."""
     appended = standard.appended_here(node)
     if appended is None or ort_slots.by_columns(rewriter) is not None or rewriter.dtype != "float32" or rewriter.cache or _in_chunks(node):
-        return turned.attend(rewriter, node)
+        return turned_keys.attend(rewriter, node)
     call = group_query(rewriter, node, *appended)
-    return _finished(call, node, appended, ort_turned.attend(call, node, appended[0]))
+    return _finished(call, node, appended, ort_turned_keys.attend(call, node, appended[0]))
 
 
 def _finished(call: GroupQuery, node: ir.Node, appended: Tuple[ir.Node, ir.Node], made: Sequence[ir.Value]) -> ir.Value:

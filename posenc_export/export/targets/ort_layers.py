@@ -9,8 +9,8 @@ from typing import Optional, TypeGuard
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Replaced, Rewriter
 from posenc_export.export.targets.group_query import DOMAIN
+from posenc_export.export.targets.rewriter import Replaced, Rewriter
 
 
 def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:

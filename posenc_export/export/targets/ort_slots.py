@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter
+from posenc_export.export.targets.rewriter import Rewriter
 
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 

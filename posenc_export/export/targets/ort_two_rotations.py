@@ -10,9 +10,9 @@ from typing import Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, producer, size
 from posenc_export.export.targets import ort_slots, two_rotations
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
+from posenc_export.export.targets.rewriter import Rewriter, producer, size
 
 CACHE = "far_key"  # name of the second cache of a layer
 

@@ -6,8 +6,8 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, producer, size
 from posenc_export.export.targets import experts, two_rotations
+from posenc_export.export.targets.rewriter import Rewriter, number, producer, size
 
 NEVER = -np.inf
 LEAST = -1e30  # lower bound of scores, as in ops.shares; a softmax over -inf only gives NaN

@@ -1,10 +1,10 @@
-"""Lowerings of two_rotations.py to standard operators."""
+"""Lowerings of ops/two_rotations.py to standard operators."""
 
 from typing import Optional
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, number, size
+from posenc_export.export.targets.rewriter import Rewriter, number, size
 
 
 def key(rewriter: Rewriter, node: ir.Node) -> ir.Value:

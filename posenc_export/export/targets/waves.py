@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from posenc_export.export.rewriter import Rewriter, size
+from posenc_export.export.targets.rewriter import Rewriter, size
 
 BLOCK = 256  # keys of a block, for each query of a call: larger blocks rotate queries less often and copy more of the table
 

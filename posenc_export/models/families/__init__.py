@@ -1,13 +1,13 @@
 """Registry of model families. Each family has a file that converts its config.json to a description and maps its weights."""
 
 import importlib
-from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families.limits import check_values
-from posenc_export.models.families.rules import Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.limits import check_values
+from posenc_export.models.families.shared.settings import Settings
 
 EMBEDDINGS = "embeddings"  # name of the part before the layers, in every family that can be read as a whole model
 # Module of the family for each model_type.
@@ -25,42 +25,6 @@ FILES = {
     **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
     **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
 }
-
-
-def _no_rules(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    return {}
-
-
-def _no_patterns(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
-    return ()
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of checkpoints.
-
-    Args:
-        describe: converts the keys of config.json to the description of the model.
-        weights: rules that form our parameters from tensors of the checkpoint, by name of the parameter or of its module. Empty if the family is read only in
-            parts.
-        base: prefix of tensor names that transformers' models with a head have and its base models do not have.
-        other_bases: prefixes used in place of `base` by other versions, the longest first.
-        unused: regular expressions for names of tensors to ignore, such as buffers of older versions and heads of other tasks.
-        further_weights: returns further rules for a description and its config.json. They take precedence over `weights`.
-        further_unused: returns further entries of `unused` for a description and its config.json.
-        keys: selects and renames the keys of config.json that `describe` reads.
-        parts: families of the encoder and decoder of a model with both, by name of the part.
-    """
-
-    describe: Callable[[Settings], StackConfig]
-    weights: Table
-    base: str = "model."
-    other_bases: Tuple[str, ...] = ()
-    unused: Tuple[str, ...] = ()
-    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = _no_rules
-    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _no_patterns
-    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    parts: Mapping[str, "Family"] = field(default_factory=dict)
 
 
 def parts_of(name: str) -> Tuple[str, ...]:

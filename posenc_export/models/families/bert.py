@@ -1,9 +1,9 @@
 """BERT (Devlin et al. 2018): learned positions, segments, post-norm layers, bidirectional attention."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -5,11 +5,11 @@ from typing import Any, Dict, Mapping
 import msgspec
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.plain import attention, layer, layer_norm
-from posenc_export.models.families.rules import Grouped, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm
+from posenc_export.models.families.shared.rules import Grouped, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 # Settings of Megatron, which transformers does not read.

@@ -3,10 +3,10 @@
 from typing import Any, Dict
 
 from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
-from posenc_export.models.families.rules import Same
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.shared.rules import Same
+from posenc_export.models.families.shared.settings import Settings
 
 
 def layer_norm(config: Settings) -> Dict[str, Any]:

@@ -1,11 +1,11 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
 from posenc_export.models.config import Named, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoder_rules import Biases, NoBias
-from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
-from posenc_export.models.families.rules import Grouped, Same, Table, Whole
-from posenc_export.models.families.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoder_rules import Biases, NoBias
+from posenc_export.models.families.shared.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Grouped, Same, Table, Whole
+from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {

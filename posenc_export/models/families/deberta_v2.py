@@ -3,12 +3,12 @@
 from typing import Any, Mapping
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
-from posenc_export.models.families.encoder_rules import NormalisedRows
-from posenc_export.models.families.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
-from posenc_export.models.families.rules import Joined, Same, Table, Whole
-from posenc_export.models.families.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoder_rules import NormalisedRows
+from posenc_export.models.families.shared.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Joined, Same, Table, Whole
+from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {

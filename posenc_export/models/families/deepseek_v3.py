@@ -6,10 +6,10 @@ from typing import Any, Mapping, Optional, Tuple
 import msgspec
 
 from posenc_export.models.config import AttentionConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, decoder, layer, with_experts
-from posenc_export.models.families.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, decoder, layer, with_experts
+from posenc_export.models.families.shared.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
+from posenc_export.models.families.shared.settings import Settings
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
 # Keys of published configs that transformers does not read, with the value that all published models have.

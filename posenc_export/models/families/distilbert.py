@@ -1,10 +1,10 @@
 """DistilBERT (Sanh et al. 2019): BERT without segments, with other tensor names."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoders import OURS, QKV, UNUSED, post_norm, table_rows, weights
-from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoders import OURS, QKV, UNUSED, post_norm, table_rows, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "distilbert.transformer.layer.{layer}."
 WEIGHTS: Table = {

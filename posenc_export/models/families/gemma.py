@@ -5,10 +5,10 @@ import math
 import msgspec
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
-from posenc_export.models.families.rules import OnePlus
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.rules import OnePlus
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -3,11 +3,11 @@
 import math
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, attention, decoder, layer
-from posenc_export.models.families.gated import WEIGHTS as SHARED
-from posenc_export.models.families.rules import OnePlus, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, attention, decoder, layer
+from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
+from posenc_export.models.families.shared.rules import OnePlus, Table
+from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,

@@ -4,12 +4,12 @@ import math
 from typing import Any, Dict
 
 from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, decoder, head_norm, layer
 from posenc_export.models.families.gemma2 import WEIGHTS as SHARED
 from posenc_export.models.families.gemma2 import scaled_attention
-from posenc_export.models.families.rules import OnePlus, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, decoder, head_norm, layer
+from posenc_export.models.families.shared.rules import OnePlus, Table
+from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 WEIGHTS: Table = {

@@ -1,10 +1,10 @@
 """GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama with partial rotation, interleaved rotary pairs, and packed gate and up."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
-from posenc_export.models.families.rules import Part
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.rules import Part
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,11 +1,11 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, learned positions."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import OURS, QKV, alike, decoder, with_attention
-from posenc_export.models.families.plain import attention, layer, layer_norm, learned
-from posenc_export.models.families.rules import Same, Table, Transposed
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder, with_attention
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, learned
+from posenc_export.models.families.shared.rules import Same, Table, Transposed
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {

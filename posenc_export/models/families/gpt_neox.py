@@ -1,11 +1,11 @@
 """GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): parallel attention and MLP, partial rotation."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.plain import attention, layer, layer_norm
-from posenc_export.models.families.rules import Grouped, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm
+from posenc_export.models.families.shared.rules import Grouped, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "gpt_neox.layers.{layer}."
 WEIGHTS: Table = {

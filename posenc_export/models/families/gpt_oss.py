@@ -1,10 +1,10 @@
 """gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every second layer, experts with clamped units."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_experts
-from posenc_export.models.families.rules import EveryOther, Same, Table, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_experts
+from posenc_export.models.families.shared.rules import EveryOther, Same, Table, Whole
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

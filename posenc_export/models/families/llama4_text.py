@@ -5,10 +5,10 @@ from typing import List
 import msgspec
 
 from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_attention, with_experts
-from posenc_export.models.families.rules import Half, Same, Table, Whole
-from posenc_export.models.families.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_attention, with_experts
+from posenc_export.models.families.shared.rules import Half, Same, Table, Whole
+from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 
 def _rotated(config: Settings) -> List[bool]:

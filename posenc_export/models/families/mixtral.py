@@ -1,10 +1,10 @@
 """Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each token."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
-from posenc_export.models.families.rules import Linears, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
+from posenc_export.models.families.shared.rules import Linears, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -3,10 +3,10 @@
 from typing import Dict
 
 from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoders import OURS, QKV, UNUSED, attention, encoder_only
-from posenc_export.models.families.rules import Part, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoders import OURS, QKV, UNUSED, attention, encoder_only
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Part, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 LAYER = "model.layers.{layer}."

@@ -1,10 +1,10 @@
 """MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2, and T5's relative bias shared by all layers."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoders import ENCODING, OURS, QKV, UNUSED, post_norm, table_rows, weights
-from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV, UNUSED, post_norm, table_rows, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "mpnet.encoder.layer.{layer}.attention."
 WEIGHTS: Table = {

@@ -1,11 +1,11 @@
 """MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of queries, keys and values."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import OURS, alike, decoder
-from posenc_export.models.families.plain import attention, layer, layer_norm
-from posenc_export.models.families.rules import Same, Table
-from posenc_export.models.families.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import OURS, alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm
+from posenc_export.models.families.shared.rules import Same, Table
+from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "transformer.blocks.{layer}."
 WEIGHTS: Table = {

@@ -1,10 +1,10 @@
 """OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and RMSNorm over all heads of queries and keys."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, alike, attention, decoder, head_norm, layer
-from posenc_export.models.families.rules import Same
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, alike, attention, decoder, head_norm, layer
+from posenc_export.models.families.shared.rules import Same
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

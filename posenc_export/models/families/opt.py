@@ -1,11 +1,11 @@
 """OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the position table begins with two unused rows."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.plain import attention, layer, learned
-from posenc_export.models.families.rules import Joined, RowsFrom, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, learned
+from posenc_export.models.families.shared.rules import Joined, RowsFrom, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "model.decoder.layers.{layer}."
 WEIGHTS: Table = {

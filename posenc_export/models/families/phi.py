@@ -1,11 +1,11 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
 from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, attention, decoder
-from posenc_export.models.families.plain import layer, layer_norm
-from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, attention, decoder
+from posenc_export.models.families.shared.plain import layer, layer_norm
+from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.embed_tokens"),

@@ -1,11 +1,11 @@
 """Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed projections, LongRoPE and partial rotation."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, attention, decoder, layer, windowed
-from posenc_export.models.families.gated import WEIGHTS as SHARED
-from posenc_export.models.families.rules import Part, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, attention, decoder, layer, windowed
+from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
+from posenc_export.models.families.shared.rules import Part, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,

@@ -3,10 +3,10 @@
 import msgspec
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
-from posenc_export.models.families.rules import Linears, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
+from posenc_export.models.families.shared.rules import Linears, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,9 +1,9 @@
 """RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): BERT with positions that begin at row padding_idx + 1."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, segments, table_rows, weights
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

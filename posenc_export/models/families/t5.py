@@ -3,11 +3,11 @@
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoder_rules import KeysAndValues
-from posenc_export.models.families.encoders import ENCODING, OURS, QKV
-from posenc_export.models.families.rules import Joined, Rule, Same, Table
-from posenc_export.models.families.settings import ACTIVATIONS, UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoder_rules import KeysAndValues
+from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Joined, Rule, Same, Table
+from posenc_export.models.families.shared.settings import ACTIVATIONS, UNSUPPORTED, Settings
 
 LAYER = "encoder.block.{layer}."
 READ = LAYER + "layer.0.SelfAttention."

@@ -3,11 +3,11 @@
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoder_rules import Biases, KeysAndValues
-from posenc_export.models.families.plain import attention, layer, learned
-from posenc_export.models.families.rules import Joined, Rule, Same, Table
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoder_rules import Biases, KeysAndValues
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.plain import attention, layer, learned
+from posenc_export.models.families.shared.rules import Joined, Rule, Same, Table
+from posenc_export.models.families.shared.settings import Settings
 
 NORM = {"name": "layer", "epsilon": 1e-5}
 # Keys of training, of other tasks, of transformers' `generate` and of the other part.

@@ -3,11 +3,11 @@
 import math
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.gated import LAYER, OURS, QKV, alike, decoder
-from posenc_export.models.families.plain import attention, layer
-from posenc_export.models.families.rules import Joined, Same, Table
-from posenc_export.models.families.settings import REQUIRED, Settings
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer
+from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.embed_tokens"),

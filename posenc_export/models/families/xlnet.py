@@ -3,11 +3,11 @@
 from typing import Any, Mapping
 
 from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families import Family
-from posenc_export.models.families.encoder_rules import FlatHeads, JoinedHeads, NoTable, Permuted
-from posenc_export.models.families.encoders import ENCODING, OURS, QKV, UNUSED, attention, encoder_only
-from posenc_export.models.families.rules import Same, Table, Whole
-from posenc_export.models.families.settings import Settings
+from posenc_export.models.families.shared.encoder_rules import FlatHeads, JoinedHeads, NoTable, Permuted
+from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV, UNUSED, attention, encoder_only
+from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.rules import Same, Table, Whole
+from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.layer.{layer}."
 HEADS = LAYER + "rel_attn."

@@ -5,7 +5,6 @@ Every part has a method `exact` with an independent implementation in float64 nu
 
 from typing import Any, Dict, Type
 
-from posenc_export import registry
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions
 from posenc_export.models.parts.head_norms import Each, Heads, NoHeadNorm, Projection
@@ -13,8 +12,9 @@ from posenc_export.models.parts.mlps import Gated, NoMLP, Plain
 from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.residuals import After, Alone, Parallel, ParallelNorms, Post, Pre, Sandwich
-from posenc_export.models.parts.sight import Both, Causal, Chunk, EncoderTokens, Near, Window
-from posenc_export.registry import Spec
+from posenc_export.models.parts.visibility import Both, Causal, Chunk, EncoderTokens, Near, Window
+from posenc_export.shared import registry
+from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {"convolutions": Convolutions},

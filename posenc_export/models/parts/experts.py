@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import registry
-from posenc_export.models.parts import exact
+from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.parts.routing import CHOICES, WEIGHTS
-from posenc_export.semantic import emitting, node
+from posenc_export.ops.nodes import emitting, node
+from posenc_export.shared import registry
 
 
 class GatedUnit(torch.nn.Module):
@@ -170,7 +170,7 @@ class Experts(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
-        logits, y = exact.linear(self.router, x), np.zeros_like(x)
+        logits, y = float64.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
             chosen = self.choose.exact(logits[token])
             for expert, weight in zip(chosen, self.factor * self.weigh.exact(logits[token], chosen), strict=True):  # type: ignore[operator]
@@ -182,7 +182,7 @@ class Experts(torch.nn.Module):
 
         def through(name: str, values: np.ndarray) -> np.ndarray:
             bias: Optional[Tensor] = getattr(self, name + "_bias")
-            return values @ exact.numbers(getattr(self, name)[expert]) + (0.0 if bias is None else exact.numbers(bias[expert]))
+            return values @ float64.numbers(getattr(self, name)[expert]) + (0.0 if bias is None else float64.numbers(bias[expert]))
 
         return through("downs", self.unit.exact(through("gates", row), through("ups", row)))
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts import exact
+from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 
 
@@ -45,7 +45,7 @@ class Convolutions(torch.nn.Module):
         return self._exact(self.second, between, range(0, len(frames), 2))
 
     def _exact(self, layer: torch.nn.Conv1d, rows: np.ndarray, centres: range) -> np.ndarray:
-        weight, bias = exact.numbers(layer.weight), exact.numbers(layer.bias)  # [out,in,3]
+        weight, bias = float64.numbers(layer.weight), float64.numbers(layer.bias)  # [out,in,3]
         made = []
         for centre in centres:
             near = [(tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < len(rows)]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import registry
-from posenc_export.models.parts.exact import numbers
+from posenc_export.models.parts.float64 import numbers
 from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
+from posenc_export.shared import registry
 
 NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
 

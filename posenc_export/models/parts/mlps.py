@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts import exact
+from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 
 
@@ -29,7 +29,7 @@ class Plain(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
-        return exact.linear(self.down, self.activation.exact(exact.linear(self.up, x)))  # type: ignore[operator]
+        return float64.linear(self.down, self.activation.exact(float64.linear(self.up, x)))  # type: ignore[operator]
 
 
 class Gated(torch.nn.Module):
@@ -54,7 +54,7 @@ class Gated(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
-        return exact.linear(self.down, exact.linear(self.up, x) * self.activation.exact(exact.linear(self.gate, x)))  # type: ignore[operator]
+        return float64.linear(self.down, float64.linear(self.up, x) * self.activation.exact(float64.linear(self.gate, x)))  # type: ignore[operator]
 
 
 class NoMLP(torch.nn.Module):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts.exact import numbers
+from posenc_export.models.parts.float64 import numbers
 
 
 class RMSNorm(torch.nn.RMSNorm):

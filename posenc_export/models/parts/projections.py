@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts import exact
+from posenc_export.models.parts import float64
 from posenc_export.models.parts.norms import RMSNorm
 
 
@@ -46,7 +46,7 @@ class Grouped(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
-        projected, queries = exact.linear(self.qkv, x).reshape(len(x), -1, self.head_size), self.sizes[0] // self.head_size
+        projected, queries = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size), self.sizes[0] // self.head_size
         heads = self.sizes[1] // self.head_size
         if self.clip:
             projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
@@ -74,7 +74,7 @@ class Queries(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E] to [n,H*D], float64."""
-        return exact.linear(self.query, x)
+        return float64.linear(self.query, x)
 
 
 class Latent(torch.nn.Module):
@@ -137,10 +137,10 @@ class Latent(torch.nn.Module):
         """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
         read = x
         if isinstance(self.query_down, torch.nn.Linear):
-            read = self.query_norm.exact(exact.linear(self.query_down, x))  # type: ignore[operator]
-        compressed = exact.linear(self.down, x)
-        made = exact.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
+            read = self.query_norm.exact(float64.linear(self.query_down, x))  # type: ignore[operator]
+        compressed = float64.linear(self.down, x)
+        made = float64.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
         own, size = self.parts[0] // self.heads, self.value_size
         keys = [np.concatenate((compressed[:, self.rank :], made[:, head * own : (head + 1) * own]), axis=1) for head in range(self.heads)]
         values = [made[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size] for head in range(self.heads)]
-        return exact.linear(self.query_up, read).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)
+        return float64.linear(self.query_up, read).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts import exact
+from posenc_export.models.parts import float64
 
 
 class SoftmaxOverAll(torch.nn.Module):
@@ -115,7 +115,7 @@ class HighestInGroups(torch.nn.Module):
 
     def exact(self, logits: np.ndarray) -> np.ndarray:
         """As Highest.exact."""
-        scores = (1 + np.tanh(logits / 2)) / 2 + exact.numbers(self.correction)
+        scores = (1 + np.tanh(logits / 2)) / 2 + float64.numbers(self.correction)
         members = np.split(np.arange(len(scores)), self.groups)
         ranked = sorted(members, key=lambda group: -sum(sorted(scores[group])[-2:]))
         allowed = [int(one) for group in ranked[: self.kept] for one in group]

@@ -1,0 +1,101 @@
+"""The results of a benchmark, as fields with units in their names."""
+
+from typing import Dict, List, Optional, Union
+
+from msgspec import Struct
+
+
+class Machine(Struct, frozen=True, forbid_unknown_fields=True):
+    """The machine of a benchmark.
+
+    Args:
+        processor: model name.
+        cores: number of cores.
+        threads: threads of one contestant; only one contestant runs at a time.
+        versions: versions of Python and of the libraries that contestants use.
+    """
+
+    processor: str
+    cores: int
+    threads: int
+    versions: Dict[str, str]
+
+
+class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
+    """Read bandwidth for a buffer of `bytes` bytes that is read repeatedly."""
+
+    bytes: int
+    read_bytes_per_second: float
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of the machine, measured in the same run.
+
+    Args:
+        read: read bandwidth by working set, ascending.
+        gemm_flops_per_second: rate of numpy's float32 product of square matrices.
+        empty_run_seconds: time of one run of ONNX Runtime on a graph of one Identity node with bound input and output; None without onnx and onnxruntime.
+    """
+
+    read: List[WorkingSet]
+    gemm_flops_per_second: float
+    empty_run_seconds: Optional[float]
+
+
+class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
+    """One loaded contestant.
+
+    Args:
+        artefact: name of the folder that it ran, or from whose description it built the model.
+        artefact_digest: digest of that folder, as `posenc inspect` prints it.
+        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
+        load_seconds: load time without imports.
+        first_calls_seconds: time of a short prompt and a step after loading.
+        peak_memory_bytes: largest resident memory.
+    """
+
+    contestant: str
+    model: str
+    runtime: str
+    target: str
+    provider: str
+    dtype: str
+    artefact: str
+    artefact_digest: str
+    weights: Dict[str, Union[str, int]]
+    load_seconds: float
+    first_calls_seconds: float
+    peak_memory_bytes: int
+
+
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of one contestant at one number of tokens.
+
+    Args:
+        phase: "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache).
+        tokens: tokens per row, in the cache at decode and in the prompt at prefill.
+        samples_seconds: samples in the order of the rounds; every round measures all contestants in turn.
+        tokens_per_second: rate of all rows of the batch together.
+        ratio_to_fastest: median of the ratios to the fastest contestant, over the rounds in which both were undisturbed; None with fewer than 3 such rounds.
+        least_bytes: bytes that a step must read, weights and valid cache; None at prefill and on CUDA.
+        read_bytes_per_second: bandwidth of reading as many bytes without computing, in the same rounds.
+        share_of_limit: least_bytes / median / read_bytes_per_second.
+        samples_redone: samples that were discarded as disturbed and measured again.
+        rounds_disturbed: numbers of the rounds whose sample was disturbed and kept, because the limit of repetitions was reached.
+    """
+
+    phase: str
+    tokens: int
+    contestant: str
+    model: str
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    samples_seconds: List[float]
+    tokens_per_second: float
+    ratio_to_fastest: Optional[float]
+    least_bytes: Optional[int]
+    read_bytes_per_second: Optional[float]
+    share_of_limit: Optional[float]
+    samples_redone: int
+    rounds_disturbed: List[int]

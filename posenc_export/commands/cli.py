@@ -1,0 +1,68 @@
+"""The `posenc` command: list, export, compile, verify, generate, serve, page, bench, inspect, plot."""
+
+import argparse
+import io
+import os
+import sys
+from typing import Optional, Sequence
+
+from posenc_export import __version__
+from posenc_export.commands import bench, compile, export, generate, inspect, listing, page, plot, serve, verify
+from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
+
+INTERRUPTED = 130
+COMMANDS = {
+    "list": (listing, "list encodings, targets, families of checkpoints and presets"),
+    "export": (export, "write an artefact and verify it"),
+    "compile": (compile, "compile a pt2 artefact to native code for this machine (AOTInductor)"),
+    "verify": (verify, "verify an artefact on this machine against the reference that it contains; needs no torch"),
+    "generate": (generate, "continue a text with a decoder"),
+    "serve": (serve, "answer completions over HTTP, as in OpenAI's API"),
+    "page": (page, "write a static page that runs a decoder in the browser"),
+    "bench": (bench, "time prefill and decode of artefacts and runtimes"),
+    "inspect": (inspect, "print encoding, sizes, positions, inputs, states and certificate of an artefact, or a program that runs it"),
+    "plot": (plot, "draw an encoding, as PNG or SVG"),
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.say = Progress()
+    if sys.stdout is None:  # closed by the calling program: the next opened file would get its descriptor
+        return refuse(options.say, "output: expected stdout to be open, got a closed one; send it to a file or a pipe")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a character shows its code
+    try:
+        status = int(options.run(options))
+        sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
+        return 0
+    except KeyboardInterrupt:
+        options.say.close()
+        return INTERRUPTED
+    except REFUSED as error:
+        line = refusal(error)
+        if line is None:  # a bug, not an error of the input
+            raise
+        return refuse(options.say, line)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, verify them, and run them.")
+    parser.add_argument("--version", action="version", version=f"posenc {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        module.add_arguments(command)
+        command.add_argument("--json", action="store_true", help="machine-readable output")
+        command.set_defaults(parser=command)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

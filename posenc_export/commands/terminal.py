@@ -1,0 +1,115 @@
+"""Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one line."""
+
+import argparse
+import difflib
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NoReturn, Optional
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.schema import bound_of, format_cell, worst_cell
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.tables import WIDTH, aligned
+
+FAILED_CHECK, BAD_INPUT = 1, 2
+EXTRAS = {
+    "torch": "export",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "onnxruntime": "cpu' or 'posenc-export[gpu",
+    "openvino": "openvino",
+    "matplotlib": "report",
+    "tokenizers": "text",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Argument parser that prints errors in one line, with the closest choice or option. Options cannot be abbreviated."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **arguments})
+
+    def error(self, message: str) -> NoReturn:
+        near = ""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) + "; "
+        elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            close = difflib.get_close_matches(option[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
+            near = f"did you mean {close[0]}?; " if close else ""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
+
+
+class Progress:
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
+
+    def __init__(self) -> None:
+        self.start, self.printed = time.monotonic(), 0
+
+    def __call__(self, stage: str) -> None:
+        if sys.stderr is None:  # closed by the calling program
+            return
+        line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
+        if sys.stderr.isatty():
+            print(f"\r{line.ljust(self.printed)}", end="", file=sys.stderr, flush=True)
+            self.printed = len(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Clear the line on a terminal, so that the next output starts at its beginning."""
+        if self.printed:
+            print(f"\r{' ' * self.printed}\r", end="", file=sys.stderr, flush=True)
+            self.printed = 0
+
+
+REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
+
+
+def refusal(error: BaseException) -> Optional[str]:
+    """The message for an error of REFUSED, or None if the input did not cause it."""
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").partition(".")[0]
+        return f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+    if isinstance(error, OSError):
+        return f"file: expected a file that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
+    if isinstance(error, OverflowError):
+        return f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a smaller one"
+    if isinstance(error, RecursionError):
+        return "file: expected JSON with few nested levels, got too many; give another path" if "JSON" in str(error) else None
+    return str(error)
+
+
+def refuse(progress: Progress, line: str) -> int:
+    """Print an error in one line and return the exit status."""
+    progress.close()
+    print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> None:
+    """Print a line to stderr if no verification of the artefact has passed."""
+    if sys.stderr is not None and not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
+        progress.close()
+        print(f"posenc: {folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}", file=sys.stderr)
+
+
+def show(rows: List[Dict[str, Any]]) -> None:
+    """Print rows with equal keys as a table."""
+    print("\n".join(aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)))
+
+
+def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Table cells of a certificate; the worst error is the largest one relative to its tolerance."""
+    if certificate is None:
+        return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
+    worst = worst_cell(certificate)
+    said = {"worst error": format_cell(certificate, worst), "tolerance": f"{bound_of(certificate, worst):.1e}"}
+    return {"cells": len(certificate["cells"]), **said, "passed": certificate["passed"]}

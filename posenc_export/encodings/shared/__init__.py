@@ -1,0 +1,1 @@
+"""What several encodings use: the contract, rotations, combinations, functions as encodings, plugins."""

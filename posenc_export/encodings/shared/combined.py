@@ -1,0 +1,179 @@
+"""Several encodings combined into one, such as a rotation and a temperature (Llama 4, Ministral 3) or trained rows and a bias (MPNet)."""
+
+from typing import List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.shared.base import Carried, Oracle, PositionEncoding
+
+
+def acts(encoding: PositionEncoding, *hooks: str) -> bool:
+    """Whether an encoding overrides one of these hooks."""
+    found = encoding.parts if isinstance(encoding, Together) else [encoding]
+    return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in found for hook in hooks)
+
+
+def axes_of(parts: Sequence[PositionEncoding]) -> int:
+    """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for all of them.
+
+    Raises:
+        ValueError: encodings that read different coordinates.
+    """
+    found = {part.axes for part in parts if acts(part, "embed", "embed_next", "rotate")}
+    if len(found) > 1:
+        counts = " and ".join(map(str, sorted(found)))
+        raise ValueError(f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind")
+    return max(found, default=0)
+
+
+class Together(PositionEncoding):
+    """Applies the hooks of its parts one after the other and adds their biases.
+
+    Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest range of the parts.
+
+    Args:
+        parts: encodings. At most one may compute scores from content, one scale scores, one change the size of keys, and one the width of the token table.
+
+    Raises:
+        ValueError: two parts that do the same of these, parts with different coordinates.
+    """
+
+    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
+    counts: List[int]
+    by_content: List[bool]
+
+    def __init__(self, parts: Sequence[PositionEncoding]) -> None:
+        super().__init__()
+        for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
+            both = [type(part).__name__ for part in parts if acts(part, *hooks)]
+            if len(both) > 1:
+                raise ValueError(f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out")
+        self.parts = torch.nn.ModuleList(parts)
+        self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
+        self.shared = all(part.shared for part in parts)
+        self.works_in = tuple(kind for kind in ("causal", "bidirectional") if all(kind in part.works_in for part in parts))
+        self.counts = [len(part.embed_states()) for part in parts]
+        self.by_content = [acts(part, "rescore", "observe") for part in parts]
+
+    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """`embed_next` of every part, with its states."""
+        present: List[Tensor] = []
+        first = 0
+        for index, part in enumerate(self.parts):
+            behind = first + self.counts[index]
+            x, carried = part.embed_next(x, positions, states[first:behind])  # type: ignore[operator]
+            present, first = present + carried, behind
+        return x, present
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """`rotate` of every part."""
+        for part in self.parts:
+            q, k = part.rotate(q, k, positions)  # type: ignore[operator]
+        return q, k
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """The sum of the biases of the parts; None if all are None."""
+        total: Optional[Tensor] = None
+        for part in self.parts:
+            one = part.bias(q_positions, k_positions)  # type: ignore[operator]
+            if one is not None:
+                total = one if total is None else total + one
+        return total
+
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """`observe` of the part that computes scores from content; the other parts have no layer states."""
+        for index, part in enumerate(self.parts):
+            if self.by_content[index]:
+                states = part.observe(x, k, positions, write_index, states)  # type: ignore[operator]
+        return states
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """`rescore` of the part that computes scores from content, or plain attention."""
+        y: Optional[Tensor] = None
+        for index, part in enumerate(self.parts):
+            if self.by_content[index]:
+                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)  # type: ignore[operator]
+        return ops.attend(q, keys, values, mask, None, scale) if y is None else y
+
+    def prepare(self) -> None:
+        """Prepare all parts."""
+        for part in self.parts:
+            part.prepare()  # type: ignore[operator]
+
+    def key_size(self, head_size: int) -> int:
+        for part in self.parts:
+            head_size = part.key_size(head_size)  # type: ignore[operator]
+        return head_size
+
+    def token_width(self, width: int) -> int:
+        return next((w for part in self.parts if (w := part.token_width(width)) != width), width)  # type: ignore[operator]
+
+    def initialise_tokens(self, table: Tensor) -> None:
+        """Initialise the token table as the first part does."""
+        self.parts[0].initialise_tokens(table)  # type: ignore[operator]
+
+    def embed_states(self) -> List[Carried]:
+        return [state for part in self.parts for state in part.embed_states()]  # type: ignore[operator]
+
+    def layer_states(self) -> List[Carried]:
+        return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]
+
+    def score_scale(self, head_size: int) -> float:
+        """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
+        scaling = next((part for part in self.parts if acts(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
+        return float(scaling.score_scale(head_size))  # type: ignore[operator]
+
+    def oracle(self) -> Oracle:
+        return TogetherOracle([part.oracle() for part in self.parts])  # type: ignore[operator]
+
+
+class TogetherOracle(Oracle):
+    def __init__(self, parts: List[Oracle]) -> None:
+        self.parts = parts
+
+    def _of(self, hook: str) -> Oracle:
+        """The part that overrides a hook, or the first part."""
+        return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
+
+    def begin(self, positions: Sequence[int]) -> None:
+        for part in self.parts:
+            part.begin(positions)
+
+    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        for part in self.parts:
+            x = part.embed_rows(x, positions)
+        return x
+
+    def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        for part in self.parts:
+            x = part.rotate_heads(x, position)
+        return x
+
+    def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
+        for part in self.parts:
+            x = part.rotate_key_heads(x, position)
+        return x
+
+    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+        self._of("observe").observe(x, first, types)
+
+    def score_scale(self, head_size: int) -> float:
+        return self._of("score_scale").score_scale(head_size)
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        return sum(part.bias(head, query, key) for part in self.parts)
+
+    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        by_content = self._of("scores")
+        if type(by_content).scores is Oracle.scores:
+            return super().scores(head, q, keys, query, positions)
+        added = [sum(part.bias(head, query, p) for part in self.parts if part is not by_content) for p in positions]
+        return by_content.scores(head, q, keys, query, positions) + np.array(added)
+
+    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+        return self._of("values").values(head, values, query, positions)

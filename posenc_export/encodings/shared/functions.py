@@ -1,0 +1,222 @@
+"""Encodings made from one plain function of positions; their oracle is the same function in float64."""
+
+import cmath
+import contextlib
+import warnings
+from typing import Any, Callable, ClassVar, Dict, Iterator, Optional, Tuple, Type
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice
+
+Function = Callable[..., Tensor]
+CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
+ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three rounded numbers
+ALLOWED = (torch.float64, torch.int64, torch.bool)  # result dtypes of a function that keeps the precision of float64
+
+
+def bias(function: Function) -> Type[PositionEncoding]:
+    """Make an encoding that adds function(head, query, key) to scores.
+
+    Args:
+        function: takes int64 tensors that broadcast, head [H,1,1], query [B,1,S,1] and key [B,1,1,T], with positions counted from 0. Returns scores that
+            broadcast to [B,H,S,T]. Uses torch operations that torch.export accepts and does not branch on values. Scores of keys that a query does not
+            see may be any number.
+
+    Returns:
+        A class, for `register` or an entry point.
+    """
+    return _named(FunctionBias, function)
+
+
+def rotation(function: Function) -> Type[PositionEncoding]:
+    """Make an encoding that rotates pair number `pair` of queries and keys by the angle function(pair, position).
+
+    Args:
+        function: takes int64 tensors that broadcast, pair [D/2] and position [M,1]. Returns angles in radians. It is evaluated once, in float64.
+
+    Returns:
+        A class with the parameter `layout`, "half" or "interleaved", for `register` or an entry point.
+    """
+    return _named(FunctionRotation, function)
+
+
+class FunctionBias(PositionEncoding):
+    """scores + f(head, query, key).
+
+    Hook: bias. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: heads H.
+
+    Raises:
+        ValueError: a function that returns no tensor or another shape, or that branches on values.
+    """
+
+    __jit_ignored_attributes__ = ["function"]
+    function: ClassVar[Function]
+    head: Tensor
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.register_buffer("head", torch.arange(geometry.heads)[:, None, None], persistent=False)
+        example = (self.head, torch.tensor([[7, 8, 9]] * 2)[:, None, :, None], torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None])
+        shape = tuple(_scores(self.function(*example), type(self)).shape)
+        if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
+            raise ValueError(f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key")
+        self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
+        self.traced = _traced(self.function, example, type(self))
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,1 or H,S,T] float32."""
+        query, key = q_positions.unsqueeze(1).unsqueeze(3), k_positions.unsqueeze(1).unsqueeze(2)
+        if torch.jit.is_scripting():
+            scores = self.traced(self.head, query, key)
+        else:
+            scores = self.evaluated(query, key)
+        scores = scores.to(torch.float32)
+        return scores if self.whole else scores + 0.0 * ops.distances(q_positions, k_positions)
+
+    @torch.jit.unused
+    def evaluated(self, query: Tensor, key: Tensor) -> Tensor:
+        """Call the function itself; TorchScript cannot compile every function, such as a lambda, and runs the trace instead."""
+        return self.function(self.head, query, key)
+
+    def oracle(self) -> Oracle:
+        return FunctionBiasOracle(self)
+
+
+class FunctionBiasOracle(Oracle):
+    def __init__(self, encoding: FunctionBias) -> None:
+        self.encoding = type(encoding)
+
+    def bias(self, head: int, query: int, key: int) -> float:
+        with float64():
+            score = self.encoding.function(*(torch.tensor(number) for number in (head, query, key)))
+        return float(_double(score, self.encoding))
+
+
+class FunctionRotation(PositionEncoding):
+    """Pairs of queries and keys rotated by f(pair, position) radians.
+
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1.
+
+    Args:
+        geometry: head size D, max_positions.
+        layout: "half" pairs (k, k + D/2), "interleaved" pairs (2k, 2k + 1).
+
+    Raises:
+        ValueError: an odd head size, an unknown layout, a function that returns no tensor, another shape or lower precision.
+    """
+
+    __jit_ignored_attributes__ = ["function"]
+    function: ClassVar[Function]
+
+    def __init__(self, geometry: Geometry, layout: str = "half") -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_choice(name, "layout", layout, LAYOUTS)
+        if geometry.head_size % 2:
+            raise ValueError(f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size")
+        positions, pairs = torch.arange(geometry.max_positions)[:, None], torch.arange(geometry.head_size // 2)
+        with float64():
+            angles = _double(self.function(pairs, positions), type(self))
+        if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
+            raise ValueError(f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position")
+        self.interleaved, turned = layout == "interleaved", angles.expand(len(positions), len(pairs))
+        self.linear = torch.allclose(turned, positions * turned[min(1, len(turned) - 1)], rtol=ROUNDED, atol=0.0)
+        self.cos, self.sin = Table(turned.cos().numpy()), Table(turned.sin().numpy())
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+
+    def oracle(self) -> Oracle:
+        return FunctionRotationOracle(self)
+
+
+class FunctionRotationOracle(Oracle):
+    def __init__(self, encoding: FunctionRotation) -> None:
+        self.encoding, self.interleaved = type(encoding), encoding.interleaved
+        self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        out, half = x.copy(), len(x) // 2
+        for k in range(half):
+            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + half)
+            turned = complex(x[a], x[b]) * cmath.exp(1j * self._angle(k, position))
+            out[a], out[b] = turned.real, turned.imag
+        return out
+
+    def _angle(self, pair: int, position: int) -> float:
+        if (pair, position) not in self.angles:
+            with float64():
+                angle = self.encoding.function(torch.tensor(pair), torch.tensor(position))
+            self.angles[pair, position] = float(_double(angle, self.encoding))
+        return self.angles[pair, position]
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """Context in which torch converts Python floats to float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEncoding]:
+    """Make a subclass with the name, module and documentation of the function."""
+    if not callable(function):
+        raise ValueError(f"encoding: expected a function of positions, got {function!r}; pass a callable that takes tensors")
+    name = getattr(function, "__name__", type(function).__name__)
+    where = {"__module__": getattr(function, "__module__", base.__module__), "__doc__": getattr(function, "__doc__", None) or base.__doc__}
+    return type(name, (base,), {"function": staticmethod(function), "__qualname__": getattr(function, "__qualname__", name), **where})
+
+
+def _scores(made: Any, cls: Type[PositionEncoding]) -> Tensor:
+    if not isinstance(made, Tensor):
+        raise ValueError(f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(made).__name__}; use torch operations on its arguments")
+    return made
+
+
+def _double(made: Any, cls: Type[PositionEncoding]) -> Tensor:
+    """The result of a function as float64; refused if it was computed in a lower precision."""
+    found = _scores(made, cls)
+    if found.dtype not in ALLOWED:
+        rule, remedy = "a function that keeps the precision of float64", "remove casts and tensors of that dtype"
+        raise ValueError(f"encoding {cls.__name__}: expected {rule}, got a result in {str(found.dtype).removeprefix('torch.')}; {remedy}")
+    return found.to(torch.float64)
+
+
+def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to `wanted` exactly, without enlarging it."""
+    return len(shape) <= len(wanted) and all(size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False))
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.function(head, query, key)
+
+
+def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]) -> torch.nn.Module:
+    """Trace a function, for TorchScript."""
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
+        warnings.simplefilter("always", torch.jit.TracerWarning)
+        made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
+    branch = next((str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)), None)
+    if branch is not None:  # a trace would record one side of the branch only
+        problem = branch.partition(" might ")[0]
+        raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")
+    return made

@@ -1,0 +1,186 @@
+"""Encodings from outside the package: registered in this process, or offered by installed packages as entry points."""
+
+import functools
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Type
+
+from posenc_export.encodings.shared.base import PositionEncoding
+
+GROUP = "posenc_export.encodings"
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+Encodings = Mapping[str, Type[PositionEncoding]]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution that an encoding comes from.
+
+    Args:
+        name: name of the distribution, or of the top-level module if it belongs to no distribution.
+        version: version of the distribution, or empty.
+    """
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version or '(no version)'}"
+
+
+class Known(Encodings):
+    """Encodings by name: built-in, registered, and from entry points of installed packages, which are imported on first use.
+
+    Args:
+        built_in: encodings of this package, by name.
+    """
+
+    def __init__(self, built_in: Encodings) -> None:
+        self.built_in = built_in
+        self.registered: Dict[str, Type[PositionEncoding]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.built_in, *self.registered, *sorted(_offered()))))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self.registered or name in _offered()
+
+    def __getitem__(self, name: str) -> Type[PositionEncoding]:
+        """Return the class, after import for an entry point. A built-in encoding takes precedence, because presets and checkpoints refer to it by name.
+
+        Raises:
+            ValueError: two packages offer the name, or an entry point cannot be imported or is not an encoding.
+            KeyError: unknown name.
+        """
+        found = self.built_in.get(name) or self.registered.get(name)
+        if found is not None:
+            return found
+        points = _offered().get(name, ())
+        if not points:
+            raise KeyError(name)
+        self.check_one(name)
+        return _loaded(points[0])
+
+    def check_one(self, name: str) -> None:
+        """Check that only one encoding has the name.
+
+        Raises:
+            ValueError: several encodings have the name; the message names their packages.
+        """
+        found = self.built_in.get(name) or self.registered.get(name)
+        others = [str(_package(point)) for point in _offered().get(name, ()) if found is None or not _refers_to(point, found)]
+        first = [] if found is None else [str(self.origin(name) or "this package")]
+        if len(first + others) > 1:
+            remedy = "rename one in its package, or uninstall it"
+            raise ValueError(f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}")
+
+    def add(self, name: str, cls: Type[PositionEncoding]) -> None:
+        """Register an encoding, see `encodings.register`."""
+        where = f"register {name!r}"
+        if not isinstance(name, str) or not NAME.match(name):
+            raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name")
+        check_class(where, cls)
+        before = self.registered.get(name)
+        if name in self.built_in or (before is not None and not _same_definition(before, cls)):
+            raise ValueError(f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name")
+        others = [str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)]
+        if others:
+            raise ValueError(f"{where}: expected an unused name, got the name of an entry point of {', '.join(others)}; choose another name")
+        self.registered[name] = cls
+
+    def origin(self, name: str) -> Optional[Package]:
+        """Return the package that an encoding comes from; None for a built-in encoding."""
+        if name in self.built_in:
+            return None
+        points = _offered().get(name, ())
+        if points:
+            return _package(points[0])
+        cls = self.registered[name]
+        module = cls.__module__.partition(".")[0]
+        owners = metadata.packages_distributions().get(module, ())
+        return Package(owners[0], metadata.version(owners[0])) if owners else Package(module, "")
+
+
+def check_class(where: str, cls: Any) -> None:
+    """Check that encodings of a class can be built from a specification.
+
+    Raises:
+        ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
+    """
+    if not isinstance(cls, type) or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
+        found = cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
+        raise ValueError(f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {found}; derive the class from it")
+    try:
+        taken = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
+    except NameError as error:
+        raise ValueError(f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time") from None
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if not taken or taken[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+        raise ValueError(f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)")
+    for parameter in taken[1:]:
+        if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
+            raise ValueError(f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type")
+
+
+def check_installed(known: Known, packages: Mapping[str, Any]) -> None:
+    """Check that the encodings of a model are known, see `encodings.check_installed`.
+
+    Args:
+        packages: package of each encoding, by encoding name, as in the manifest.
+
+    Raises:
+        ValueError: an unknown encoding.
+    """
+    for name, package in packages.items():
+        if name not in known:
+            needed = Package(package.name, package.version)
+            remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
+            raise ValueError(f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}")
+
+
+def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
+    return _offered_on(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4)
+def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
+    """Entry points of installed packages by name, not yet imported; cached by the value of sys.path."""
+    found: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
+    for point in metadata.entry_points(group=GROUP):
+        found[point.name] = (*found.get(point.name, ()), point)
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
+    where = f"encoding {point.name}"
+    described = f"entry point {point.name} = {point.value} of {_package(point)}"
+    try:
+        cls = point.load()
+    except Exception as error:  # code of another package may raise anything: report it in one line with the name of the package
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{where}: expected {described} to be importable, got {problem}; repair or uninstall {_package(point).name}") from error
+    check_class(f"{where}, {described}", cls)
+    if not NAME.match(point.name):
+        raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {described}; rename it in the package")
+    return cls  # type: ignore[no-any-return]
+
+
+def _package(point: metadata.EntryPoint) -> Package:
+    return Package(point.dist.name, point.dist.version) if point.dist is not None else Package(point.value, "")
+
+
+def _refers_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
+    """Whether an entry point refers to a class."""
+    return point.value == f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _same_definition(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:
+    """Whether two classes have the same module and qualified name, as when a notebook cell is run again."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

@@ -1,0 +1,26 @@
+"""Offsets of two tokens in a window of rows and columns (Liu et al. 2021, Swin Transformer, 3.2)."""
+
+import math
+from typing import Tuple
+
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.shared.base import Geometry
+
+
+def window_of(geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
+    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that holds max_positions."""
+    side = math.isqrt(geometry.max_positions - 1) + 1
+    return rows or side, columns or side
+
+
+def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: int) -> Tensor:
+    """q_positions [B,S], k_positions [B,T] int64 to [B,S,T] int64, 0 .. (2 rows - 1)(2 columns - 1) - 1: offsets query less key, columns fastest.
+
+    Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
+    """
+    q, k = q_positions.clamp(min=0).unsqueeze(2), k_positions.clamp(min=0).unsqueeze(1)
+    down = torch.div(q, columns, rounding_mode="floor") - torch.div(k, columns, rounding_mode="floor") + (rows - 1)
+    right = torch.remainder(q, columns) - torch.remainder(k, columns) + (columns - 1)
+    return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)

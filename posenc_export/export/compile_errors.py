@@ -1,0 +1,41 @@
+"""Errors of torch about code from outside this package that a target cannot compile, reported in one line."""
+
+import contextlib
+from typing import Iterable, Iterator
+
+import torch
+
+from posenc_export.models.user_module import Model, OwnModule
+
+TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
+LONGEST = 300  # characters
+
+
+@contextlib.contextmanager
+def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
+    """Context manager that turns errors of torch about foreign code into a ValueError that names the code and the target.
+
+    Errors pass unchanged if the model consists of code of this package only.
+
+    Args:
+        packages: packages of the model's foreign encodings, by encoding name.
+
+    Raises:
+        ValueError: torch cannot compile the foreign code for the target.
+    """
+    try:
+        yield
+    except (RuntimeError, torch.jit.frontend.FrontendError) as error:
+        if not packages and not isinstance(model, OwnModule):
+            raise
+        what = f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
+        takes = TAKES.get(target, "torch.onnx.export traces")
+        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; change the code or choose another target") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first error of an exception chain as one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).partition('File "')[0].splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:LONGEST]}".rstrip(".:; ")

@@ -1,0 +1,1 @@
+"""Weights and caches with fewer bits: formats, rounding, calibration data."""

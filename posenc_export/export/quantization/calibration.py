@@ -1,0 +1,172 @@
+"""Calibration data: second moments of the inputs of linear layers, and scales of cached keys and values."""
+
+import hashlib
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.export.describe import Model, eager, text_of
+from posenc_export.export.quantization.formats import linear_layers
+from posenc_export.runtime.artefact.manifest import Calibration
+from posenc_export.runtime.artefact.tokenizer import BYTES
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.shared.numerics import HEADROOM
+
+LENGTH = 256  # tokens per window
+WINDOWS = 512  # largest number of windows
+LARGEST_CODE = 127
+LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
+MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of a model, split into windows that are independent rows.
+
+    Args:
+        windows: [n,L] int64 token ids, or [n,L,E] float32 hidden states.
+        sha256: digest of the file.
+    """
+
+    windows: np.ndarray
+    sha256: str
+
+    @property
+    def described(self) -> Calibration:
+        """The entry in the manifest."""
+        return Calibration(self.sha256, int(np.prod(self.windows.shape[:2])))
+
+
+def read(path: Union[str, Path], model: Model) -> Sample:
+    """Read a sample from a file.
+
+    Args:
+        path: UTF-8 text for models that read tokens, which is tokenized or read as bytes; .npy with float32 [tokens,E] for models that read hidden states or features.
+
+    Raises:
+        ValueError: a model with cross-attention, or without a tokenizer and with a vocabulary other than bytes; a file of another format, or shorter than a window.
+        OSError: the file cannot be read.
+    """
+    manifest = eager(model)[1]
+    if manifest.encoder:
+        raise ValueError("export: expected a model that reads no encoder for calibration, got one that does; omit the calibration data")
+    content, source = Path(path).read_bytes(), manifest.inputs[0]
+    rows = _tokens(content, model, manifest.vocabulary) if source.dtype == "int64" else _numbers(Path(path), int(source.axes[-1]))
+    length = min(LENGTH, manifest.max_positions)
+    count = min(len(rows) // length, WINDOWS)
+    if not count:
+        raise ValueError(f"export: expected at least {length} tokens of calibration data, got {len(rows)} in {path}; pass a longer file")
+    return Sample(rows[: count * length].reshape(count, length, *rows.shape[1:]), hashlib.sha256(content).hexdigest())
+
+
+def _tokens(content: bytes, model: Model, vocabulary: int) -> np.ndarray:
+    tokenizer = text_of(model).tokenizer
+    if tokenizer:
+        from tokenizers import Tokenizer
+
+        ids: List[int] = Tokenizer.from_str(tokenizer.decode()).encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return np.array(ids, np.int64)
+    if vocabulary != BYTES:
+        raise ValueError(f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for calibration by text, got vocabulary {vocabulary}; omit it")
+    return np.frombuffer(content, np.uint8).astype(np.int64)
+
+
+def _numbers(path: Path, width: int) -> np.ndarray:
+    rule = f"export: expected hidden states float32 [tokens,{width}] in a .npy file for calibration"
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{rule}, got {path.name} ({error}); write it with numpy.save") from None
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
+        found = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else "several arrays"
+        raise ValueError(f"{rule}, all finite, got {found}; write it with numpy.save")
+    return rows
+
+
+def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
+    """Return the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name. Several passes are made if all moments exceed MEMORY."""
+    found: Dict[str, Tensor] = {}
+    for layers in _groups(linear_layers(model)):
+        sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in layers.items()}
+        with ExitStack() as hooks:
+            for name, part in layers.items():
+                hooks.enter_context(_watched(part, sums[name]))
+            _pass(model, sample, [0] * len(sample.windows))
+        found |= {name: total / sample.described.tokens for name, total in sums.items()}
+    return found
+
+
+def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.nn.Linear]]:
+    """Yield groups of layers whose moments take at most MEMORY, or single layers."""
+    group: Dict[str, torch.nn.Linear] = {}
+    for name, part in layers.items():
+        if group and 8 * sum(other.in_features**2 for other in (*group.values(), part)) > MEMORY:
+            yield group
+            group = {}
+        group[name] = part
+    yield group
+
+
+@contextmanager
+def _watched(part: torch.nn.Linear, total: Tensor) -> Iterator[None]:
+    """Within the context, add x x' of every token x that a layer reads to a total."""
+
+    def add(_: torch.nn.Module, read: Sequence[Any], __: Any) -> None:
+        x = read[0].flatten(0, -2)
+        total.add_(x.T @ x)
+
+    handle = part.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
+    """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state. The largest code is HEADROOM times the largest value in the sample.
+
+    The windows are placed at positions over the whole range, because rotations move large values between channels.
+    """
+    largest: Dict[str, Tensor] = {}
+    starts = np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows)).astype(int).tolist()
+    with ExitStack() as hooks:
+        for layer, attention in enumerate(model.attentions()):
+            hooks.enter_context(_measured(attention, f"past_key_values.{layer}.", largest))
+        _pass(model, sample, starts)
+    return {name: _scales(numbers.numpy()) for name, numbers in largest.items()}
+
+
+def _scales(largest: np.ndarray) -> np.ndarray:
+    reached = np.maximum(largest, LEAST * (largest.max() or 1.0))
+    return (reached * (HEADROOM / LARGEST_CODE)).astype(np.float32)
+
+
+@contextmanager
+def _measured(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Iterator[None]:
+    """Within the context, record the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
+    kept = [(index, prefix + carried.name) for index, carried in enumerate(attention.states()) if carried.grows and carried.name in ("key", "value")]
+
+    def keep(_: torch.nn.Module, __: Any, made: Any) -> None:
+        for index, name in kept:
+            found = made[1][index].abs().amax((0, 2))
+            largest[name] = torch.maximum(found, largest.get(name, found))
+
+    handle = attention.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _pass(model: Model, sample: Sample, starts: Sequence[int]) -> None:
+    """Run the model on every window, each from its own start position."""
+    session, length = Loaded(TorchGraph(*eager(model))).session(), sample.windows.shape[1]
+    for window, start in zip(sample.windows, starts, strict=True):
+        session.reset()
+        session.prefill(window[None], start=start, chunk=length)

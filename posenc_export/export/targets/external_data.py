@@ -1,0 +1,44 @@
+"""External data: each large tensor is written to model.onnx.data, hashed, and referenced in the graph by offset and length."""
+
+from pathlib import Path
+from typing import Iterator, Optional
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.rules import WEIGHTS
+from posenc_export.runtime.artefact.schema import File
+
+SMALL = 1024  # bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads shapes, indices and scalars
+PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
+BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
+
+
+def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
+    """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and page-aligned, and reference them from the graph.
+
+    Returns:
+        The manifest's entry of the file, or None if no initialiser is large enough and no file was written.
+    """
+    large = [value for value in graph.initializers.values() if value.const_value is not None and value.const_value.nbytes >= SMALL]
+    if not large:
+        return None
+    with files.writing(folder / WEIGHTS) as stream:
+        for value in large:
+            tensor = value.const_value
+            assert tensor is not None and value.name is not None
+            stream.align(PAGE)
+            offset = stream.bytes
+            for block in [memoryview(tensor.tobytes())] if tensor.dtype.bitwidth < 8 else blocks(tensor.numpy()):  # tobytes packs 4-bit numbers in pairs
+                stream.write(block)
+            length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
+            value.const_value = ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
+    return stream.entry()
+
+
+def blocks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the content of an array as little-endian bytes in row-major order. Memory that already has this form is not copied."""
+    rows = max(1, BLOCK * len(array) // max(array.nbytes, 1)) if array.ndim and not array.flags.c_contiguous else None
+    for part in [array] if rows is None else (array[first : first + rows] for first in range(0, len(array), rows)):
+        yield np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

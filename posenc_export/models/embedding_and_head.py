@@ -1,0 +1,164 @@
+"""The parts of a model before and after its layers: embeddings, output head, and the tokenizer that belongs to them."""
+
+from dataclasses import dataclass, field
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.models.config import HeadConfig, KeyValuesConfig, TokensConfig
+from posenc_export.models.parts import build, float64
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokenizer and special token ids of a model. They are written into the artefact of a decoder.
+
+    Args:
+        tokenizer: bytes of tokenizer.json of the tokenizers library; empty for none.
+        stop_ids: token ids that end a text.
+        start_ids: first token ids of a decoder that reads an encoder.
+        files: further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
+    """
+
+    tokenizer: bytes = b""
+    stop_ids: Tuple[int, ...] = ()
+    start_ids: Tuple[int, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Tokens(torch.nn.Module):
+    """norm(embed(scale * table[ids]) + segments[types]).
+
+    Args:
+        width: model width E.
+        config: sizes and parts of the embedding.
+        encoding: applied to embedded tokens.
+    """
+
+    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.scale, self.encoding = config.scale, encoding
+        self.embedding = torch.nn.Embedding(config.vocabulary, encoding.token_width(width))
+        encoding.initialise_tokens(self.embedding.weight)
+        self.segments = torch.nn.Embedding(config.segments, width) if config.segments else None
+        if self.segments is not None:
+            torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
+        self.norm = build("norm", config.norm or {"name": "none"}, width)
+
+    def forward(self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to [B,S,E] and new states."""
+        x = self.embedding(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        x, present = self.encoding.embed_next(x, coordinates, states)
+        if self.segments is not None and segments is not None:
+            x = x + self.segments(segments)
+        return self.norm(x), present
+
+    def weight(self) -> Tensor:
+        """Return a weight whose dtype is that of activations."""
+        return self.embedding.weight
+
+    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+        """Compute one row of ids [n] at positions or coordinates to [n,E], float64."""
+        rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
+        x = self.encoding.oracle().embed_rows(rows, places)
+        if self.segments is not None:
+            x = x + float64.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
+        return np.asarray(self.norm.exact(x))
+
+
+class Features(torch.nn.Module):
+    """norm(embed(scale * stem(features))).
+
+    Args:
+        width: model width E.
+        config: parts of the embedding; config.features is the stem.
+        encoding: applied to the scaled outputs of the stem.
+
+    Raises:
+        ValueError: an encoding with several coordinates, or one that needs a token table of another width.
+    """
+
+    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        if encoding.axes or encoding.token_width(width) != width:
+            rule = "config: expected an encoding of one coordinate and of the model's width for features"
+            raise ValueError(f"{rule}, got {type(encoding).__name__}; choose another")
+        self.scale, self.encoding = config.scale, encoding
+        self.stem = build("features", config.features or {}, width)
+        self.size = int(self.stem.size)
+        self.norm = build("norm", config.norm or {"name": "none"}, width)
+
+    def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
+        made = self.stem(x, coordinates)
+        if self.scale != 1.0:
+            made = made * self.scale
+        made, present = self.encoding.embed_next(made, coordinates, states)
+        return self.norm(made), present
+
+    def weight(self) -> Tensor:
+        """Return a weight whose dtype is that of activations."""
+        return next(self.stem.parameters())  # type: ignore[no-any-return]
+
+    def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+        """Compute one row of features [n,F] at positions to [n,E], float64."""
+        rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, places)
+        return np.asarray(self.norm.exact(rows))
+
+
+class Head(torch.nn.Module):
+    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap.
+
+    Args:
+        width: model width E.
+        vocabulary: number of token ids V.
+        config: scale, softcap and bias.
+        table: token table to share as W [V,E]; None creates weights for the head.
+    """
+
+    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
+        super().__init__()
+        self.scale, self.softcap = config.scale, config.softcap or 0.0
+        self.linear = torch.nn.Linear(width, vocabulary, bias=config.bias)
+        if table is not None:
+            self.linear.weight = table  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to logits [B,S,V]."""
+        logits = self.linear(x)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap > 0:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Compute x [n,E] to [n,V], float64."""
+        logits = float64.linear(self.linear, x) * self.scale
+        return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
+
+
+class KeyValues(torch.nn.Module):
+    """W x + b: keys and values for the cross-attention of a decoder.
+
+    Args:
+        width: model width E.
+        config: size and bias.
+    """
+
+    def __init__(self, width: int, config: KeyValuesConfig) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, config.size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to [B,S,N]."""
+        return self.linear(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Compute x [n,E] to [n,N], float64."""
+        return float64.linear(self.linear, x)

@@ -1,0 +1,44 @@
+"""What a family of checkpoints is."""
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Tuple
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families.shared.rules import Table
+from posenc_export.models.families.shared.settings import Settings
+
+
+def _no_rules(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    return {}
+
+
+def _no_patterns(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints.
+
+    Args:
+        describe: converts the keys of config.json to the description of the model.
+        weights: rules that form our parameters from tensors of the checkpoint, by name of the parameter or of its module. Empty if the family is read only in
+            parts.
+        base: prefix of tensor names that transformers' models with a head have and its base models do not have.
+        other_bases: prefixes used in place of `base` by other versions, the longest first.
+        unused: regular expressions for names of tensors to ignore, such as buffers of older versions and heads of other tasks.
+        further_weights: returns further rules for a description and its config.json. They take precedence over `weights`.
+        further_unused: returns further entries of `unused` for a description and its config.json.
+        keys: selects and renames the keys of config.json that `describe` reads.
+        parts: families of the encoder and decoder of a model with both, by name of the part.
+    """
+
+    describe: Callable[[Settings], StackConfig]
+    weights: Table
+    base: str = "model."
+    other_bases: Tuple[str, ...] = ()
+    unused: Tuple[str, ...] = ()
+    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = _no_rules
+    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _no_patterns
+    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    parts: Mapping[str, "Family"] = field(default_factory=dict)

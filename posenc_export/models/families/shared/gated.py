@@ -1,0 +1,143 @@
+"""Common code of Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
+
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import msgspec
+
+from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.settings import Settings
+
+LAYER = "model.layers.{layer}."
+OURS = "layers.{layer}."
+QKV = OURS + "attention.projection.qkv"
+WEIGHTS: Table = {
+    "tokens.embedding": Same("model.embed_tokens"),
+    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
+    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    OURS + "attention.projection.output": Same(LAYER + "self_attn.o_proj"),
+    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.gate": Same(LAYER + "mlp.gate_proj"),
+    OURS + "mlp.up": Same(LAYER + "mlp.up_proj"),
+    OURS + "mlp.down": Same(LAYER + "mlp.down_proj"),
+    "norm": Same("model.norm"),
+    "head.linear": Same("lm_head"),
+}
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
+
+
+def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
+    """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
+
+    Args:
+        config: keys of config.json.
+        bias, output_bias: whether queries, keys and values have biases, and whether the output projection has one.
+        parts: further fields of AttentionConfig.
+    """
+    return AttentionConfig(
+        heads=config.heads,
+        kv_heads=config.whole("num_key_value_heads", config.heads),
+        head_size=config.whole("head_dim", config.width // config.heads),
+        projection={"name": "grouped", "bias": bias, "output_bias": output_bias},
+        **parts,
+    )
+
+
+def layer(
+    config: Settings,
+    attention: AttentionConfig,
+    activation: str = "hidden_act",
+    mlp_bias: bool = False,
+    residual: str = "pre",
+    norms: int = 2,
+    norm: Optional[Dict[str, Any]] = None,
+) -> LayerConfig:
+    """Describe a layer with a gated MLP.
+
+    Args:
+        config: keys of config.json.
+        attention: attention of the layer.
+        activation: key of the activation in the config.
+        mlp_bias: whether the MLP has biases.
+        residual: key of parts.PARTS["residual"].
+        norms: number of norms.
+        norm: specification of all norms; None for RMSNorm.
+    """
+    norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
+    mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
+    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
+
+
+def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Return kinds and order of identical layers with these encodings."""
+    return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, ("layer",) * layers
+
+
+def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
+    """Return the layer with changed fields of its attention."""
+    return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
+
+
+def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
+    """Return the layer with norms of queries and keys, specified like its first norm.
+
+    Args:
+        kind: the layer.
+        name: "head" for norms over each head, "projection" for norms over all heads.
+    """
+    return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
+
+
+def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
+    """Return the layer with experts in place of its MLP, each with the MLP's hidden width and activation.
+
+    Args:
+        kind: the layer.
+        experts, chosen, weights, parts: as in parts.experts.Experts.
+    """
+    unit = {"name": "gated", "activation": kind.mlp["activation"]}
+    mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
+    return msgspec.structs.replace(kind, mlp=mlp)
+
+
+def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
+    """Return the layer with an attention window, for families in which all layers have the same window.
+
+    Raises:
+        ValueError: layer_types with other values.
+    """
+    if window is None:
+        config.full_attention()
+        return kind
+    config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
+    return with_attention(kind, sees={"name": "window", "size": window})
+
+
+def decoder(
+    config: Settings,
+    layers: Dict[str, LayerConfig],
+    order: Sequence[str],
+    tied: bool = False,
+    norm: Optional[Dict[str, Any]] = None,
+    head: Optional[HeadConfig] = None,
+    **tokens: Any,
+) -> StackConfig:
+    """Describe the whole decoder.
+
+    Args:
+        config: keys of config.json.
+        layers, order: as in StackConfig.
+        tied: the family's default of tie_word_embeddings.
+        norm: norm after the last layer; None for the first norm of the layers.
+        head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
+        tokens: further fields of TokensConfig.
+    """
+    return StackConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        tokens=TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
+        layers=layers,
+        order=tuple(order),
+        norm=norm or next(iter(layers.values())).norms[0],
+        head=msgspec.structs.replace(head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)),
+    )

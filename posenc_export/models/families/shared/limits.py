@@ -1,0 +1,79 @@
+"""Limits on the values of config.json, checked before anything is built, so that a wrong file costs neither time nor memory."""
+
+import re
+from typing import Any, Mapping, Sequence, Tuple
+
+from posenc_export.models.config import StackConfig
+from posenc_export.models.families.shared.keys import IGNORED
+
+# Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that matches is used.
+MOST: Tuple[Tuple[str, str, int], ...] = (
+    (r"layers?$|layer_interval$|first_k_dense_replace|sparse_step|layer_step|attn_every", "layers", 2**10),
+    (r"expert|^n_group$|^topk_group$", "experts", 2**12),
+    (r"heads?$", "heads", 2**12),
+    (r"head_dim|^d_kv$|^d_head$|rotary_dim|lora_rank", "entries of a head", 2**14),
+    (r"vocab", "token ids", 2**24),
+    (r"position_buckets|num_buckets|max_distance|max_relative_positions", "distances", 2**20),
+    (r"position|seq_len|n_ctx|window|chunk|clamp_len|local_attention|floor_scale", "positions", 2**31 - 1),
+    (r"size|hidden|inner|dim|embd?$|d_model|d_ff|ffn|rank|channels|mel", "width", 2**20),
+    (r"", "other integers", 2**53),
+)
+# Keys whose values are names.
+NAMES = re.compile(r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$")
+LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
+DEEPEST = 8  # levels of nested values
+# Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables, with the width of a row.
+TABLE = 2**28
+ROWS = {"rope": "head_size", "mrope": "head_size", "alibi": "heads"}
+
+
+def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None:
+    """Check the integers, names and lists in config.json.
+
+    Raises:
+        ValueError: an integer above the limit of its kind, a value of another type in place of a name, a list that is too long, too many levels.
+    """
+    for key, value in values.items():
+        if key not in IGNORED:
+            _check(family, str(key), value, depth)
+
+
+def _check(family: str, key: str, value: Any, depth: int) -> None:
+    if depth > DEEPEST:
+        raise ValueError(f"{family}: expected at most {DEEPEST} levels of nested values in config.json, got more in {key}; correct config.json")
+    if NAMES.search(key) and not (value is None or isinstance(value, str)):
+        raise ValueError(f"{family}: expected {key} to be a name, got {value!r:.80}; correct config.json")
+    if isinstance(value, Mapping):
+        return check_values(family, value, depth + 1)
+    if isinstance(value, list):
+        if len(value) > LONGEST:
+            raise ValueError(f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; correct config.json")
+        for item in value:
+            _check(family, key + "[]", item, depth + 1)
+    elif isinstance(value, int):
+        kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
+        if abs(value) > most:
+            raise ValueError(f"{family}: expected {key} to be at most {most} ({kind}), got {value}; correct config.json")
+
+
+def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
+    """Check that the files of a checkpoint can hold a model: its token table, and a tensor and an MLP for each layer. Check its tables of positions.
+
+    Args:
+        held: number of entries of each tensor in the files.
+
+    Raises:
+        ValueError: the files hold too few tensors or numbers, a table has more than TABLE entries.
+    """
+    layers = len(config.order)
+    numbers = config.tokens.vocabulary * config.width
+    numbers += sum(config.width * int(kind.mlp.get("hidden", 0)) * int(kind.mlp.get("experts", 1)) for kind in config.kinds)
+    if layers > len(held) or numbers > sum(held):
+        rule = f"expected files with at least {layers} tensors and {numbers} numbers for the sizes in config.json"
+        raise ValueError(f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that belongs to the weights")
+    widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
+    for kind in config.layers.values():
+        widths += [getattr(kind.attention, ROWS[begin]) for spec in kind.attention.encodings for begin in ROWS if spec["name"].startswith(begin)]
+    if widths and config.max_positions * max(widths) > TABLE:
+        rule = f"expected a table of positions with at most {TABLE} numbers"
+        raise ValueError(f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a smaller max_positions")

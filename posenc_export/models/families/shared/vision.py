@@ -1,0 +1,65 @@
+"""Common code of text models of vision-language models: nested keys, and rotation by time, height and width (Wang et al. 2024, Qwen2-VL, 2.1)."""
+
+from typing import Any, Dict, Mapping, Sequence
+
+from posenc_export.models.config import Named
+from posenc_export.models.families.shared.keys import IGNORED
+from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.hugging_face import rope_spec
+
+BASES = ("model.language_model.", "language_model.")
+UNUSED = (r"^(model\.)?visual\.",)
+# Keys about images. The text model does not need them: positions of image tokens are an input.
+IMAGE_KEYS = frozenset(
+    """image_end_token_id image_start_token_id image_token_id video_end_token_id video_start_token_id video_token_id
+    vision_config vision_end_token_id vision_start_token_id vision_token_id""".split()
+)
+TIED = "tie_word_embeddings"
+
+
+def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the keys of the text model: text_config, or all keys but those about images in older configs without text_config.
+
+    tie_word_embeddings is read outside text_config, as in transformers.
+
+    Raises:
+        ValueError: text_config is not a mapping, or keys of the text model are outside text_config, where transformers does not read them.
+    """
+    family, outer = str(config.get("model_type")), {key: value for key, value in config.items() if key not in IMAGE_KEYS}
+    nested = outer.pop("text_config", None)
+    if nested is None:
+        return outer
+    if not isinstance(nested, Mapping):
+        raise ValueError(f"{family}: expected text_config to be a mapping, got {nested!r}; correct config.json")
+    outside = sorted(set(outer) - set(nested) - IGNORED - {"model_type", TIED})
+    if outside:
+        found = f"{outside[0]}={outer[outside[0]]!r} outside"
+        raise ValueError(f"{family}: expected keys of the text model inside text_config, got {found}; remove it or move it there")
+    return {**nested, "model_type": family, TIED: outer.get(TIED, False)}
+
+
+def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return text_keys(config), with tie_word_embeddings true if it is true inside or outside text_config."""
+    nested = config.get("text_config")
+    tied = isinstance(nested, Mapping) and nested.get(TIED) is True
+    return {**text_keys(config), **({TIED: True} if tied else {})}
+
+
+def rotation_of_axes(config: Settings, theta: float, sections: Sequence[int], partial: bool = False) -> Named:
+    """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call this before head_dim is taken.
+
+    Args:
+        config: keys of config.json.
+        theta, sections: the family's defaults of rope_theta and mrope_section.
+        partial: whether the family supports partial rotation of heads.
+
+    Raises:
+        ValueError: as rope_spec; partial rotation without `partial`.
+    """
+    keys = {**config.rotation_keys(theta), "model_type": config.family}
+    places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)] or ["rope_parameters"]
+    keys.update({name: {"mrope_section": list(sections), **(keys.get(name) or {})} for name in places})
+    spec: Named = rope_spec(keys)
+    if "rotary" in spec and not partial:
+        raise ValueError(f"{config.family}: expected rotation of whole heads, got partial_rotary_factor for {spec['rotary']} entries; correct config.json")
+    return spec

@@ -1,0 +1,147 @@
+"""Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
+
+import itertools
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import msgspec
+
+from posenc_export.encodings import KNOWN, PositionEncoding
+from posenc_export.models.config import AttentionConfig, BlockConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.shared import registry
+
+ROPE: Mapping[str, Any] = {"name": "rope"}
+NORMS = ("rms", "layer")
+MLPS = {"swiglu": {"name": "gated", "activation": "silu"}, "gelu": {"name": "plain", "activation": "gelu"}}
+
+
+def block_config(
+    width: int,
+    heads: int,
+    max_positions: int,
+    kv_heads: int = 0,
+    head_size: int = 0,
+    encoding: Mapping[str, Any] = ROPE,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    causal: bool = True,
+    mechanism: str = "softmax",
+) -> BlockConfig:
+    """Describe a block around one encoding. The encoding is placed before or inside the attention, depending on its hook.
+
+    Args:
+        width, heads, max_positions, mechanism: as in models.config.
+        kv_heads: number of key and value heads; 0 for as many as heads.
+        head_size: head size D; 0 for width / heads.
+        encoding: {"name": registry key, parameter: value}.
+        qkv_bias, output_bias: whether the projections have biases.
+        causal: hide keys after the query. If False, attention is bidirectional, every call is a whole sequence, and there is no cache.
+
+    Raises:
+        ValueError: as the classes in models.config; a width not divisible by heads without head_size.
+    """
+    if not head_size and heads > 0 and width % heads:
+        raise ValueError(f"config: expected width to be divisible by heads, got {width} and {heads}; give head_size")
+    on_tokens, in_layers = _placed(encoding)
+    attention = AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_size=head_size or width // max(heads, 1),
+        encodings=in_layers,
+        sees={"name": "causal" if causal else "both"},
+        projection={"name": "grouped", "bias": qkv_bias, "output_bias": output_bias},
+        mechanism=mechanism,
+    )
+    return BlockConfig(width=width, max_positions=max_positions, attention=attention, encodings=on_tokens)
+
+
+def decoder_config(
+    vocabulary: int,
+    layers: int,
+    hidden: int,
+    block: BlockConfig,
+    norm: str = "rms",
+    epsilon: float = 1e-5,
+    mlp: str = "swiglu",
+    mlp_bias: bool = False,
+    tied: bool = True,
+    layer_encodings: Sequence[Mapping[str, Any]] = (),
+) -> StackConfig:
+    """Describe a decoder with pre-norm layers, which differ at most in their encodings.
+
+    Args:
+        vocabulary: number of token ids V.
+        layers: number of layers.
+        hidden: hidden width of the MLP.
+        block: the attention of each layer, and encodings on tokens.
+        norm, epsilon: "rms" or "layer", and the epsilon of the norms.
+        mlp: "swiglu" or "gelu".
+        mlp_bias: whether the MLP has biases.
+        tied: whether the head uses the token table.
+        layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their number.
+
+    Raises:
+        ValueError: as the classes in models.config; an unknown norm or mlp, fewer than 1 layer.
+    """
+    for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
+        if value not in choices:
+            raise ValueError(f"config: expected {name} to be one of {', '.join(choices)}, got {value!r}")
+    if layers < 1:
+        raise ValueError(f"config: expected layers to be at least 1, got {layers}")
+    norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
+    attentions = _attentions(block.attention, layer_encodings[:layers])
+    units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
+    kinds = {name: LayerConfig(residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units) for name, attention in attentions.items()}
+    order = list(itertools.islice(itertools.cycle(kinds), layers))
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings)
+    return _stack(block, tokens, kinds, order, norms, HeadConfig(tied=tied))
+
+
+def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig, segments: int = 2, epsilon: float = 1e-12) -> StackConfig:
+    """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments (Devlin et al. 2018).
+
+    Args:
+        vocabulary, layers, hidden: as in `decoder_config`.
+        block: bidirectional attention of each layer, and encodings on tokens.
+        segments: number of token types.
+        epsilon: epsilon of the norms.
+
+    Raises:
+        ValueError: as the classes in models.config; a causal block.
+    """
+    if block.attention.causal:
+        raise ValueError("config: expected bidirectional attention in an encoder, got causal attention; give causal=False")
+    if layers < 1 or segments < 1:
+        raise ValueError(f"config: expected layers and segments to be at least 1, got {layers} and {segments}")
+    norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
+    mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
+    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp)
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm)
+    return _stack(block, tokens, {"layer": layer}, ["layer"] * layers, None, None)
+
+
+def _stack(
+    block: BlockConfig, tokens: TokensConfig, kinds: Dict[str, LayerConfig], order: List[str], norm: Optional[Dict[str, Any]], head: Optional[HeadConfig]
+) -> StackConfig:
+    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm, head=head)
+
+
+def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
+    """Return the encodings on tokens and those in layers: the given encoding in one of the two, by its hook."""
+    registry.parameters("encoding", KNOWN, encoding.get("name", ""))
+    cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
+    on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next"))
+    return (spec, ()) if on_tokens else ((), spec)
+
+
+def _attentions(attention: AttentionConfig, encodings: Sequence[Mapping[str, Any]]) -> Dict[str, AttentionConfig]:
+    """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
+    if not encodings:
+        return {"layer": attention}
+    return {f"layer_{turn}": msgspec.structs.replace(attention, encodings=_in_layer(encoding)) for turn, encoding in enumerate(encodings)}
+
+
+def _in_layer(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
+    on_tokens, in_layers = _placed(encoding)
+    if on_tokens:
+        raise ValueError(f"config: expected layer_encodings that act in layers, got {encoding['name']}, which acts on tokens; give it to the block")
+    return in_layers

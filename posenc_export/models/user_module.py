@@ -1,0 +1,205 @@
+"""Support for a user's own torch.nn.Module around one block or stack of this package."""
+
+import copy
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings import PositionEncoding
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import ModuleConfig, StackConfig
+from posenc_export.models.config_json import to_json, widest
+from posenc_export.models.stack import Stack, Text
+from posenc_export.models.user_module_check import LENGTH, Inner, Trial, only_inner
+from posenc_export.shared.numerics import tolerance, worst_error
+
+Rows = Callable[[np.ndarray], np.ndarray]
+
+
+class OwnModule(torch.nn.Module):
+    """A user's own module around one AttentionBlock or Stack.
+
+    The module's `forward` takes x and the further arguments of the block. It calls the block once and passes these arguments on unchanged. It returns
+    an output [B,S,N] and the states from the block. Layers of the module outside the block must act on each token separately, as norms and linear layers
+    do. Layers that mix tokens would need a state between calls and are refused.
+
+    Args:
+        module: a module with float32 weights that contains one AttentionBlock or Stack.
+        vocabulary: number of token ids, if x is token ids [B,S]. If neither vocabulary nor width is given, x is what the block or stack takes.
+        width: width of x, if x is hidden states [B,S,width].
+
+    Raises:
+        ValueError: not exactly one block or stack, weights in another dtype, a forward of another form, layers that mix tokens, a stack with segments.
+    """
+
+    __jit_unused_properties__ = ["token_encoding"]
+    __jit_ignored_attributes__ = ["config", "source", "text"]
+
+    def __init__(self, module: torch.nn.Module, vocabulary: Optional[int] = None, width: Optional[int] = None) -> None:
+        super().__init__()
+        self.where = f"own module {type(module).__qualname__}"
+        self.module, self.training = module, module.training
+        inner = self.inner()
+        self._check(inner, vocabulary, width)
+        self.axes, self.embed_states = inner.axes, inner.embed_states
+        self.source: dict = {}
+        self.text = inner.text if isinstance(inner, Stack) else Text()
+        if vocabulary is None and width is None:
+            vocabulary, width = (inner.config.tokens.vocabulary, None) if isinstance(inner, Stack) else (None, inner.config.width)
+        self.vocabulary, self.width = vocabulary or 0, width or 0
+        outputs = Trial(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width).outputs()
+        self.config = ModuleConfig(
+            name=f"{type(module).__module__}.{type(module).__qualname__}",
+            inside=to_json(inner.config),
+            width=self.width,
+            tokens={"vocabulary": vocabulary, "segments": 0} if vocabulary else {},
+            outputs=outputs,
+            max_positions=inner.config.max_positions,
+        )
+        self.exact_dtype = "float64"
+        self.exact_dtype = self._exact_dtype()
+        self._check_tokens_separate()
+
+    def forward(
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output [B,S,N] and new states."""
+        return self.module(x, positions, coordinates, key_positions, write_index, states)  # type: ignore[no-any-return]
+
+    @torch.jit.unused
+    def inner(self) -> Inner:
+        """Return the block or stack inside the module.
+
+        Raises:
+            ValueError: there is none, or more than one.
+        """
+        return only_inner(self.module, self.where)
+
+    @torch.jit.unused
+    def attentions(self) -> List[Any]:
+        """Return the attention of each layer."""
+        return list(self.inner().attentions())  # type: ignore[operator]
+
+    @property
+    def token_encoding(self) -> PositionEncoding:
+        """Token encoding of the block or stack."""
+        return self.inner().token_encoding
+
+    @torch.jit.unused
+    def own_weights(self) -> List[Tensor]:
+        """Return the weights of the module outside the block or stack."""
+        inside = {id(weight) for weight in self.inner().parameters()}
+        return [weight for weight in self.parameters() if id(weight) not in inside]
+
+    @torch.jit.unused
+    def extent(self) -> Tuple[int, int]:
+        """Return the depth, the number of layers with weights, and the longest reduction in them. Tolerances depend on both."""
+        own = {id(weight): weight for weight in self.own_weights()}
+        layers = [part for part in self.modules() if any(id(weight) in own for weight in part.parameters(recurse=False))]
+        sums = [weight.numel() // weight.size(0) for weight in own.values() if weight.dim() > 1]
+        return len(self.attentions()) + len(layers), max([widest(self.inner().config), *sums])
+
+    @torch.jit.unused
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
+        """Compute one row x [n] or [n,width] at positions and coordinates to [n,N]. The block is computed in float64 numpy, other layers in `exact_dtype`."""
+        inner, index = self.inner(), torch.tensor(list(positions))[None]
+        axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))  # without a grid, all axes have the position as coordinate
+        coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
+        return self._around(lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates)
+
+    def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
+        """Run the module on one row x at positions index [1,n] in `exact_dtype`, with the function `rows` in place of its block."""
+        inner, dtype = self.inner(), getattr(torch, self.exact_dtype)
+        around = copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
+        row = torch.from_numpy(np.array(x))[None]
+        with torch.no_grad():
+            output, _ = around(row if self.vocabulary else row.to(dtype), index, coordinates, index, torch.zeros_like(index[:, 0]), [])
+        return np.asarray(output[0].double().numpy())
+
+    def _exact_dtype(self) -> str:
+        """Return "float64" if the module runs in it, else "float32"."""
+        try:
+            self._each_token(slice(0, 1))
+        except RuntimeError:  # raised by torch when dtypes do not match
+            return "float32"
+        return "float64"
+
+    def _check_tokens_separate(self) -> None:
+        """Check that layers outside the block do not mix tokens."""
+        together = self._each_token(slice(None))
+        alone = np.concatenate([self._each_token(slice(n, n + 1)) for n in range(LENGTH)])
+        if not worst_error(alone, together) <= tolerance("float32", *self.extent()):
+            rule = "expected layers outside the block to act on each token separately, got an output that depends on other tokens"
+            raise ValueError(f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions and means over tokens")
+
+    def _each_token(self, cut: slice) -> np.ndarray:
+        """Run the module on a slice of LENGTH test tokens, with a function of each token in place of the block."""
+        config, tokens = self.inner().config, np.arange(LENGTH) % max(self.vocabulary, 1)
+        width = config.tokens.vocabulary if isinstance(config, StackConfig) and config.head is not None else config.width
+        x = tokens if self.vocabulary else np.cos(np.outer(np.arange(1, LENGTH + 1), np.arange(1, self.width + 1)))
+        index = torch.arange(LENGTH)[None, cut].clamp(max=config.max_positions - 1)
+        coordinates = index.expand(self.axes, -1, -1) if self.axes else index
+        return self._around(lambda row: row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1))), x[cut], index, coordinates)
+
+    def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
+        if isinstance(inner, Stack) and inner.segments:
+            raise ValueError(f"{self.where}: expected a Stack without segments, got {inner.segments} token types; export the Stack itself")
+        if isinstance(inner, Stack) and (inner.config.tokens.features is not None or inner.config.key_values is not None or any(inner.reads_encoder)):
+            raise ValueError(f"{self.where}: expected a Stack of a single model, got the encoder or decoder of a pair; export the Stack itself")
+        if vocabulary is not None and width is not None:
+            raise ValueError(f"{self.where}: expected vocabulary or width, got both; give vocabulary for token ids or width for hidden states")
+        for name, size in (("vocabulary", vocabulary), ("width", width)):
+            if size is not None and size < 1:
+                raise ValueError(f"{self.where}: expected {name} of at least 1, got {size}")
+        other = next((name for name, value in self.module.named_parameters() if value.is_floating_point() and value.dtype != torch.float32), None)
+        if other is not None:
+            found = str(self.module.get_parameter(other).dtype).removeprefix("torch.")
+            raise ValueError(f"{self.where}: expected float32 weights, got {found} in {other}; call .float() and pass the artefact's dtype to export")
+
+
+class Formula(torch.nn.Module):
+    """Replacement of the block in a copy of the module: calls a numpy function of one row.
+
+    Args:
+        inner: the block or stack. It is not changed.
+        rows: function of x [n] int64 or [n,E] float64 to [n,N].
+        dtype: dtype of the outputs.
+    """
+
+    def __init__(self, inner: Inner, rows: Rows, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kept = (inner, rows, dtype)  # a tuple: no submodule, so that casts of the copy leave it alone
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the block. A module may use attributes as well as call the block, for example a tied table."""
+        kept = self.__dict__.get("kept")
+        return getattr(kept[0], name) if kept and hasattr(kept[0], name) else super().__getattr__(name)
+
+    def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
+        """x [1,n] int64 or [1,n,E] to outputs [1,n,N] and no states."""
+        _, rows, dtype = self.kept
+        row = x[0].detach()
+        return torch.from_numpy(rows(row.numpy() if x.dim() == 2 else row.double().numpy()))[None].to(dtype), []
+
+
+Model = Union[Stack, AttentionBlock, OwnModule]
+
+
+def as_model(model: Any) -> Model:
+    """Return a model of this package unchanged, and wrap any other module in OwnModule.
+
+    Raises:
+        ValueError: `model` is not a module, or OwnModule refuses it.
+    """
+    if isinstance(model, (Stack, AttentionBlock, OwnModule)):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, got {type(model).__name__}; pass such a module")
+    return OwnModule(model)
+
+
+def inner_of(model: Model) -> Inner:
+    """Return the block or stack that a model is or contains."""
+    return model.inner() if isinstance(model, OwnModule) else model

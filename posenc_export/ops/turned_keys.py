@@ -1,0 +1,71 @@
+"""Attention over keys that are turned further for each query; a semantic operation, as those of core.py."""
+
+from typing import List, Optional
+
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.ops.angles import reduced_angle
+from posenc_export.ops.nodes import emitting
+from posenc_export.ops.nodes import node as _node
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    key_positions: Tensor,
+    first: Tensor,
+    second: Optional[Tensor],
+    interleaved: bool,
+    first_turned: int,
+    scale: float,
+) -> Tensor:
+    """Rotate the key at position t by (t - p) (w(p) - w(0)) for a query at position p, and attend: [B,S,H*D] in the dtype of values.
+
+    w(p) is row p of the frequencies. Rows below first_turned are equal, so that nothing is rotated for queries there.
+
+    Shapes: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S] and key_positions [B,T] int64.
+    first, second: frequencies [M,r/2] float32, as the sum of two parts. If second is None, each product of a position and a frequency is rounded to float32.
+    interleaved: see ops.rotate_pairs.
+    """
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale, "softcap": 0.0}
+            attributes.update({"interleaved": float(interleaved), "first_turned": float(first_turned)})
+            inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
+            shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
+            return _node("AttendTurned", inputs, attributes, values, shape)
+    else:  # a branch that depends on positions, which torch.export does not trace
+        if int(positions.max()) < first_turned:
+            return ops.attend(q, keys, values, mask, None, scale)
+    scores = products(q, keys, reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
+    return ops.mix(ops.shares(scale * scores, mask), values)
+
+
+def _angles(positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]) -> Tensor:
+    """Return the angles [B,1,S,T,r/2] float64 of keys for each query."""
+    rows = positions.clamp(min=0)
+    own, kept = torch.nn.functional.embedding(rows, first)[:, None, :, None], first[0]
+    if second is None:
+        places, key_places = positions.to(torch.float32)[:, None, :, None, None], key_positions.to(torch.float32)[:, None, None, :, None]
+        of_key = (key_places * own).to(torch.float64) - (key_places * kept).to(torch.float64)
+        return of_key - ((places * own).to(torch.float64) - (places * kept).to(torch.float64))
+    leading = own.to(torch.float64) - kept.to(torch.float64)
+    drift = leading + (torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64) - second[0].to(torch.float64))
+    return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * drift
+
+
+def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32."""
+    size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
+    by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
+    if interleaved:
+        a, b, c, d = by_query[..., 0:size:2], by_query[..., 1:size:2], by_key[..., 0:size:2], by_key[..., 1:size:2]
+    else:
+        (a, b), (c, d) = by_query[..., :size].chunk(2, dim=-1), by_key[..., :size].chunk(2, dim=-1)
+    scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)
+    return scores + ops.products(q[..., size:], keys[..., size:]) if size < q.size(3) else scores

@@ -1,0 +1,28 @@
+"""Semantic operations for heads that are rotated in two ways, near for queries below a position and far for the others; core.py says what a semantic operation is.
+
+A key has the entries of both rotations, and a query has zeros for the entries of the rotation that it does not use. Their product is the score.
+"""
+
+import torch
+from torch import Tensor
+
+from posenc_export.ops.nodes import emitting
+from posenc_export.ops.nodes import node as _node
+
+
+def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
+    """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r: [B,S,K,D+r]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            return _node("KeyOfTwo", [near, far], {"rotary": float(rotary)}, near, [*near.shape[:3], near.size(3) + rotary])
+    return torch.cat((near, far[..., :rotary]), dim=-1)
+
+
+def query(near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: int) -> Tensor:
+    """Choose between queries [B,S,H,D] rotated in two ways for keys from `key`: far for positions [B,S] int64 from first_far on, otherwise near: [B,S,H,D+r]."""
+    if not torch.jit.is_scripting():
+        if emitting():
+            attributes = {"rotary": float(rotary), "first_far": float(first_far)}
+            return _node("QueryOfTwo", [near, far, positions], attributes, near, [*near.shape[:3], near.size(3) + rotary])
+    is_far = positions.ge(first_far)[:, :, None, None]
+    return torch.cat((near[..., :rotary].masked_fill(is_far, 0.0), near[..., rotary:], far[..., :rotary].masked_fill(~is_far, 0.0)), dim=-1)

@@ -1,0 +1,168 @@
+"""Files of an artefact folder: atomic writes, digests, and the recovery of a folder that an interrupted export set aside."""
+
+import hashlib
+import os
+import secrets
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Iterator, List, Optional, Union
+
+from posenc_export.runtime.artefact.schema import File, Manifest
+
+PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it
+ASIDE = f"{PREFIX}old-"  # prefix of the artefact that is being replaced, on systems that cannot exchange two folders atomically
+PART = f"{PREFIX}part-"  # prefix of a file that is being written
+
+
+def locate(folder: Union[str, Path]) -> Path:
+    """Return the folder or, if it is missing, the old artefact that an interrupted export set aside."""
+    folder = Path(folder)
+    aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
+    return aside if not folder.exists() and aside.is_dir() else folder
+
+
+def utf8(path: Path) -> str:
+    """Return a path for libraries that read names as UTF-8. Python's own text of it has other characters if the locale has another encoding.
+
+    Raises:
+        ValueError: the name on disk is not UTF-8.
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"runtime: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it") from None
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace the content of a file atomically: at every moment, path holds either the old content or the new content."""
+    part = path.with_name(PART + secrets.token_hex(4))
+    try:
+        write(part, content)
+        os.replace(part, path)
+    finally:  # also after an interrupt or on a full disk
+        part.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write(path: Path, content: bytes) -> File:
+    """Write a file and flush it to disk. Return its digest and size."""
+    with writing(path) as stream:
+        stream.write(content)
+    return stream.entry()
+
+
+class Hashed:
+    """A writer that computes the digest of a file while writing it.
+
+    Args:
+        stream: open for writing, at the beginning of the file.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._hash, self.bytes = stream, hashlib.sha256(), 0
+
+    def write(self, content: Union[bytes, memoryview]) -> None:
+        """Append bytes."""
+        self._stream.write(content)
+        self._hash.update(content)
+        self.bytes += len(content)
+
+    def align(self, to: int) -> None:
+        """Append zeros up to the next multiple of `to` bytes."""
+        self.write(bytes(-self.bytes % to))
+
+    def entry(self) -> File:
+        """Return digest and size of the bytes written so far."""
+        return File(self._hash.hexdigest(), self.bytes)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Hashed]:
+    """Open a file for writing in parts. It is flushed to disk when the context ends."""
+    with path.open("wb") as stream:
+        yield Hashed(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync(path: Path) -> None:
+    """Flush the content of a file, or the entries of a folder, to disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot flush a folder
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def entry(path: Path) -> File:
+    """Return digest and size of a file."""
+    with path.open("rb") as stream:
+        return File(hashlib.file_digest(stream, "sha256").hexdigest(), path.stat().st_size)
+
+
+def check(folder: Path, manifest: Manifest) -> None:
+    """Compare every file that the manifest lists with its digest and size.
+
+    Raises:
+        ValueError: a file is missing or altered; the message names the first one.
+    """
+    _check_sizes(folder, manifest)
+    for name in sorted(manifest.files):
+        _compare(folder, name, manifest)
+
+
+@contextmanager
+def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
+    """Compare every file that the manifest lists with its digest and size, one of them in a thread while the context is open, all others before it opens.
+
+    The context ends when all files are compared.
+
+    Args:
+        meanwhile: name of the file to compare in the thread. The code in the context may read it as plain numbers, never execute or parse it.
+
+    Raises:
+        ValueError: a file is missing or altered; replaces an exception that the context raises.
+    """
+    _check_sizes(folder, manifest)
+    for name in sorted(manifest.files):
+        if name != meanwhile:
+            _compare(folder, name, manifest)
+    if meanwhile not in manifest.files:
+        yield
+        return
+    found: List[File] = []
+
+    def read() -> None:
+        with suppress(OSError):  # _compare below reads the file again and raises in the caller's thread
+            found.append(entry(folder / meanwhile))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        _compare(folder, meanwhile, manifest, *found)
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Compare the size of every listed file, so that no file of a wrong size is hashed: it may be far larger than the one that was written."""
+    for name, listed in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():  # a link is allowed: the content that it points to is compared
+            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
+        if path.stat().st_size != listed.bytes:
+            raise _altered(folder, name, listed, f"{path.stat().st_size} bytes")
+
+
+def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] = None) -> None:
+    found, listed = found or entry(folder / name), manifest.files[name]
+    if found != listed:
+        raise _altered(folder, name, listed, f"{found.bytes} bytes and sha256 {found.sha256[:12]}...") from None
+
+
+def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:
+    return ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")

@@ -1,0 +1,108 @@
+"""The manifest posenc.json, the runtime's only description of a model: atomic writing, and reading with every check that needs no graph."""
+
+import json
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import msgspec
+
+from posenc_export.runtime.artefact import files, rules
+from posenc_export.runtime.artefact.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, Proof, State, Value, digest_of
+
+__all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
+
+FILE_NAME = "posenc.json"
+LONGEST = 64 << 20  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
+REMEDY = "export again, or give the folder as `posenc export` wrote it"
+
+
+def write(manifest: Manifest, folder: Path) -> None:
+    """Write posenc.json into a folder atomically, with sorted keys and a digest of its content."""
+    content = json.loads(json.dumps(manifest.to_json()))
+    content["seal"] = digest_of(content)
+    files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def add_proof(folder: Path, digest: str, proof: Proof) -> None:
+    """Write a proof into posenc.json, in place of an earlier one with the same provider and machine.
+
+    Args:
+        digest: Manifest.digest of the artefact that was verified.
+
+    Raises:
+        ValueError: as for `read_alone`, also if another artefact has replaced the verified one.
+        OSError: the folder cannot be written.
+    """
+    manifest = read_alone(folder, digest)
+    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (proof["provider"], proof["machine"])]
+    write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
+
+
+def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
+    """Read posenc.json and check every file against it.
+
+    Args:
+        folder: artefact folder; if it is missing, the one that an interrupted export set aside (files.locate).
+        digest: expected Manifest.digest, obtained from a source other than the folder itself; None skips the comparison.
+
+    Raises:
+        ValueError: as for `read_alone`; a file is missing or altered.
+    """
+    folder = files.locate(folder)
+    manifest = read_alone(folder, digest)
+    files.check(folder, manifest)
+    return manifest
+
+
+def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
+    """Read posenc.json without comparing the files that it lists (files.check does that).
+
+    Raises:
+        ValueError: the manifest is missing or altered, has another schema or digest, has a field of a wrong type or outside its range, or contradicts itself.
+    """
+    content = _content(folder)
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
+    seal = content.pop("seal", None)
+    if seal != digest_of(content):
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
+    manifest = _manifest(folder, content)
+    if digest is not None and digest.lower() != manifest.digest:
+        raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
+    return manifest
+
+
+def _content(folder: Path) -> Any:
+    path = folder / FILE_NAME
+    if not path.is_file():
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{FILE_NAME}"))
+        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else "give a folder that `posenc export` wrote"
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
+    if path.stat().st_size > LONGEST:
+        raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+        json.dumps(content)  # the digest needs content that can be encoded again; lone surrogates and deep nesting cannot
+    except RecursionError:
+        raise ValueError(f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"artefact {folder}: expected JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
+    return content
+
+
+def _manifest(folder: Path, content: Any) -> Manifest:
+    try:
+        manifest = msgspec.convert(content, Manifest)
+        rules.check(manifest)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
+    return manifest
+
+
+def _short(value: Any) -> str:
+    """Return a value as one line of at most 300 characters, for messages."""
+    return " ".join(str(value).split())[:300]

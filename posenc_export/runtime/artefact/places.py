@@ -1,0 +1,134 @@
+"""Destinations: which folders and files a command may replace, and files that are replaced in one step."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple, Optional, Set
+
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.manifest import FILE_NAME
+
+HEAD = 4096  # bytes of a file in which its mark is
+
+
+class Kind(NamedTuple):
+    """A kind of folders that a command writes.
+
+    Args:
+        where: start of error messages, the command.
+        name: what the folder holds.
+        listing: name of its JSON file whose key "files" lists the others.
+    """
+
+    where: str
+    name: str
+    listing: str
+
+
+class Form(NamedTuple):
+    """A form of files that a command writes.
+
+    Args:
+        where: start of error messages, the command.
+        mark: bytes in the first HEAD bytes of every file of this form.
+    """
+
+    where: str
+    mark: bytes
+
+
+ARTEFACT, PAGE = Kind("export", "an artefact", FILE_NAME), Kind("page", "a page", "page.json")
+
+
+def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
+    """Refuse a destination that a folder of this kind must not replace.
+
+    Raises:
+        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a file, a folder in an artefact, a folder with other files than
+            those that its listing names.
+    """
+    where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
+    if folder.is_symlink():
+        raise ValueError(f"{where}, got the symbolic link {folder}; give the folder that it points to")
+    place = folder.resolve()
+    if place in (Path.cwd(), *Path.cwd().parents):
+        raise ValueError(f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder")
+    if os.path.ismount(place):
+        raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
+    _check_outside(folder, where)
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise ValueError(f"{where}, got the file {folder}; choose another name")
+    foreign = _foreign(place, _own(place, kind), "")
+    if foreign is not None:
+        raise ValueError(f"{where}, got {folder}, which contains {foreign}; move that file or choose another folder")
+
+
+def _check_outside(path: Path, where: str) -> None:
+    """Refuse a path in an artefact, which holds only the files that its manifest lists."""
+    above = path.absolute().parent.resolve()
+    artefact = next((parent for parent in (above, *above.parents) if os.path.isfile(parent / FILE_NAME)), None)
+    if artefact is not None:
+        raise ValueError(f"{where} outside any artefact, got {path} in the artefact {artefact}; choose another folder")
+
+
+def _own(folder: Path, kind: Kind) -> Set[str]:
+    """Return the listing, the paths that it lists (in any schema version), and temporary files of interrupted writes."""
+    listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
+    try:
+        content = json.loads((folder / kind.listing).read_bytes())
+        return listed | {kind.listing, *content["files"]}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no listing, or one that cannot be read
+        return listed
+
+
+def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
+    """Return the first path in a folder that is not in `own`. Only subfolders with own files are searched.
+
+    Args:
+        above: path of the folder, with a slash at its end, as `own` has it.
+    """
+    for name in sorted(os.listdir(folder)):
+        path, whole = folder / name, above + name
+        found: Optional[str] = whole
+        if path.is_symlink() or not path.is_dir():
+            found = None if whole in own else whole
+        elif any(isinstance(each, str) and each.startswith(f"{whole}/") for each in own):
+            found = _foreign(path, own, f"{whole}/")
+        if found is not None:
+            return found
+    return None
+
+
+def check_file(path: Path, form: Form) -> None:
+    """Refuse a destination that a written file must not replace.
+
+    Raises:
+        ValueError: a symbolic link, a folder or device, a path in an artefact or in a folder that cannot be written, a file that is neither empty nor of this form.
+    """
+    where = f"{form.where}: expected a file that is new, empty or written by posenc {form.where}"
+    if path.is_symlink():
+        raise ValueError(f"{where}, got the symbolic link {path}; give the file that it points to")
+    _check_outside(path, where)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{where}, got {path}, which is no file; choose another name")
+    standing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not standing.is_dir() or not os.access(standing, os.W_OK):
+        raise ValueError(f"{where} in a folder that can be written, got {path}; give another path")
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as stream:
+            if form.mark not in stream.read(HEAD):
+                raise ValueError(f"{where}, got {path}, which holds something else; move that file or choose another name")
+
+
+def write_file(path: Path, content: bytes, form: Form) -> None:
+    """Write a file in one step, and the folders above it.
+
+    Raises:
+        ValueError: check_file refuses the destination.
+        OSError: the file cannot be written, or the disk is full; an existing file is unchanged.
+    """
+    check_file(path, form)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, content)

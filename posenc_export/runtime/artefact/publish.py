@@ -1,0 +1,198 @@
+"""Publish folders in one step: write them to a temporary folder next to their destination, flush them to disk, then exchange them with the existing folders.
+
+At every moment a destination holds either the old or the new folder, complete. Temporary folders of a killed export are removed by the next export.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.places import ARTEFACT, Kind, check_folder
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no locks on folders, so temporary folders are not removed there
+    fcntl = None  # type: ignore[assignment]
+
+STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
+
+
+class StagingFolder:
+    """Context manager for a temporary folder next to `places`, whose subfolders are published as `places`.
+
+    Args:
+        places: destinations of the finished folders, all in the same parent folder.
+        kind: what the folders hold; only a folder of the same kind is replaced.
+
+    Raises:
+        ValueError: check_folder refuses one of the destinations.
+    """
+
+    def __init__(self, places: Sequence[Path], kind: Kind = ARTEFACT) -> None:
+        self.places, self.kind = [_absolute(place) for place in places], kind
+        self.parent = self.places[0].parent
+        self._made: List[Path] = []
+        self._lock: Optional[int] = None
+        for place in places:
+            check_folder(place, kind)
+
+    def __enter__(self) -> Path:
+        try:
+            self._make_parents()
+            with _locked(self.parent):
+                _sweep(self.parent)
+                self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
+                self.path.mkdir()
+                self._lock = _lock(self.path, wait=True)
+        except OSError:
+            self._drop_parents()
+            raise
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)  # the next export removes files that could not be removed now
+        if self._lock is not None:
+            os.close(self._lock)
+        self._drop_parents()
+
+    def publish(self, made: Sequence[Path]) -> None:
+        """Move one finished folder to each destination. If one of them cannot be moved, none is.
+
+        Raises:
+            ValueError: check_folder refuses a destination that has changed since construction.
+            OSError: the system refuses, or the disk is full; every destination is unchanged.
+        """
+        for folder in made:
+            _sync_tree(folder)
+        files.sync(self.path)
+        done: List[Tuple[Path, Path, bool]] = []
+        with _locked(self.parent):
+            try:
+                for folder, place in zip(made, self.places, strict=True):
+                    check_folder(place, self.kind)
+                    done.append((folder, place, _put(folder, place)))
+                files.sync(self.parent)
+            except (OSError, ValueError):
+                for folder, place, replaced in reversed(done):
+                    _put(folder, place) if replaced else os.rename(place, folder)
+                raise
+
+    def _make_parents(self) -> None:
+        missing = [folder for folder in (self.parent, *self.parent.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            self._made.append(folder)
+            files.sync(folder.parent)
+
+    def _drop_parents(self) -> None:
+        with suppress(OSError):  # not empty, or removed by another process
+            for folder in reversed(self._made):
+                folder.rmdir()
+
+
+def _absolute(folder: Path) -> Path:
+    return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
+
+
+def _put(made: Path, place: Path) -> bool:
+    """Move `made` to `place`, and an existing folder at `place` to `made`. Return whether such a folder existed."""
+    if not place.exists() or not os.listdir(place):
+        os.rename(made, place)  # also replaces an empty folder
+        return False
+    if not exchange(made, place):
+        aside = place.with_name(files.ASIDE + place.name)
+        os.rename(place, aside)  # until the next rename, files.locate finds the artefact under this name
+        try:
+            os.rename(made, place)
+            os.rename(aside, made)
+        except OSError:
+            if place.exists():
+                os.rename(place, made)
+            os.rename(aside, place)
+            raise
+    return True
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths atomically. Return False if the operating system or the file system does not support it.
+
+    Raises:
+        OSError: the exchange failed for another reason.
+    """
+    library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    if not hasattr(library, "renameat2"):
+        return False
+    if library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def sweep(folder: Path) -> None:
+    """Restore the folders that interrupted exports set aside in a folder, and remove their temporary folders."""
+    with suppress(FileNotFoundError):  # no such folder, or another export removes it now
+        with _locked(folder):
+            _sweep(folder)
+
+
+def _sweep(parent: Path) -> None:
+    for path in sorted(parent.glob(files.PREFIX + "*")):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        with suppress(OSError):  # another export removes or renames the folder now, or it belongs to another user
+            _sweep_one(path)
+
+
+def _sweep_one(path: Path) -> None:
+    if path.name.startswith(files.ASIDE):
+        place = path.with_name(path.name.removeprefix(files.ASIDE))
+        shutil.rmtree(path) if place.exists() else os.rename(path, place)
+    elif STAGING.fullmatch(path.name) and fcntl is not None:
+        lock = _lock(path, wait=False)
+        if lock is not None:  # no running export uses the folder
+            try:
+                shutil.rmtree(path)
+            finally:
+                os.close(lock)
+
+
+def _sync_tree(folder: Path) -> None:
+    """Flush the files of a folder to disk, then the folder itself."""
+    for path in sorted(folder.iterdir()):
+        _sync_tree(path) if path.is_dir() else files.sync(path)
+    files.sync(folder)
+
+
+def _lock(folder: Path, wait: bool) -> Optional[int]:
+    """Lock a folder until the returned descriptor is closed or the process ends. Return None if another process holds the lock, or the system has no locks."""
+    if fcntl is None:
+        return None
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(number)
+        return None
+    return number
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, so that only one export at a time creates, removes and renames in it."""
+    number = _lock(folder, wait=True)
+    try:
+        yield
+    finally:
+        if number is not None:
+            os.close(number)

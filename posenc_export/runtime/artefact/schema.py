@@ -1,0 +1,321 @@
+"""The fields of posenc.json with types, choices and ranges. msgspec checks them when a manifest is read, not when one is built in Python."""
+
+import hashlib
+import json
+from typing import Annotated, Any, Dict, List, Mapping, Optional, Tuple, TypedDict, Union
+
+import msgspec
+from msgspec import Meta, Struct
+
+from posenc_export.runtime.artefact.machine import Compiled
+
+SCHEMA = 4
+FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
+# Patterns end in \Z, since $ also matches before a final line break.
+LARGEST = 2**31 - 1  # largest size of a tensor along one axis
+MOST_PROOFS = 64
+MOST = 4096  # largest number of values, states or files of one graph
+# Fields added to the schema later: omitted if empty, so that older digests stay valid
+OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "packages", "start_ids", "weights")
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
+Text = Annotated[str, Meta(max_length=128)]
+DType = Annotated[str, Meta(pattern=r"^(float16|float32|int8|int32|int64)\Z")]
+Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
+Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
+Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
+Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
+Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
+
+
+class Value(Struct, frozen=True, forbid_unknown_fields=True):
+    """A graph input or output.
+
+    Args:
+        name: name in the graph.
+        dtype: name of the numpy dtype.
+        axes: size or symbolic name of each axis.
+    """
+
+    name: Name
+    dtype: DType
+    axes: Axes
+
+
+class State(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
+
+    Args:
+        past, present: names of the graph input and output.
+        axes: size or symbolic name of each axis; the first is the batch.
+        update: "append" grows along `axis`; "in_place" has a fixed capacity along `axis` and shares one buffer; "replace" is replaced by each call.
+        axis: index of the axis that counts cache slots; 0 for "replace".
+        fill: value of slots that were never written.
+        reads_hidden: whether the graph reads slots past a row's length; these must then hold `fill`.
+    """
+
+    past: Name
+    present: Name
+    dtype: DType
+    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
+    update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
+    axis: Annotated[int, Meta(ge=0, le=7)]
+    fill: Annotated[int, Meta(ge=-1, le=0)] = 0
+    reads_hidden: bool = True
+
+
+class File(Struct, frozen=True, forbid_unknown_fields=True):
+    """Digest and size of a file in bytes."""
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    bytes: Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Errors measured on an artefact.
+
+    Args:
+        passed: whether all errors are within `tolerance`.
+        tolerance: bound of the errors, relative to the largest output.
+        provider: as `load` takes it, never "auto".
+        machine: processor or GPU, and the library that ran the graph.
+        cells: error by name of a cell of the grid (numerics.cell_error).
+        against: the oracle that the module was compared with.
+        bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
+            compare the module with its oracle.
+        failures: by name of a cell, the message of the graph that failed in it.
+    """
+
+    passed: bool
+    tolerance: Finite
+    provider: Text
+    machine: Annotated[str, Meta(max_length=256)]
+    cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
+    against: Text = ""
+    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+
+
+class Proof(TypedDict):
+    """A certificate as returned by `verify`; see Certificate for the fields."""
+
+    passed: bool
+    tolerance: float
+    provider: str
+    machine: str
+    cells: Dict[str, float]
+    bounds: Dict[str, float]
+    failures: Dict[str, str]
+
+
+class Reference(Struct, frozen=True, forbid_unknown_fields=True):
+    """Expected outputs stored in the artefact (runtime/verification/reference.py).
+
+    Args:
+        columns: number of stored numbers of each output.
+        tolerance: bound of the errors of cells that are compared with these outputs (numerics.cell_error).
+        filled: whether outputs of the cell that fills a cache are stored.
+        noise: rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0.
+    """
+
+    columns: AtLeastOne
+    tolerance: Finite
+    filled: bool
+    noise: Finite = 0.0
+
+
+class Package(Struct, frozen=True, forbid_unknown_fields=True):
+    """The origin of an encoding that is not part of this package.
+
+    Args:
+        name: name of the distribution, or of the module if it belongs to no distribution.
+        version: version of the distribution; empty if there is none.
+    """
+
+    name: Text
+    version: Text
+
+
+class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Difference between an artefact that rounds weights, activations or caches and the float32 module, on the inputs of its reference.
+
+    Args:
+        error: root mean square of the differences of outputs, relative to the root mean square of the module's outputs.
+        agreement: fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits.
+        tokens: number of compared tokens.
+        exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches.
+        exact_tolerance: bound of `exact`.
+    """
+
+    error: Finite
+    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
+    tokens: AtLeastOne
+    exact: Finite
+    exact_tolerance: Finite
+    bound: Finite = 0.0  # of artefacts written before version 0.3
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights of few bits.
+
+    Args:
+        format: format as `posenc export --weights` takes it.
+        matrices: number of constants in that format; all others are float32.
+        activations: "int8" if the inputs of products with these weights are rounded to 8 bits, "float32" if they are not.
+    """
+
+    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
+    matrices: Size = 0
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"
+
+
+class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """Calibration data of the export.
+
+    Args:
+        sha256: digest of the file.
+        tokens: number of tokens read.
+    """
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    tokens: AtLeastOne
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Description of an artefact.
+
+    Args:
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to last_hidden_state or, if a decoder reads it, encoder_key_values; with
+            segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's own module, input_ids or hidden_states to output).
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor"; "eager" for a live module, which has no file.
+        signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which the graph counts positions).
+        dtype: "float32" or "float16", dtype of activations and caches.
+        layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
+        config: description of the model.
+        inputs, outputs: graph inputs and outputs without the states.
+        states: tensors that are kept between calls.
+        max_positions: the range of positions is 0 .. max_positions - 1.
+        capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0 allocates the whole range at once, for graphs whose cost does not depend
+            on the capacity.
+        continuation_rows: largest number of rows in a call with several new tokens on a filled cache; 0 for no limit.
+        contiguous: whether the positions of a row must be consecutive.
+        axes: number of coordinates of a token besides its position; if above 0, position_ids is [1+axes,B,S] with the position first.
+        chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
+        step_weights: number of weights that one new token reads, without tables of encodings and with one row of the token table.
+        stop_ids: token ids that end a text.
+        start_ids: first token ids of a decoder that reads an encoder.
+        encoder: graph inputs of a decoder that reads an encoder, given once per row: encoder_attention_mask, then a key and a value for each layer that reads it.
+        opset: version by domain.
+        operators: number of nodes by operator.
+        versions: library versions of the export.
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
+        weights: format of weights of few bits; None if all weights have `dtype`.
+        cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
+        calibration: calibration data used to round weights and to compute the scales of caches; None for none.
+        deviation: difference from the float32 module; None if the artefact was not verified or rounds nothing.
+        compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
+        packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
+        files: digest and size of each file, by name.
+        reference: expected outputs stored in the artefact, or None.
+        certificate: errors measured against the module, or None.
+        proofs: errors measured against the reference, one per machine and provider, the newest last.
+    """
+
+    kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
+    target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")]
+    signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
+    dtype: Real
+    layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
+    config: Dict[str, Any]
+    inputs: Annotated[List[Value], Meta(min_length=1, max_length=16)]
+    outputs: Annotated[List[Value], Meta(min_length=1, max_length=1)]
+    states: Annotated[List[State], Meta(max_length=MOST)]
+    max_positions: Annotated[int, Meta(ge=1, le=2**53)]
+    capacity_bucket: Size
+    continuation_rows: Size
+    contiguous: bool
+    axes: Annotated[int, Meta(ge=0, le=8)] = 0
+    chunk: AtLeastOne = 256
+    step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    start_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    encoder: Annotated[List[Value], Meta(max_length=MOST)] = msgspec.field(default_factory=list)
+    opset: Counts = msgspec.field(default_factory=dict)
+    operators: Counts = msgspec.field(default_factory=dict)
+    versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    weights: Optional[Weights] = None
+    cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
+    calibration: Optional[Calibration] = None
+    deviation: Optional[Deviation] = None
+    compiled: Optional[Compiled] = None
+    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    reference: Optional[Reference] = None
+    certificate: Optional[Dict[str, Any]] = None
+    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = msgspec.field(default_factory=list)
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+
+    def input(self, name: str) -> Optional[Value]:
+        """Return the graph input of this name, or None."""
+        return next((value for value in self.inputs if value.name == name), None)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; 0 for a model that reads hidden states."""
+        return int(self.config.get("tokens", {}).get("vocabulary", 0))
+
+    @property
+    def segments(self) -> int:
+        """Number of token types; 0 for a model without segments."""
+        return int(self.config.get("tokens", {}).get("segments", 0))
+
+    def replace(self, **changes: Any) -> "Manifest":
+        """Return a copy with some fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    def to_json(self) -> Dict[str, Any]:
+        """Convert to dicts, lists, strings and numbers."""
+        plain: Dict[str, Any] = msgspec.to_builtins(self)
+        for name in OMITTED_IF_EMPTY:
+            if not plain[name]:
+                del plain[name]
+        return plain
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
+        return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
+
+
+def format_worst_error(error: float) -> str:
+    """Format an error with two digits; "NaN" if an output was not finite."""
+    return f"{error:.1e}" if error < FAILED else "NaN"
+
+
+def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
+    """Return the tolerance of a cell of a certificate."""
+    return float(certificate.get("bounds", {}).get(cell, certificate["tolerance"]))
+
+
+def passes(certificate: Mapping[str, Any]) -> bool:
+    """Whether every cell of a certificate is within its tolerance."""
+    return all(error <= bound_of(certificate, cell) for cell, error in certificate["cells"].items())
+
+
+def worst_cell(certificate: Mapping[str, Any]) -> str:
+    """Return the cell of a certificate with the largest error, relative to its tolerance."""
+    return max(certificate["cells"], key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0))
+
+
+def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
+    """Format the error of a cell: the message of the graph if it failed, otherwise as format_worst_error."""
+    return str(certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell]))
+
+
+def digest_of(content: Dict[str, Any]) -> str:
+    """Return the sha256 of content as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,78 @@
+"""Summarise a manifest in a few lines: encodings, sizes and range of positions."""
+
+import re
+from typing import Any, Dict, List
+
+from posenc_export.runtime.artefact.schema import Deviation, Manifest
+
+OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
+LONGEST = 300  # most characters of one specification
+
+
+def summary(manifest: Manifest) -> Dict[str, str]:
+    """Describe an artefact in plain text, by title.
+
+    Parts of the configuration that do not have the expected form are left out; they raise no error.
+    """
+    return {
+        "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
+        "encoding": ", ".join(_encodings(manifest.config)) or "none",
+        "sizes": ", ".join(f"{name} {size}" for name, size in _sizes(manifest).items()),
+        **_few_bits(manifest),
+        "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
+    }
+
+
+def _few_bits(manifest: Manifest) -> Dict[str, str]:
+    """Describe the formats of weights and caches, the sample, and the deviation from the float32 module; empty if everything has the dtype of the manifest."""
+    weights, sample, found = manifest.weights, manifest.calibration, manifest.deviation
+    said = {"weights": f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"} if weights is not None else {}
+    said |= {"cache": manifest.cache} if manifest.cache else {}
+    said |= {"calibration": f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"} if sample is not None else {}
+    return said if found is None else {**said, "deviation": _deviation(found)}
+
+
+def _deviation(found: Deviation) -> str:
+    greedy = f", the same largest logit for {found.agreement:.1%} of {found.tokens} tokens".replace("%", " percent") if found.agreement else ""
+    exact = f"the same weights in float32 are within {found.exact:.1e} of their module"
+    return f"{found.error:.1e} from the float32 module{greedy}; {exact}"
+
+
+def _encodings(config: Dict[str, Any]) -> List[str]:
+    """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
+    if config.get("kind") == "block":
+        return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
+    found = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
+    order = [str(name) for name in _list(config.get("order"))]
+    counts: Dict[str, int] = {}
+    for name in order:
+        for spec in _list(_dict(_dict(_dict(config.get("layers")).get(name)).get("attention")).get("encodings")):
+            counts[_spec(spec)] = counts.get(_spec(spec), 0) + 1
+    return found + [f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()]
+
+
+def _spec(spec: Any) -> str:
+    """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
+    given = _dict(spec)
+    parameters = ",".join(f"{key}={value}" for key, value in given.items() if key != "name")
+    text = OTHER.sub("?", str(given.get("name", "?")) + (f":{parameters}" if parameters else ""))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _sizes(manifest: Manifest) -> Dict[str, Any]:
+    """Return the sizes of a model by name; heads and head size are those of its first layer."""
+    config = manifest.config
+    layers = _list(config.get("order"))
+    attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
+    sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
+    vocabulary = _dict(config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
+    sizes |= {"vocabulary": vocabulary, "weights a step reads": manifest.step_weights or None}
+    return {name: size for name, size in sizes.items() if type(size) is int and size}
+
+
+def _dict(value: Any) -> Dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,153 @@
+"""Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
+
+import codecs
+import contextlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, Iterator, List, Protocol, Sequence
+
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.manifest import Manifest
+
+BYTES = 256
+
+
+class Pieces(Protocol):
+    """Incremental decoder of one row: token ids to text."""
+
+    def push(self, token: int) -> str:
+        """Return the text that a token adds, empty while a character is incomplete.
+
+        Raises:
+            ValueError: the tokenizer cannot decode the token.
+        """
+
+    def rest(self) -> str:
+        """Return the text of an incomplete character at the end of the row."""
+
+
+class Codec(Protocol):
+    """Encoder of text to token ids, with a decoder for each row."""
+
+    def encode(self, text: str) -> List[int]:
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
+
+        Raises:
+            ValueError: the tokenizer cannot encode the text.
+        """
+
+    def pieces(self, prompt: Sequence[int]) -> Pieces:
+        """Return a decoder for the tokens that follow a prompt."""
+
+
+def codec(folder: Path, manifest: Manifest) -> Codec:
+    """Return the codec of an artefact.
+
+    Raises:
+        ValueError: the artefact has no tokenizer and not 256 token ids, or its tokenizer.json cannot be read.
+        ModuleNotFoundError: tokenizers is not installed.
+    """
+    if "tokenizer.json" in manifest.files:
+        return TokenizerCodec(folder)
+    if manifest.vocabulary != BYTES:
+        found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
+        raise ValueError(f"text: {rule}, got {found}; pass token ids through posenc_export.load")
+    return ByteCodec()
+
+
+def read_tokenizer(content: bytes) -> Any:
+    """Return the tokenizer of the bytes of tokenizer.json.
+
+    Raises:
+        ValueError: the tokenizers package cannot read it.
+        ModuleNotFoundError: tokenizers is not installed.
+    """
+    from tokenizers import Tokenizer
+
+    with _explained("a tokenizer.json that the tokenizers package can read", "update tokenizers, or save the tokenizer again"):
+        return Tokenizer.from_buffer(content)
+
+
+def check_tokenizer(content: bytes) -> None:
+    """Check that the bytes of tokenizer.json can be read: by the tokenizers package, or without it as a JSON object. No bytes stand for no tokenizer.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if content and importlib.util.find_spec("tokenizers"):
+        read_tokenizer(content)
+    elif content:
+        with _explained("a tokenizer.json with a JSON object", "save the tokenizer again"):
+            dict(json.loads(content))
+
+
+@contextlib.contextmanager
+def _explained(rule: str, remedy: str) -> Iterator[None]:
+    """Turn an error of the tokenizers package into a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        # The package raises Exception itself, and TypeError for text that is not Unicode.
+        if type(error) is not Exception and not isinstance(error, (TypeError, ValueError)):
+            raise
+        raise ValueError(f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}") from None
+
+
+class TokenizerCodec:
+    """Codec that uses tokenizer.json of an artefact folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = read_tokenizer((files.locate(folder) / "tokenizer.json").read_bytes())
+
+    def encode(self, text: str) -> List[int]:
+        valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
+        with _explained("a text that the tokenizer can encode", "change the text, or export a tokenizer with an unknown token"):
+            ids: List[int] = self.tokenizer.encode(valid).ids
+        return ids
+
+    def pieces(self, prompt: Sequence[int]) -> Pieces:
+        pieces = TokenizerPieces(self.tokenizer)
+        for token in prompt:  # the text of a token depends on the tokens before it
+            pieces.push(token)
+        return pieces
+
+
+class TokenizerPieces:
+    """Incremental decoder of a tokenizer. Special tokens give no text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self.tokenizer, self.stream = tokenizer, DecodeStream(skip_special_tokens=True)
+
+    def push(self, token: int) -> str:
+        with _explained("token ids that the tokenizer can decode", "use the model's own tokenizer"):
+            return self.stream.step(self.tokenizer, token) or ""
+
+    def rest(self) -> str:
+        return ""
+
+
+class ByteCodec:
+    """Codec of models whose token ids are UTF-8 bytes."""
+
+    def encode(self, text: str) -> List[int]:
+        return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may contain bytes that are not UTF-8
+
+    def pieces(self, prompt: Sequence[int]) -> Pieces:
+        return BytePieces()
+
+
+class BytePieces:
+    """Incremental decoder of UTF-8. Invalid bytes become the replacement character."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self.decoder.decode(bytes([token]))
+
+    def rest(self) -> str:
+        return self.decoder.decode(b"", final=True)

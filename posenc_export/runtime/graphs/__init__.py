@@ -1,0 +1,1 @@
+"""What runs: graphs of ONNX Runtime, OpenVINO and torch, by provider."""

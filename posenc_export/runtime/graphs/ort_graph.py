@@ -1,0 +1,141 @@
+"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the host or on the device."""
+
+import functools
+import platform
+from pathlib import Path
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+try:
+    import onnxruntime
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
+
+from posenc_export.runtime.artefact.files import utf8
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import check_graph
+from posenc_export.runtime.graphs.mapped_weights import mapped_weights
+from posenc_export.runtime.graphs.onnx_files import check_external, refused
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph_inputs import Feeds
+from posenc_export.runtime.session.state import Call, Step
+
+# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
+FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def choose_provider(name: str, manifest: Manifest) -> str:
+    """Return the provider for an artefact, "cpu" or "cuda". "auto" chooses cuda if ONNX Runtime has it and the artefact can run on it.
+
+    Raises:
+        ValueError: ONNX Runtime lacks the provider, or the artefact has operators without kernels for it.
+    """
+    present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
+    host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
+    if name == "auto":
+        return "cuda" if "cuda" in present and not host_only else "cpu"
+    if name not in present:
+        raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
+    if name == "cuda" and host_only:
+        raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got cuda; export target ort-cuda")
+    return name
+
+
+def _saturates() -> bool:
+    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI. True on x86 if the CPU's features are not known."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    try:
+        return "vnni" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+
+
+class OrtGraph:
+    """A loaded model.onnx (runtime.session.buffered_caches.Graph).
+
+    Args:
+        path: the file model.onnx.
+        manifest: description of the graph.
+        provider: "cpu" or "cuda".
+        threads: threads per operator; None uses all cores.
+    """
+
+    strided = False
+
+    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
+            options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
+        if manifest.weights is not None and manifest.weights.activations == "float32":
+            for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
+                options.add_session_config_entry(name, value)
+        if threads:
+            options.intra_op_num_threads = threads
+        self.manifest, self.provider, self.device = manifest, provider, provider
+        check_external(path, manifest)
+        with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
+            self.session = onnxruntime.InferenceSession(
+                utf8(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
+            )
+            self.session.posenc_weights = weights  # the session reads them, so they must live as long
+            check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
+        if PROVIDERS[provider] not in self.session.get_providers():
+            raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
+
+    def open(self, rows: int, capacity: int) -> BufferedCaches:
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
+        return BufferedCaches.open(self, rows, capacity)
+
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+        binding = self._bind(caches, call.feeds, call.first, call.rows, call.new)
+        binding.bind_output(self.manifest.outputs[0].name, "cpu")
+        try:
+            self.session.run_with_iobinding(binding)
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
+
+    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
+        output = self.manifest.outputs[0]
+        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
+        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, caches.rows))
+
+        def bound(caches: BufferedCaches) -> Any:
+            binding = self._bind(caches, feeds, 0, rows, 1)
+            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
+            return binding
+
+        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            caches = caches.with_columns(caches.columns + 1)
+            try:
+                session.run_with_iobinding(bound(caches))
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            return last, caches.after(1, idle)
+
+        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
+        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+            return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
+        return Step(run)
+
+    def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int) -> Any:
+        binding = self.session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
+            before, after = caches.shapes(state, rows, new)
+            offset = 0 if state.update == "append" else first * past.row_bytes
+            binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
+            binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
+        return binding

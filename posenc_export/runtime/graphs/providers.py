@@ -1,0 +1,73 @@
+"""Names of the providers that run a graph, and their limits."""
+
+from typing import Any, Optional
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.numerics import bfloat16_noise
+from posenc_export.shared.suggestion import suggestion
+
+MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
+OPENVINO = ("openvino", "openvino-bf16")
+AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
+NAMES = ("auto", "cpu", "cuda", *OPENVINO, AOTINDUCTOR)
+HELP = (
+    "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
+    "`posenc compile` wrote (default: auto, which never chooses OpenVINO or native code)"
+)
+TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
+# TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
+NOT_IN_OPENVINO = ("TensorScatter", "GRU")
+CHOICE = "TopK"  # operator of routers; near ties between experts are decided differently in bfloat16, which changes outputs abruptly
+
+
+def check_threads(threads: Any) -> None:
+    """Check a number of threads.
+
+    Raises:
+        ValueError: it is neither None nor a whole number 1 .. MOST_THREADS.
+    """
+    whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
+    if threads is not None and not (whole and 1 <= threads <= MOST_THREADS):
+        raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
+
+
+def check_name(name: str, manifest: Manifest) -> None:
+    """Check that a provider exists and can run an artefact, as far as the manifest tells.
+
+    Raises:
+        ValueError: the name is unknown, or the provider lacks the target or an operator of the artefact.
+    """
+    if name not in NAMES:
+        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
+    if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
+        remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
+        raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")
+    if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
+        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
+    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
+        raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
+    found = not_for_openvino(manifest) if name in OPENVINO else None
+    if found is not None:
+        rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
+        raise ValueError(f"runtime: expected {rule} for provider {name}, got {found}; give provider cpu")
+    if name == "openvino-bf16" and CHOICE in manifest.operators:
+        raise ValueError(f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino")
+
+
+def not_for_openvino(manifest: Manifest) -> Optional[str]:
+    """Return the target or operator of an artefact that OpenVINO cannot run, or None."""
+    if manifest.target not in ("onnx", "ort"):
+        return f"target {manifest.target}"
+    return next((f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators), None)
+
+
+def distribution_of(name: str, manifest: Manifest) -> str:
+    """Return the distribution that runs the graph."""
+    if name in OPENVINO:
+        return "openvino"
+    return "torch" if manifest.target in TORCH_TARGETS else "onnxruntime"
+
+
+def noise(name: str) -> float:
+    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance): that of bfloat16, otherwise 0."""
+    return bfloat16_noise() if name == "openvino-bf16" else 0.0

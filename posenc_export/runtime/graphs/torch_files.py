@@ -1,0 +1,177 @@
+"""Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor. torch is imported only when a function needs it."""
+
+import logging
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+
+from posenc_export.runtime.artefact import pt2_archive
+from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
+from posenc_export.runtime.artefact.files import utf8
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR
+from posenc_export.runtime.graphs.quiet import quiet
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.graphs.torch_threads import limited
+
+# Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
+DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, OverflowError)
+
+
+def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
+    """Load the file of a torch target. Its digest must have been compared before (files.check).
+
+    A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of their own. model.pt2 is loaded only if nothing in it is
+    unpickled or evaluated (runtime/artefact/pt2_archive.py).
+
+    Raises:
+        ValueError: the file is damaged, the archive of model.pt2 holds more than tensors and a graph, or native code was compiled for another machine.
+        ModuleNotFoundError: torch is not installed.
+    """
+    try:
+        import_module("torch")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
+    path, read = folder / graph_file(manifest), {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
+    with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns of its deprecation at every call
+        run = read(path, manifest)
+    return TorchGraph(limited(run, threads) if threads else run, manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
+
+
+def _script(path: Path, manifest: Manifest) -> Any:
+    import torch
+
+    _check_archive(path)
+    try:
+        return torch.jit.load(utf8(path)).forward  # without the hooks of torch.nn.Module, which take several us
+    except (RuntimeError, ValueError, AttributeError) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
+        raise _damaged(path, error) from None
+
+
+def _program(path: Path, manifest: Manifest) -> Any:
+    program = read_program(path, manifest)
+    with _refusing_damage(path):
+        values = {**program.constants, **program.state_dict}
+        weights = [values[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None]
+        # The graph itself, whose first arguments are the weights. `program.module()` looks up each weight in its submodules, flattens nested arguments, and
+        # compares every size with its range: most of the time of a small model's step.
+        return _nested(partial(program.graph_module.forward, *weights), manifest)
+
+
+def _native(path: Path, manifest: Manifest) -> Any:
+    import torch
+
+    assert manifest.compiled is not None  # rules.check
+    manifest.compiled.check()
+    _check_archive(path)
+    try:
+        # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
+        run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
+    except RuntimeError as error:
+        raise _damaged(path, error) from None
+    first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
+
+    def contiguous(*arguments: Any) -> Any:
+        """Run the code, which checks no strides, and expects all tensors but caches to be contiguous."""
+        return run([value if first <= index < last else value.contiguous() for index, value in enumerate(arguments)])
+
+    return _nested(contiguous, manifest)
+
+
+def _nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
+    """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as single tensors, and returns the output and the list of states."""
+    first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
+
+    def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
+        *single, states = arguments
+        made = run(*single, *states)
+        return made[0], made[first_state:]
+
+    return call
+
+
+def read_program(path: Path, manifest: Manifest) -> Any:
+    """Read the torch.export.ExportedProgram of model.pt2, without running code.
+
+    Raises:
+        ValueError: as for `load_torch`.
+    """
+    import torch
+
+    with path.open("rb") as stream:
+        with _refusing_archive(path):
+            entries = read_most(stream, pt2_archive.is_tensor)
+            pt2_archive.check(entries)
+            # So that torch reads the checked entries even if its zip reader would find others in the file. Tensors go from the file to their own memory.
+            repacked = Repacked(entries, stream)
+        with _refusing_damage(path):
+            program = torch.export.load(repacked)  # type: ignore[arg-type]  # its annotation excludes io.RawIOBase
+    _check_arguments(path, program, manifest)
+    return program
+
+
+def _check_archive(path: Path) -> None:
+    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk.
+
+    Raises:
+        ValueError: the archive is refused.
+    """
+    with _refusing_archive(path), path.open("rb") as stream:
+        check_archive(stream)
+
+
+@contextmanager
+def _refusing_archive(path: Path) -> Iterator[None]:
+    """Say which file an archive is that is refused.
+
+    Raises:
+        ValueError: the archive is refused.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"runtime: {path.name}: {error}; export again") from None
+
+
+def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
+    """Compare the inputs and outputs of a program with the manifest: number of tensors, and their nesting.
+
+    Raises:
+        ValueError: number or nesting differ.
+    """
+    from torch.utils import _pytree
+
+    positions = [state for state in manifest.states if state.past == "past_positions"]
+    others = [0] * (len(manifest.states) - len(positions))
+    taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
+    given = (*[0] * (1 + len(positions)), others)
+    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, given)):
+        if found != _pytree.tree_structure(wanted):
+            rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
+            got = "none" if found is None else f"{found.num_leaves} tensors in another nesting"
+            raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ValueError(f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again")
+
+
+@contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Replace what torch raises while it builds a program from damaged JSON.
+
+    Raises:
+        ValueError: the program cannot be built.
+    """
+    import torch
+
+    verification = torch._export.verifier.SpecViolationError  # its only base is Exception
+    with quiet(logger="torch.export", level=logging.CRITICAL):  # it logs tracebacks of exceptions that are handled here
+        try:
+            yield
+        except (*DAMAGED, verification) as error:
+            raise _damaged(path, error) from None

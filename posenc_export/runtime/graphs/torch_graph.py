@@ -1,0 +1,86 @@
+"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
+
+from typing import Any, Callable, List, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph_inputs import Feeds
+from posenc_export.runtime.session.state import Call, Step
+
+
+class TorchGraph:
+    """A torch module as a graph (runtime.session.buffered_caches.Graph).
+
+    Its arguments are the inputs, past_positions if there is a cache, and the list of states and encoder outputs.
+
+    Args:
+        module: an eager, compiled, scripted or exported module.
+        manifest: description of the module; it has no states with the update rule "append".
+        provider: name of the provider, as `load` takes it, never "auto".
+    """
+
+    strided = True  # the module reads views of the first slots, so that its cost follows the slots in use
+
+    def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
+        self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
+        self._positions_first = bool(manifest.states) and manifest.states[0].past == "past_positions"
+        self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
+
+    def open(self, rows: int, capacity: int) -> BufferedCaches:
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
+        return BufferedCaches.open(self, rows, capacity)
+
+    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+        output, present = self._taker()(self._arguments(caches, call.feeds, call.first, call.rows))
+        self._keep(caches, present, slice(call.first, call.first + call.rows))
+        return output.numpy()  # type: ignore[no-any-return]
+
+    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
+        idle, window = list(range(rows, caches.rows)), slice(rows)
+        arguments = self._arguments(caches, feeds, 0, rows)  # tensors that share the memory of feeds and buffers
+        take = self._taker()
+
+        def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            return take(arguments)[0].numpy()[:, 0], caches
+
+        def anew(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            output, present = take(self._arguments(caches, feeds, 0, rows))
+            self._keep(caches, present, window)
+            return output.numpy()[:, 0], caches.after(1, idle)
+
+        return Step(anew if self._replaced else again)
+
+    def _arguments(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int) -> List[Any]:
+        import torch
+
+        states = []
+        for state, past in zip(self.manifest.states, caches.past, strict=True):
+            slots = (slice(None),) * (state.axis - 1) + (slice(caches.capacity),) if state.update == "in_place" else ()
+            states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
+        fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
+        given = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
+        return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
+
+    def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
+        """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
+        import torch
+
+        module, inference = self.module, torch.inference_mode()
+
+        def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
+            try:
+                with inference:
+                    made = module(*arguments)
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            return made[0], made[-1]
+
+        return take
+
+    def _keep(self, caches: BufferedCaches, present: List[Any], rows: slice) -> None:
+        """Copy the states that each call replaces into the buffers that the next call reads."""
+        for index in self._replaced:
+            caches.present[index].array[rows] = present[index - self._positions_first].numpy()

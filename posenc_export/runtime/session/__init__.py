@@ -1,0 +1,1 @@
+"""What is in memory: models, sessions, caches, the decode loop."""

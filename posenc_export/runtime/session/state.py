@@ -1,0 +1,141 @@
+"""The state of a session between two calls, as one immutable value. A call builds the next value and commits it with a single assignment."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+
+import numpy as np
+
+from posenc_export.runtime.session.encoder_outputs import Encoded
+from posenc_export.runtime.session.graph_inputs import Feeds
+from posenc_export.runtime.session.history import RowHistory
+from posenc_export.runtime.session.stepper import Stepper
+
+Slots = Union[slice, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of the graph on consecutive rows.
+
+    Args:
+        first: index of the first row.
+        rows: number of rows.
+        new: number of columns S. Calls for single rows may differ in it.
+        feeds: graph inputs of these rows, without the caches.
+    """
+
+    first: int
+    rows: int
+    new: int
+    feeds: Feeds
+
+
+@dataclass(frozen=True)
+class Step:
+    """A repeatable run of the graph on one token per row.
+
+    Args:
+        run: takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
+        fixed: if all states are written in place, a function without arguments that runs the graph and writes `output`; otherwise None.
+        output: the array [B,*] that `fixed` writes.
+    """
+
+    run: Callable[[Any], Tuple[np.ndarray, Any]]
+    fixed: Optional[Callable[[], Any]] = None
+    output: Optional[np.ndarray] = None
+
+
+class Caches(Protocol):
+    """The states of a batch of rows, as a value.
+
+    Methods that return caches leave this value unchanged, except for in-place slots past the valid ones.
+    """
+
+    rows: int
+    capacity: int
+
+    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "Caches"]:
+        """Run the graph for each call. Return pairs of row index and output [S,*], and the updated caches."""
+
+    def step(self, feeds: Feeds, rows: int) -> Step:
+        """Prepare a repeatable run of one token for each of the first `rows` rows. Every run reads the current content of `feeds`."""
+
+    def reserve(self, slots: int, rows: int) -> "Caches":
+        """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may hold a token."""
+
+    def touch(self) -> None:
+        """Write the initial values to all of the memory of empty caches."""
+
+    def cut(self, keep: np.ndarray) -> "Caches":
+        """Return caches whose growing states end at the last kept column and hold their fill value where keep [B,columns] is False."""
+
+    def wipe(self, hidden: Sequence[Slots]) -> None:
+        """Write the fill value to the hidden slots of each row, in the in-place states whose hidden slots the graph reads."""
+
+    def move(self, source: int, target: int, slots: int) -> None:
+        """Copy the first `slots` slots of row `source` to row `target`, in all in-place states."""
+
+    def snapshot(self, row: int) -> List[np.ndarray]:
+        """Return copies of one row of the states that each call replaces."""
+
+    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "Caches":
+        """Return caches with the given rows of the states that each call replaces; an empty sequence resets a row to its initial state."""
+
+    def emptied(self) -> "Caches":
+        """Return caches in their initial state, of the initial capacity where the cost of the graph follows the capacity. In-place slots may keep their content."""
+
+    def fork(self, rows: int, slots: int) -> "Caches":
+        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the first `rows` rows are copied."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The rows of a session and their content.
+
+    Args:
+        held: number of tokens of each row [B] int64, without those that the stepper has read.
+        start: position of the first token of each row [B] int64.
+        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
+        caches: None before the first call.
+        histories: one history per row if states are replaced by each call; otherwise empty.
+        stepper: reads further tokens one at a time; the tokens that it has read count as part of this state.
+        moves: pairs (source, target) of rows whose in-place states must still be copied.
+        encoded: encoder outputs of each row, if the model reads an encoder.
+    """
+
+    held: np.ndarray
+    start: np.ndarray
+    slots: np.ndarray
+    caches: Optional[Caches] = None
+    histories: Tuple[RowHistory, ...] = ()
+    stepper: Optional[Stepper] = None
+    moves: Tuple[Tuple[int, int], ...] = ()
+    encoded: Optional[Encoded] = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows B."""
+        return len(self.held)
+
+    @property
+    def length(self) -> np.ndarray:
+        """Number of tokens of each row [B] int64."""
+        return self.held + (self.stepper.reached[0] if self.stepper else 0)
+
+    def replace(self, **changes: Any) -> "Committed":
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def without_stepper(self, columns: bool) -> "Committed":
+        """Return the same state without a stepper: its tokens are added to `held` and, where rows share columns, to `slots`."""
+        if self.stepper is None:
+            return self
+        taken, caches = self.stepper.reached
+        slots = np.concatenate((self.slots, np.ones((self.rows, taken), bool)), axis=1) if columns else self.slots
+        return self.replace(held=self.held + taken, slots=slots, caches=caches, stepper=None)
+
+
+def no_rows() -> Committed:
+    """Return the state of a session without rows."""
+    return Committed(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), bool))

@@ -1,0 +1,1 @@
+"""What proves an artefact: the parity grid, its inputs and its errors."""

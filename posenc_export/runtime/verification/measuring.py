@@ -1,0 +1,278 @@
+"""Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded graph and compare with the expected outputs.
+
+A graph that computes in float32 is compared with the expected outputs in every cell. If a graph rounds activations, the call that reads all tokens (the full
+pass) is compared with the expected outputs, and every other division of the tokens into calls with the full pass of the same graph, which is closer.
+
+Shapes: B batch, L tokens of a sequence, V numbers of an output.
+"""
+
+import dataclasses
+import functools
+import os
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.proof import BATCHES, SHORT, Accuracy, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
+from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
+from posenc_export.runtime.verification.transient_rows import WithGuests
+from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
+
+FULL_PASS = "full pass"
+GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
+THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
+MOST_WORKERS = 4  # each worker needs its own caches and activations
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison.
+
+    Args:
+        name: name in the certificate.
+        pairs: drives an empty session and yields pairs of actual and expected outputs.
+        against: name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference.
+    """
+
+    name: str
+    pairs: Callable[[Session], Pairs]
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cells that one worker measures in sequence.
+
+    Args:
+        title: name for progress messages.
+        cells: yields the cells, after it has run those on which others depend.
+        long: whether the cells need more than SHORT tokens.
+    """
+
+    title: str
+    cells: Callable[[Session], Iterator[Cell]]
+    long: bool = False
+
+
+@dataclass
+class Measured:
+    """Errors of an artefact on the grid.
+
+    Args:
+        cells: error of each cell by name (numerics.cell_error).
+        bounds: tolerance of the cells whose tolerance is not that of the artefact.
+        failures: by name of a cell, the message of the graph that failed in it.
+    """
+
+    cells: Dict[str, float] = field(default_factory=dict)
+    bounds: Dict[str, float] = field(default_factory=dict)
+    failures: Dict[str, str] = field(default_factory=dict)
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
+        return any(not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items())
+
+
+def sessions(model: Model, threads: Optional[int]) -> List[Session]:
+    """Open the sessions for `measure`: one with room for the full cache and, for large weights, smaller ones for worker threads.
+
+    Args:
+        threads: threads per operator that the model was loaded with.
+    """
+    whole = model.session(capacity=fill_length(model.manifest))
+    large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
+    if not large or threads != 1 or model.provider != "cpu" or graph_file(model.manifest) != "model.onnx":
+        return [whole]
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    return [whole, *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers))]
+
+
+def measure(
+    session: Session, expected: Expected, accuracy: Accuracy, progress: Callable[[str], None], workers: Sequence[Session] = (), until_failure: bool = False
+) -> Measured:
+    """Measure every cell of the grid.
+
+    Args:
+        session: runs the cell that fills a cache and, if there are no workers, all other cells.
+        accuracy: whether the graph rounds activations, and its tolerance.
+        progress: called with one line of text at each stage, in the calling thread.
+        workers: further sessions on the same graph, with a capacity of at least SHORT tokens; each is used by one thread at a time.
+        until_failure: stop at the first cell that exceeds its tolerance.
+    """
+    progress(f"{session.manifest.target}: verifying")
+    parts = _parts(session.manifest, expected, accuracy)
+    made = Measured()
+    idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
+    for worker in workers or [session]:
+        idle.put(worker)
+
+    def measured(part: Part) -> Measured:
+        worker = idle.get()
+        try:
+            return _measured(session if part.long else worker, part, expected.columns, accuracy, until_failure)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(len(workers)) if workers else None
+    try:
+        for part, found in zip(parts, pool.map(measured, parts) if pool else map(measured, parts), strict=True):
+            made.cells |= found.cells
+            made.bounds |= found.bounds
+            made.failures |= found.failures
+            progress(f"{session.manifest.target}: verified {part.title}")
+            if until_failure and found.exceeds(accuracy.tolerance):
+                break
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
+    return made
+
+
+def _measured(session: Session, part: Part, columns: np.ndarray, accuracy: Accuracy, until_failure: bool) -> Measured:
+    made = Measured()
+    for cell in part.cells(session):
+        error = _error(session, cell, columns, made.failures, accuracy.rounds)
+        made.cells[cell.name] = rounded_up(error)
+        if cell.against:
+            made.bounds[cell.name] = division_tolerance(accuracy.noise, made.cells[cell.against], accuracy.tolerance)
+        if until_failure and made.exceeds(accuracy.tolerance):
+            break
+    return made
+
+
+def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool) -> float:
+    """Run a cell on an empty session and return its error; infinity if the graph fails, whose message is then added to `failures`."""
+    session.reset()
+    errors = Errors()
+    try:
+        for actual, wanted in cell.pairs(session):
+            errors.add(_of(columns, actual), _of(columns, wanted))
+    except GraphError as error:
+        failures[cell.name] = str(error)
+        return float("inf")
+    return cell_error(errors, rounds)
+
+
+def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy) -> List[Part]:
+    """Return all cells, the largest parts first, so that the workers finish at about the same time."""
+    parts = []
+    if expected.filled is not None:
+        tokens, last = expected.filled
+        filled = Cell("cache filled to its end", functools.partial(_filled, tokens=tokens, last=last))
+        parts.append(Part("a full cache", lambda _: iter([filled]), long=True))
+    for batch in sorted(BATCHES, reverse=True):
+        for start, largest in expected.cases.items():
+            if start and batch == min(BATCHES) and is_large(manifest):
+                continue
+            name = f"batch {batch}, start {start}"
+            parts.append(Part(name, functools.partial(_case_cells, name=name, manifest=manifest, case=largest.rows(batch), rounds=accuracy.rounds)))
+    for name, (given, full) in expected.attribute_cases.items():
+        parts.append(Part(name, functools.partial(_attribute_cells, name=name, case=given, full=full, rounds=accuracy.rounds)))
+    return parts
+
+
+def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rounds: bool) -> Iterator[Cell]:
+    """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
+    against = ""
+    if rounds:
+        full: List[np.ndarray] = []
+        against = f"{name}: {FULL_PASS}"
+        yield Cell(against, functools.partial(_full_pass, case=case, full=full))
+        if len(full) < 2:
+            return  # the graph failed
+        case = dataclasses.replace(case, full=full[0], other_full=full[1])
+    for cell, scenario in _scenarios(manifest, case).items():
+        yield Cell(f"{name}: {cell}", _on(scenario, case), against)
+
+
+def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
+    return lambda session: scenario(session, case)
+
+
+def _full_pass(session: Session, case: Case, full: List[np.ndarray]) -> Pairs:
+    """Read all tokens of both endings in one call each, and append the outputs to `full`."""
+    for tokens, wanted in ((case.tokens, case.full), (case.other, case.other_full)):
+        session.reset()
+        full.append(session.prefill(tokens, chunk=tokens.shape[1], **case.beginning()))
+        yield full[-1], wanted
+
+
+def _attribute_cells(session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> Iterator[Cell]:
+    """Yield the cell of tokens with attributes; coordinates in chunks are compared as in _case_cells."""
+    against = ""
+    if rounds and name == "coordinates":
+        own: List[np.ndarray] = []
+        against = f"{name}: {FULL_PASS}"
+
+        def whole(session: Session) -> Pairs:
+            own.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], grid=case.attributes["grid"]))
+            yield own[0], full
+
+        yield Cell(against, whole)
+        if not own:
+            return  # the graph failed
+        full = own[0]
+    yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against)
+
+
+def _of(columns: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Select the compared columns of an output. Expected outputs from a file hold only these columns."""
+    return output if output.shape[-1] == len(columns) else output[..., columns]
+
+
+def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
+    """Return the scenarios for an artefact, by name. Layout "rows" adds scenarios in which rows are admitted and retired."""
+    length = case.tokens.shape[1]
+    if not manifest.states:
+        return grid_of_whole_calls(length)
+    alone = {**grid(length), **(grid_of_last_outputs() if manifest.input("logits_index") else {})}
+    if manifest.layout == "columns" or length < GUEST_LENGTH:
+        return alone
+    cells = {**alone, "rows come and go": admitted}
+    if case.start == 0 and len(case.tokens) > 1:
+        cells |= {f"{name}, beside guests": _beside_guests(scenario) for name, scenario in alone.items()}
+    return cells
+
+
+def _beside_guests(scenario: Scenario) -> Scenario:
+    """Return the scenario run on a batch that guest rows join and leave."""
+    return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
+
+
+def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
+    """Prefill in chunks with different coordinates for every token, then rewind and prefill the last tokens again with their coordinates."""
+    grid = case.attributes["grid"]
+    yield session.prefill(case.tokens, chunk=7, grid=grid), full
+    for back in range(1, min(6, case.tokens.shape[1])) if session.manifest.states else ():
+        session.rewind(back)
+        yield session.prefill(case.tokens[:, -back:], grid=grid[:, :, -back:]), full[:, -back:]
+
+
+def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
+    """Prefill tokens of different segments, with coordinates if the model has them, the first row with left padding."""
+    attributes = case.attributes
+    yield session.prefill(case.tokens, attention_mask=case.mask, grid=attributes.get("grid"), token_types=attributes.get("token_types")), full
+
+
+ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
+
+
+def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
+    """Fill the cache to its end: all tokens but the last in chunks, the last as a step. Yields only the outputs for which `last` has expected values."""
+    length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], fill_chunk(session.manifest)
+    for first in range(0, max(length - 1, 1), chunk):
+        end = min(first + chunk, max(length - 1, 1))
+        begin, encoder = max(compared, first), encoder_rows(session.manifest, 1) if first == 0 else None
+        made = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
+        if begin < end:
+            yield made, last[:, begin - compared : end - compared]
+    if length > 1:
+        yield session.step(tokens[:, -1]), last[:, -1]

@@ -1,0 +1,251 @@
+"""Inputs of the parity grid, and the container for its expected outputs. Needs numpy and a manifest, no torch.
+
+Inputs are generated from names. Expected outputs come from the reference file of the artefact or from the live module; runtime/verification/measuring.py compares either
+with the artefact's outputs.
+
+Shapes: B batch, L tokens of a sequence, V numbers of an output.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact import machine
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.schema import FAILED, Proof, Reference, passes
+from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.shared.numerics import LIMIT, rounding_tolerance
+
+BATCHES = (1, 3)
+LENGTH = 36  # tokens per row: enough for every way of splitting a sequence, few enough for the element-wise oracle
+LONGEST = 4096  # most tokens of the cell that fills a cache; longer ranges are tested by start positions
+SHORT = 256  # most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2 MiB, so larger capacities cost memory
+LARGE = 1 << 26  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
+WORK = 1 << 37  # limit of weights times tokens for the cell that fills a cache: 4096 tokens for 32 M weights, 1024 for 128 M
+ENCODED = 11  # tokens of the longest encoder sequence
+CHUNK = 512  # most tokens fed at a time by the cell that fills a cache
+SEGMENT_PADDING = 3  # columns of left padding in the first row
+WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far the outputs of a correct artefact may be from those of its module.
+
+    Args:
+        tolerance: bound of the error of a cell (numerics.cell_error) that is compared with the module.
+        noise: root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded.
+    """
+
+    tolerance: float
+    noise: float = 0.0
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded."""
+        return self.noise > 0
+
+
+def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
+    """Return the accuracy of an artefact on a provider.
+
+    Args:
+        reference: of the artefact.
+        tolerance: bound given by the user; None for that of the export.
+
+    Raises:
+        ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
+    """
+    check_tolerance(tolerance)
+    added = providers.noise(provider)
+    noise = math.hypot(reference.noise, added)
+    bound = max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance
+    if tolerance is None and bound > LIMIT:
+        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
+    return Accuracy(bound if tolerance is None else tolerance, noise)
+
+
+def check_tolerance(tolerance: Optional[float]) -> None:
+    """Check a tolerance that the user gives.
+
+    Raises:
+        ValueError: it is not a number above 0 and below 1. Outputs of zeros have an error of 1.
+    """
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise ValueError(f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default")
+
+
+@dataclass(frozen=True)
+class AttributeCase:
+    """Tokens with attributes: coordinates, segments or both.
+
+    Args:
+        tokens: [2,L] or [2,L,E].
+        mask: attention mask [2,L]; with segments, the first row has left padding.
+        attributes: arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    attributes: Dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Inputs and expected outputs of the parity grid.
+
+    Args:
+        columns: indices of the compared numbers of an output [V].
+        cases: by start position, for the larger of BATCHES.
+        attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
+        filled: tokens that fill a cache [1,n] or [1,n,E], and the expected outputs of the last ones [1,m,V]; None for models without a cache.
+
+    Raises:
+        ValueError: an expected output is not finite.
+    """
+
+    columns: np.ndarray
+    cases: Dict[int, Case]
+    attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
+    filled: Optional[Tuple[np.ndarray, np.ndarray]]
+
+    def __post_init__(self) -> None:
+        outputs = {f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()}
+        outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
+        outputs |= {} if self.filled is None else {"cache filled to its end": [self.filled[1]]}
+        for name, arrays in outputs.items():
+            if not all(np.isfinite(array).all() for array in arrays):
+                raise ValueError(f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again")
+
+
+def starts(manifest: Manifest) -> List[int]:
+    """Return the start positions of the sequences: 0, one in the middle unless the model is large, and the last at which a sequence fits."""
+    if manifest.signature == "mask":
+        return [0]  # the graph counts positions from the mask
+    last = manifest.max_positions - length_of(manifest)
+    return sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
+
+
+def is_large(manifest: Manifest) -> bool:
+    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the first of them, fewer tokens in the full cache."""
+    return manifest.step_weights >= LARGE
+
+
+def fill_length(manifest: Manifest) -> int:
+    """Return the number of tokens of the cell that fills a cache, which is also the capacity of that cache."""
+    return min(manifest.max_positions, LONGEST, max(WORK // max(manifest.step_weights, 1), SHORT))
+
+
+def length_of(manifest: Manifest) -> int:
+    """Return the number of tokens of a sequence L."""
+    return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
+
+
+def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
+    """Return what the inputs of the grid and their expected outputs depend on, besides the model."""
+    return manifest.signature, manifest.dtype, tuple(starts(manifest)), length_of(manifest), fill_length(manifest), fill_chunk(manifest)
+
+
+def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
+    """Return tokens of a case [B,L], the same tokens with another ending, and the index where the endings begin."""
+    length, rows = length_of(manifest), max(BATCHES)
+    fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
+    other = tokens.copy()
+    other[:, fork_at:] = inputs(manifest, (rows, length - fork_at), "another ending")
+    return tokens, other, fork_at
+
+
+def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
+    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
+    length, cells = length_of(manifest), {}
+    tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
+    given = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
+    if given:
+        cells["coordinates"] = AttributeCase(tokens, whole, given)
+    if manifest.segments:
+        padded = whole.copy()
+        padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
+        cells["segments"] = AttributeCase(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
+    return cells
+
+
+def fill_inputs(manifest: Manifest) -> np.ndarray:
+    """Return the tokens that fill a cache [1,n] or [1,n,E]."""
+    return inputs(manifest, (1, fill_length(manifest)), "tokens to fill a cache")
+
+
+def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
+    """Return encoder outputs for each row [q,N] in the artefact's dtype, each row shorter than the one before. None if the model reads no encoder."""
+    if not manifest.encoder:
+        return None
+    numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
+    made = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    return [row[: ENCODED - 3 * index] for index, row in enumerate(made)]
+
+
+def fill_chunk(manifest: Manifest) -> int:
+    """Return how many tokens of `fill_inputs` to feed at a time: fewer if the graph computes the outputs of all tokens."""
+    return CHUNK if manifest.input("logits_index") else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
+
+
+def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
+    """Generate tokens, or hidden states of variance 1, from a name: the same on every machine and for every version of numpy."""
+    vocabulary = manifest.vocabulary
+    if vocabulary:
+        return numbers(shape, name, vocabulary)
+    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(manifest.inputs[0].dtype)
+
+
+def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
+    """Generate float64 numbers with a uniform distribution of mean 0 and variance 1 from a name."""
+    return ((_bits(shape, name) + 0.5) / 2**31 - 1) * math.sqrt(3)
+
+
+def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
+    """Generate whole numbers 0 .. limit - 1, int64, from a name."""
+    return (_bits(shape, name).astype(np.int64) * limit) >> 32
+
+
+def rounded_up(error: float) -> float:
+    """Round an error up to two digits, by at most 10 percent, since a certificate states an upper bound. FAILED if the error is not finite."""
+    if not math.isfinite(error):
+        return FAILED
+    return float(f"{1.05 * error:.1e}")
+
+
+def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
+    count = math.prod(shape)
+    return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
+
+
+def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
+    """Return a certificate in the form of the manifest (schema.Certificate)."""
+    found: Proof = {
+        "passed": False,
+        "tolerance": accuracy.tolerance,
+        "provider": session.provider,
+        "machine": machine_of(session),
+        "cells": cells,
+        "bounds": bounds,
+        "failures": failures,
+    }
+    found["passed"] = passes(found)
+    return found
+
+
+def machine_of(session: Session) -> str:
+    """Return the name of the processor or GPU, and the library that runs the graph with its version."""
+    distribution = providers.distribution_of(session.provider, session.manifest)
+    found = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+    for name in (distribution, f"{distribution}-gpu"):
+        try:
+            return f"{found} {metadata.version(name).partition('+')[0]}"
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,87 @@
+"""Run a scenario on a session whose batch also holds a guest row, which is admitted and retired between calls."""
+
+from typing import Any, List, Optional, Sequence, Union
+
+import numpy as np
+
+from posenc_export.runtime.session.session import Session
+
+
+class WithGuests:
+    """The interface of a session for the rows of a scenario, while a guest row is present in every second call.
+
+    The first guest has index 0. When it is retired, the last row of the scenario moves to that index.
+
+    Args:
+        session: an empty session whose target supports admit and retire.
+        guests: tokens of the guests [n,L] or [n,L,E].
+        start: position of a guest's first token.
+        encoder: encoder outputs of each guest [q,N], if the model reads an encoder.
+    """
+
+    def __init__(self, session: Session, guests: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]] = None) -> None:
+        self.session, self.manifest, self.guests, self.start, self.encoder = session, session.manifest, guests, start, encoder
+        self.order: List[int] = []  # index in the session of each row of the scenario
+        self.guest: Optional[int] = None
+
+    def prefill(
+        self,
+        inputs: Union[np.ndarray, Sequence[Any]],
+        start: Any = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        encoder: Optional[Sequence[np.ndarray]] = None,
+        logits_to_keep: int = 0,
+    ) -> np.ndarray:
+        """Run Session.prefill for the rows of the scenario; the first call includes a guest."""
+        rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
+        if self.order:
+            self._exchange()
+            together = [self.guests[0, :0]] * self.session.batch
+            for index, row in zip(self.order, rows, strict=True):
+                together[index] = row
+            made = self.session.prefill(together, chunk=chunk, logits_to_keep=logits_to_keep)
+        else:
+            self.order, self.guest = list(range(1, len(rows) + 1)), 0
+            starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
+            sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
+            made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
+        longest = max(len(row) for row in rows)
+        if logits_to_keep:  # outputs are aligned to the last column
+            return made[self.order, -min(logits_to_keep, longest) :]
+        columns = longest if attention_mask is None else attention_mask.shape[1]
+        output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
+        for row, index in enumerate(self.order):
+            where = np.arange(len(rows[row])) if attention_mask is None else np.flatnonzero(attention_mask[row])
+            output[row, where] = made[index, : len(rows[row])]
+        return output
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        """Run Session.step for the rows of the scenario."""
+        self._exchange()
+        together = np.repeat(self.guests[:1, 4], self.session.batch, 0)
+        together[self.order] = inputs
+        return self.session.step(together)[self.order]
+
+    def rewind(self, n: Any) -> None:
+        """Run Session.rewind for the rows of the scenario; the guest is not rewound."""
+        back = np.zeros(self.session.batch, np.int64)
+        back[self.order] = n
+        self.session.rewind(back)
+
+    def fork(self) -> "WithGuests":
+        """Run Session.fork; the fork has the same guest."""
+        other = WithGuests(self.session.fork(), self.guests, self.start, self.encoder)
+        other.order, other.guest = list(self.order), self.guest
+        return other
+
+    def _exchange(self) -> None:
+        """Retire the guest if one is present; otherwise admit one."""
+        if self.guest is None:
+            self.session.admit(self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2])
+            self.guest = self.session.batch - 1
+        else:
+            last = self.session.batch - 1
+            self.session.retire(self.guest)
+            self.order = [self.guest if index == last else index for index in self.order]
+            self.guest = None

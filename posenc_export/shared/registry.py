@@ -1,0 +1,87 @@
+"""Build parts by name: a specification {"name": ..., parameter: value} becomes an object of the class that is registered under the name."""
+
+import inspect
+import math
+from typing import Any, Dict, Mapping, Type
+
+from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.suggestion import suggestion
+
+LARGEST, WHOLE = 2.0**128, 1 << 62  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
+Spec = Mapping[str, Any]
+
+
+def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1) -> Dict[str, inspect.Parameter]:
+    """Return the constructor parameters of a registered class, by name.
+
+    Args:
+        kind: kind of part, for messages.
+        classes: registered classes, by name.
+        name: name of the class.
+        context: number of leading arguments that do not come from a specification.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in classes:
+        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {suggestion(name, classes)}")
+    return dict(list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[1 + context :])
+
+
+def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:
+    """Build the object that a specification describes.
+
+    Args:
+        kind, classes: see `parameters`.
+        spec: {"name": key of classes, parameter: value}.
+        context: leading arguments of the class.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, a number that is not finite, sizes that exceed the memory, or a value that the class refuses.
+    """
+    if not isinstance(spec, Mapping) or "name" not in spec:
+        raise ValueError(f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}")
+    name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
+    given = {key: value for key, value in spec.items() if key != "name"}
+    for key, value in given.items():
+        check_known(kind, name, key, known)
+        _check_number(kind, name, key, value, known[key])
+        most = getattr(classes[name], "most", {}).get(key)
+        if most is not None and value > most:
+            raise ValueError(f"{kind} {name}: expected {key} of at most {most}, got {value}; choose a smaller one")
+    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in given]
+    if missing:
+        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(given) or 'none'}")
+    with enough_memory(f"{kind} {name}"):
+        return classes[name](*context, **given)
+
+
+def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> None:
+    """Raise ValueError for an unknown parameter."""
+    if key not in known:
+        if not known:
+            raise ValueError(f"{kind} {name}: expected no parameters, got {key!r}; leave it out")
+        raise ValueError(f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got {key!r}; {suggestion(key, known)}")
+
+
+def kind_of(parameter: inspect.Parameter) -> Type[Any]:
+    """The type of a parameter: bool, float, int or str. If it accepts several types, the type that text is converted to."""
+    return next((k for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in (bool, float, int, str)), str)
+
+
+def _check_number(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Raise ValueError for a number that is not finite or not of the type of the parameter."""
+    wanted = kind_of(parameter)
+    if wanted is str or (value is None and parameter.default is None):
+        return
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{kind} {name}: expected {key} to be true or false, got {value!r}")
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if wanted is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
+        raise ValueError(f"{kind} {name}: expected {key} to be a whole number below 2^62, got {value!r}")
+    if not number or value != value or abs(value) == math.inf:  # math.isfinite raises for integers beyond the range of float64
+        raise ValueError(f"{kind} {name}: expected {key} to be a finite number, got {value!r}")
+    if abs(value) >= LARGEST:
+        raise ValueError(f"{kind} {name}: expected {key} to be below 2^128, the limit of float32, got {value!r}")

@@ -1,0 +1,206 @@
+"""The programs that `posenc inspect --runtime` prints run artefacts without this package and give the outputs of a session."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, Sequence
+
+import numpy as np
+import pytest
+
+from bench import client_runs
+from posenc_export.clients import LANGUAGES, program
+from posenc_export.commands.cli import main
+from posenc_export.export import export
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.meanings import INPUTS, of_graph
+from posenc_export.runtime.artefact.rules import _feedable
+from posenc_export.runtime.artefact.summary import summary
+from posenc_export.shared.numerics import worst_error
+from tests.tiny import block, decoder, encoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
+MODELS = {
+    "rope": decoder("rope"),
+    "fox": decoder("fox"),
+    "cope": block("cope"),
+    "mrope": block("mrope"),
+    "conv": block("conditional_conv"),
+    "encoder": encoder("learned"),
+}
+QUICK = [("rope", "onnx", "positions"), ("rope", "onnx-static", "positions"), ("rope", "ort", "positions"), ("rope", "ort", "mask"), ("encoder", "onnx", "mask")]
+SLOW = [(name, target, "positions") for name in ("fox", "cope", "mrope", "conv") for target in ("onnx", "onnx-static", "ort")] + [("fox", "ort", "mask")]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SLOW)]
+
+
+def _made(name: str, target: str, signature: str, folder: Path) -> Path:
+    export(sources(MODELS[name]), target, folder, signature=signature, verify=False)
+    return folder
+
+
+def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
+    """Execute a program; return the names that it defines."""
+    names: Dict[str, Any] = {"__name__": "client"}
+    exec(compile(program(manifests.read(folder), language), "client", "exec"), names)
+    return names
+
+
+def _prompt(manifest: Any) -> np.ndarray:
+    if manifest.kind == "block":
+        return np.random.default_rng(0).standard_normal((1, 9, 48)).astype(manifest.dtype)
+    return np.random.default_rng(0).integers(0, 61, (1, 9))
+
+
+@pytest.mark.parametrize(("name", "target", "signature"), CASES)
+def test_the_python_program_gives_the_outputs_of_a_session(name: str, target: str, signature: str, tmp_path: Path) -> None:
+    model, client = load(_made(name, target, signature, tmp_path / "a"), provider="cpu"), _python(tmp_path / "a")
+    x, graph, states, held, found = _prompt(model.manifest), client["load"](tmp_path / "a"), client["empty"](), 0, []
+    for new in (6, 1, 2) if states else (9,):
+        output, states = client["call"](graph, states, x[:, held : held + new], held)
+        found.append(output)
+        held += new
+    whole = model.session().prefill(x)
+    wanted = whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole  # the last token of each call
+    assert worst_error(np.concatenate(found, axis=1), wanted) <= model.manifest.reference.tolerance
+
+
+def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
+    folder = _made("rope", "ort", "positions", tmp_path / "a")
+    client, session = _python(folder), load(folder, provider="cpu").session()
+    assert client["generate"](client["load"](folder), [5, 7, 9], 12) == [int(token[0]) for token in session.generate([[5, 7, 9]], 12)]
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static"])
+def test_the_program_for_the_reference_evaluator_gives_the_outputs_of_a_session(target: str, tmp_path: Path) -> None:
+    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", "reference")
+    x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
+    first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
+    second, _ = client["call"](graph, states, x[:, 7:], 7)
+    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
+
+
+@pytest.mark.parametrize(("language", "target"), [("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")])
+def test_the_program_for_a_library_gives_the_outputs_of_a_session(language: str, target: str, tmp_path: Path) -> None:
+    pytest.importorskip(language, reason=f"{language} is not installed")
+    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", language)
+    x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
+    first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
+    second, _ = client["call"](graph, states, x[:, 7:], 7)
+    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)) <= model.manifest.reference.tolerance
+
+
+def _compiled(folder: Path, compiler: Sequence[object], source: str) -> Path:
+    (folder / source).write_text(program(manifests.read(folder / "a"), "libtorch" if source.endswith("cpp") else "c"))
+    subprocess.run([*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True)
+    return folder / "decode"
+
+
+def _same_text(decode: Path, folder: Path) -> bool:
+    done = subprocess.run([str(decode), str(folder), "12", "5", "7", "9"], capture_output=True, text=True, check=True)
+    return [int(token) for token in done.stdout.split()] == [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(("name", "signature"), [("rope", "positions"), ("fox", "mask")])
+def test_the_program_for_libtorch_decodes_the_same_text(name: str, signature: str, tmp_path: Path) -> None:
+    folder = _made(name, "torchscript", signature, tmp_path / "a")
+    assert _same_text(_compiled(tmp_path, client_runs.with_libtorch(tmp_path), "decode.cpp"), folder)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", ["cope", "mrope", "encoder"])
+def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: Path) -> None:
+    folder = _made(name, "torchscript", "positions", tmp_path / "a")
+    run = _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "run.cpp")
+    assert "nan" not in subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime")
+@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
+def test_the_program_for_the_c_api_decodes_the_same_text(target: str, signature: str, tmp_path: Path) -> None:
+    folder = _made("rope", target, signature, tmp_path / "a")
+    assert _same_text(_compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "decode.c"), folder)
+
+
+def test_a_program_in_c_is_written_for_decoders_only(tmp_path: Path) -> None:
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(kind="encoder")
+    with pytest.raises(ValueError, match="inspect: expected a decoder for --runtime c, got a model of kind encoder; print it for python or libtorch"):
+        program(manifest, "c")
+
+
+def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
+    assert "expected runtime to be one of python, openvino, tract, reference, node, c, libtorch, got 'cobol'" in capsys.readouterr().err
+
+
+NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed")
+@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
+def test_the_node_program_decodes_the_same_text(target: str, signature: str, tmp_path: Path) -> None:
+    folder = _made("rope", target, signature, tmp_path / "a")
+    (tmp_path / "node_modules").symlink_to(NODE)
+    (tmp_path / "decode.mjs").write_text(program(manifests.read(folder), "node"))
+    done = subprocess.run(["node", "decode.mjs", str(folder), "12", "5", "7", "9"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [int(token) for token in done.stdout.split()] == [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed")
+@pytest.mark.parametrize(("name", "dtype"), [("cope", "float32"), ("mrope", "float16"), ("conv", "float16"), ("encoder", "float32")])
+def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    export(sources(MODELS[name]), "onnx", folder, dtype=dtype, verify=False)
+    (tmp_path / "node_modules").symlink_to(NODE)
+    (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
+    done = subprocess.run(["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout and "NaN" not in done.stdout and "undefined" not in done.stdout
+
+
+WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"kind": "block", "attention": 1, "encodings": [2]}, {"layers": {"a": None}, "order": ["a"]}]
+
+
+@pytest.mark.parametrize("config", WEIRD)
+def test_the_summary_accepts_any_description(config: Any, tmp_path: Path) -> None:
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=config)
+    assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {"model", "encoding", "sizes", "positions"}
+
+
+def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
+    hostile = {"kind": "decoder", "order": ["a"], "layers": {"a": {"attention": {"encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]}}}}
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=hostile)
+    wanted = "encoding: ????raise SystemExit???????:x=??2J in 1 of 1 layers"
+    for language in set(LANGUAGES) - {"libtorch"}:
+        assert wanted in program(manifest, language) and program(manifest, language).isascii() and "\x1b" not in program(manifest, language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_inspect_prints_the_program(language: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = _made("rope", "torchscript" if language == "libtorch" else "ort", "positions", tmp_path / "a")
+    assert main(["inspect", str(folder), "--runtime", language]) == 0
+    assert capsys.readouterr().out == program(manifests.read(folder), language)
+
+
+def test_an_artefact_of_a_torch_target_has_no_python_program(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = _made("rope", "torchscript", "positions", tmp_path / "a")
+    assert main(["inspect", str(folder), "--runtime", "python"]) == 2
+    assert "expected an artefact with model.onnx for --runtime, got target torchscript" in capsys.readouterr().err
+
+
+def test_every_possible_input_of_a_graph_is_documented(tmp_path: Path) -> None:
+    for signature in ("positions", "mask"):
+        manifest = manifests.read(_made("rope", "onnx", signature, tmp_path / signature)).replace(config={"tokens": {"segments": 2}})
+        assert set(_feedable(manifest)) <= set(INPUTS)
+
+
+def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:
+    said = of_graph(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
+    assert said["past_positions"].endswith("First call: all slots hold -1.") and said["past_key_values.0.key"].endswith("First call: all slots hold 0.")

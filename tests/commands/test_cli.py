@@ -1,0 +1,271 @@
+"""The posenc command: errors are one line, and nothing is written."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+import posenc_export
+from posenc_export import __version__
+from posenc_export.commands.cli import main
+from posenc_export.commands.export import _weights as weights_of
+from posenc_export.commands.terminal import summary
+
+BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
+BAD = {
+    "unknown encoding": [*BLOCK, "--encoding", "ropes", "--target", "ort"],
+    "unknown parameter": [*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"],
+    "odd rotary size": [*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"],
+    "heads not divisible": [*BLOCK, "--kv-heads", "3", "--target", "ort"],
+    "unknown target": [*BLOCK, "--target", "onx"],
+    "unknown format of weights": [*BLOCK, "--target", "ort", "--weights", "int3"],
+    "two formats of weights": [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],
+    "few bits on TorchScript": [*BLOCK, "--target", "torchscript", "--weights", "int4"],
+    "few bits in float16": [*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"],
+    "a cache of 8 bits without a sample": [*BLOCK, "--target", "ort", "--cache", "int8"],
+    "unknown preset": ["export", "tiny-rop", "--target", "ort"],
+    "unknown signature": [*BLOCK, "--target", "ort", "--signature", "masks"],
+    "not a number": [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
+    "an infinite number": [*BLOCK, "--encoding", "sinusoidal:scale=inf", "--target", "ort"],
+    "a fraction of rows": [*BLOCK, "--encoding", "learned:offset=1e15", "--target", "ort"],
+    "rows that no memory holds": [*BLOCK, "--encoding", "learned:offset=1000000000000000", "--target", "ort"],
+    "rows beyond 64 bits": [*BLOCK, "--encoding", f"learned:offset={10**30}", "--target", "ort"],
+    "tables of numbers that overflow": [*BLOCK, "--encoding", "floater:step=1e38", "--target", "ort"],
+    "a width that no memory holds": [*BLOCK, "--width", "1000000000", "--encoding", "alibi", "--target", "ort"],
+    "a width beyond 64 bits": [*BLOCK, "--width", str(4 * 10**30), "--target", "ort"],
+    "a range that no memory holds": [*BLOCK, "--max-positions", "1000000000000000", "--target", "ort"],
+    "a range beyond 64 bits": [*BLOCK, "--encoding", "alibi", "--max-positions", str(10**30), "--target", "ort"],
+    "a seed beyond 64 bits": [*BLOCK, "--seed", str(10**30), "--target", "ort"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([*BAD[case], "-o", str(tmp_path / "artefact")]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
+    assert len(errors) == 1 and "got" in errors[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_prints_the_format_of_weights_and_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    place = str(tmp_path / "artefact")
+    assert main([*BLOCK, "--target", "ort", "--weights", "int4", "-o", place, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["passed"] and float(row["from float32"]) > 0
+    assert main(["inspect", place]) == 0
+    found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["deviation"]
+
+
+def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*BLOCK, "--max-positions", "1e12", "--target", "ort", "-o", "nowhere"])
+    assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, '{"schema": ' + 100000 * "[", '{"schema": ' + 5000 * "9" + "}"])
+def test_an_invalid_manifest_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "posenc.json").write_text(content)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+LIST = f"{sys.executable} -m posenc_export.commands.cli list"
+
+
+CLOSED_PIPE = f"{LIST} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
+
+
+@pytest.mark.parametrize(("command", "status", "lines"), [(f"{LIST} >&-", 2, 1), (f"{LIST} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)])
+def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(command: str, status: int, lines: int) -> None:
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_folder_that_is_no_artefact_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    assert "posenc.json" in capsys.readouterr().err
+
+
+def test_a_command_that_does_not_exist_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["exprot"])
+    assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
+    assert rows["rope"]["hook"] == "rotate" and rows["alibi"]["hook"] == "bias" and rows["learned"]["hook"] == "embed"
+
+
+def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = str(tmp_path / "artefact")
+    (row,) = _answer(["export", "tiny-rope", "--target", "ort", "-o", folder], capsys)  # type: ignore[misc]
+    assert row["passed"]
+    assert _answer(["inspect", folder], capsys)["operators"]["GroupQueryAttention"] == 5  # type: ignore[index]
+    text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--max-tokens", "24"], capsys)
+    assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
+    assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
+    assert "expected positions 0 .. 4095" in capsys.readouterr().err
+    assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
+    assert "provider cuda" in capsys.readouterr().err
+
+
+HIDDEN = """
+import sys
+for name in ("torch", "onnx", "onnx_ir", "onnxscript"):
+    sys.modules[name] = None
+from posenc_export.commands.cli import main
+assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "5"]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def unverified(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a decoder that was exported without a certificate."""
+    folder = str(tmp_path_factory.mktemp("unverified") / "Köln")
+    assert main(["export", "tiny-alibi", "--target", "ort", "--no-verify", "-o", folder]) == 0
+    return folder
+
+
+def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(unverified: str) -> None:
+    subprocess.run([sys.executable, "-c", HIDDEN, unverified], check=True, stderr=subprocess.DEVNULL)
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def test_a_terminal_of_ascii_shows_the_codes_of_other_characters(unverified: str) -> None:
+    command = [sys.executable, "-m", "posenc_export.commands.cli", "generate", unverified, "--prompt", "# déjà", "--max-tokens", "2"]
+    done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, check=True)
+    assert rb"# d\xe9j\xe0" in done.stdout and rb"K\udcc3\udcb6ln" in done.stderr
+
+
+def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(unverified: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["generate", unverified, "--prompt", "x", "--max-tokens", "1"]) == 0
+    assert re.fullmatch("posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err)
+
+
+def test_a_format_of_weights_is_no_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "int8").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert weights_of(["int8"]) == ("int8", None)
+    assert weights_of(["int8", "./int8"]) == ("int8", Path("int8"))
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    program = "import sys, posenc_export, posenc_export.runtime; assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["families"], ["presets"], ["properties"], ["rope_yarn"]])
+def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", *what]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and max(map(len, lines)) <= 100
+
+
+def test_a_listing_of_one_encoding_names_its_parameters_with_their_defaults(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "rope_yarn"]) == 0
+    assert re.search(r"^beta_fast +32.0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_listing_of_one_encoding_has_its_measured_properties(capsys: pytest.CaptureFixture) -> None:
+    assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
+
+
+def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "rope_yarn"]) == 0
+    assert "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the number of turns.\n" in capsys.readouterr().out
+
+
+MISSPELLED = {
+    "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
+    "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
+    "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
+    "a folder": (["export", "./missing", "--target", "ort", "-o", "x"], "got './missing'; give a folder that exists"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), MISSPELLED.values(), ids=MISSPELLED)
+def test_an_unknown_name_is_refused_with_the_nearest_name(arguments: List[str], named: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*BLOCK, "--target", "ort", "-o", "x", "--widht", "5"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
+
+
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "folder", "--context", "128"])
+    assert stopped.value.code == 2
+    assert "did you mean --contexts?" in capsys.readouterr().err
+
+
+def test_a_folder_of_several_artefacts_is_refused_with_their_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for target in ("onnx", "ort"):
+        (tmp_path / target).mkdir()
+        (tmp_path / target / "posenc.json").write_text("{}")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "expected posenc.json in it, got none; give one of its subfolders onnx, ort" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0 and capsys.readouterr().out == f"posenc {__version__}\n"
+
+
+def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = str(tmp_path / "artefact")
+    assert main([*BLOCK, "--encoding", "rope:theta=500000", "--target", "ort", "--no-verify", "-o", folder]) == 0
+    capsys.readouterr()
+    assert main(["inspect", folder]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "encoding     rope:theta=500000.0" in lines and "positions    0 .. 63" in lines
+    assert "sizes        width 64, heads 4, kv heads 4, head size 16, weights a step reads 16384" in lines
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_cell_that_is_not_finite_is_shown_as_nan() -> None:
+    assert summary({"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False})["worst error"] == "NaN"
+
+
+PUBLIC = """
+from posenc_export import Manifest, Model, Session, load, verify
+model = load("folder")
+reveal_type(model)
+reveal_type(model.session())
+reveal_type(verify)
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(PUBLIC)
+    environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--cache-dir", str(tmp_path), "client.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == ["posenc_export.runtime.session.model.Model", "posenc_export.runtime.session.session.Session"]
+
+
+def test_the_top_level_package_exports_the_documented_names() -> None:
+    assert set(posenc_export.__all__) == set(posenc_export._HOME)
+    assert all(getattr(posenc_export, name) is not None for name in posenc_export.__all__)

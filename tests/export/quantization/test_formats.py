@@ -1,0 +1,241 @@
+"""Quantized weights: which weights are rounded, how they are stored, and how the artefact is verified."""
+
+import itertools
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from posenc_export.export import VerificationError, deviation, export, verify
+from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
+from posenc_export.export.targets import standard
+from posenc_export.export.targets.quantized_weights import Fused, Standard
+from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.models.config_json import widest
+from posenc_export.models.presets import seeded
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.ops import nodes
+from posenc_export.runtime import verify as verify_here
+from posenc_export.shared.numerics import SAFETY, rounding_noise, tolerance, worst_error
+from tests.models.checkpoints import saved
+from tests.tiny import block, encoder
+from tests.traces import sources
+
+VOCABULARY = 257  # large enough that the trace does not fold the tied table into two constants
+ROPE = decoder_config(VOCABULARY, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"}))  # sizes are not multiples of a block
+FEW_BIT_TARGETS = ("ort", "onnx", "onnx-static")
+
+
+def _weight(rows: int = 24, inputs: int = 70) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((rows, inputs)).astype(np.float32)
+
+
+GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 128)]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_products_of_codes_and_scales_are_exact_in_float32(grid: Grid) -> None:
+    made = grid.rounded(_weight())
+    assert np.abs(made.codes.astype(int)).max() <= 1 << (grid.bits - 1)
+    exact = (made.codes * made.scales.astype(np.float64)[..., None]).reshape(24, -1)
+    np.testing.assert_array_equal(exact[:, :70], made.weight)
+    assert not exact[:, 70:].any()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
+    weight = _weight(64, 256)
+    error = np.sqrt(np.square(grid.rounded(weight).weight - weight).mean() / np.square(weight).mean())
+    assert error <= rounding_noise(grid.bits, grid.block or weight.shape[1])
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_blocks_of_zeros_stay_zeros(grid: Grid) -> None:
+    weight = _weight()
+    weight[3] = weight[:, :32] = 0
+    made = grid.rounded(weight).weight
+    assert not made[3].any() and not made[:, :32].any() and np.isfinite(made).all()
+
+
+@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
+def test_constants_that_lie_on_a_grid_by_chance_are_not_quantized(target: str, tmp_path: Path) -> None:
+    one_head = decoder_config(61, 1, 56, block_config(24, 1, 48, head_size=24, encoding={"name": "t5"}))  # its table of biases has one column
+    model = seeded(one_head)
+    names = rounded(model, "int4").weights
+    manifest = export(model, target, tmp_path / "made", verify=False, weights="int4")
+    assert manifest.weights is not None and manifest.weights.matrices == len(names) == 6
+    stored = [tensor.name for tensor in onnx.load(tmp_path / "made/model.onnx", load_external_data=False).graph.initializer if ".scales" in tensor.name]
+    assert {name.partition(".scales")[0] for name in stored} == set(names)
+
+
+def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
+    config = decoder_config(61, 1, 56, block_config(32, 4, 64, encoding={"name": "fire"}))
+    model = seeded(config)
+    made, names = rounded(model, "int4")
+    changed = {name for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
+    linear = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and ".encoding." not in name}
+    assert changed == set(names) == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # the tied weight has one name
+    assert made.head.linear.weight is made.tokens.embedding.weight  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("target", "weights"),
+    [
+        ("ort", "int4"),
+        pytest.param("ort", "int8", marks=pytest.mark.exhaustive),
+        *(pytest.param(target, weights, marks=pytest.mark.exhaustive) for target, weights in [("ort", "int4-128"), *itertools.product(("onnx", "onnx-static"), FORMATS)]),
+    ],
+)
+def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: str, tmp_path: Path) -> None:
+    manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert manifest.weights is not None and manifest.weights.matrices == 6
+    found = manifest.deviation
+    assert found is not None and found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
+    assert 0 < found.error and found.tokens == 2 * 3 * 36
+
+
+def test_the_deviation_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: List[str] = []
+    right = deviation.load
+    monkeypatch.setattr(deviation, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
+    manifest = export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
+    assert manifest.certificate is not None and loaded == [manifest.certificate["provider"]]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", FEW_BIT_TARGETS)
+def test_signature_mask_is_verified(target: str, tmp_path: Path) -> None:
+    manifest = export(sources(ROPE), target, tmp_path / "made", "mask", weights="int4")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("config", [block("alibi"), block("t5"), block("fox"), encoder("deberta")], ids=["alibi", "t5", "fox", "encoder"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("target", FEW_BIT_TARGETS)
+def test_blocks_and_encoders_are_verified(target: str, weights: str, config: Any, tmp_path: Path) -> None:
+    manifest = export(sources(config), target, tmp_path / "made", weights=weights)
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["llama with biases", "gemma2", "phi3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(target: str, name: str, tmp_path: Path) -> None:
+    _, folder = saved(name, tmp_path / "checkpoint")
+    model = from_pretrained(folder)
+    manifest = export(model, target, tmp_path / "made", weights="int4")
+    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None
+    assert manifest.weights.matrices == len(rounded(model, "int4").weights)
+
+
+def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
+    export(sources(ROPE), "ort", tmp_path / "made", verify=False, weights="int4")
+    graph = onnx.load(tmp_path / "made/model.onnx", load_external_data=False).graph
+    product = next(node for node in graph.node if "logits" in node.output)
+    rows = next(node for node in graph.node if node.op_type == "GatherBlockQuantized")
+    assert product.op_type == "MatMulNBits" and product.input[1] == rows.input[0]
+
+
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
+def test_the_standard_form_has_only_standard_operators(weights: str, tmp_path: Path) -> None:
+    manifest = export(sources(ROPE), "onnx", tmp_path / "made", verify=False, weights=weights)
+    assert set(manifest.opset) == {""} and manifest.operators["DequantizeLinear"] == 7  # a tied head has its own codes
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("inputs", [96, 70])
+def test_the_reference_evaluator_of_onnx_reads_the_standard_form(inputs: int, weights: str) -> None:
+    model, x, wanted = _product(Standard, weights, inputs)
+    made = ReferenceEvaluator(model).run(None, {"x": x})[0]  # type: ignore[index]
+    assert worst_error(made, wanted) <= tolerance("float32", 1, inputs)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("inputs", [96, 70])
+@pytest.mark.parametrize("form", [Fused, Standard])
+def test_products_are_within_the_rounding_of_activations(form: Any, inputs: int, weights: str) -> None:
+    model, x, wanted = _product(form, weights, inputs)
+    assert worst_error(_run(model, x), wanted) <= SAFETY * rounding_noise(8, FORMATS[weights].shared)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_the_output_of_a_token_does_not_depend_on_other_tokens(weights: str) -> None:
+    model, x, _ = _product(Fused, weights, 96)
+    alone = np.concatenate([_run(model, x[:, index : index + 1]) for index in range(x.shape[1])], axis=1)
+    assert worst_error(alone, _run(model, x)) <= tolerance("float32", 1, 96)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("form", [Fused, Standard])
+def test_a_product_of_no_tokens_has_none(form: Any, weights: str) -> None:
+    model, x, _ = _product(form, weights, 96)
+    assert _run(model, x[:, :0]).shape == (1, 0, 24)
+
+
+def test_a_token_of_zeros_gives_zeros() -> None:
+    model, x, _ = _product(Fused, "int8", 96)
+    x[:, 2] = 0
+    assert not _run(model, x)[:, 2].any()
+
+
+def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+    """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes, and the product in float64."""
+    grid = FORMATS[weights].projections
+    codes = grid.rounded(_weight(24, inputs))
+    x = ir.Value(name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT))
+    held = ir.Value(name="w", shape=ir.Shape(codes.weight.shape), type=ir.TensorType(ir.DataType.FLOAT), const_value=ir.tensor(codes.weight, name="w"))
+    read = ir.node("OnGrid", [held], {"name": "w"}, domain=nodes.DOMAIN)
+    turned = ir.node("Transpose", read.outputs, {"perm": [1, 0]})
+    node = ir.node("MatMul", [x, turned.outputs[0]])
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
+    graph = ir.Graph([x], node.outputs, nodes=[read, turned, node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
+    model = ir.Model(graph, ir_version=10)
+    rewriter = Rewriter(model, "float32", on_grid={"w": (grid, codes)})
+    rewriter.replace_nodes(form("int8").table())
+    rewriter.finish()
+    graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
+    tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
+    return ir.to_proto(model), tokens, tokens.astype(np.float64) @ codes.weight.T.astype(np.float64)
+
+
+def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+
+
+@pytest.mark.exhaustive
+def test_an_artefact_is_verified_again_with_and_without_its_module(tmp_path: Path) -> None:
+    made = export(sources(ROPE), "ort", tmp_path / "made", weights="int4").certificate
+    assert made is not None and verify(tmp_path / "made")["cells"] == made["cells"]
+    assert verify_here(tmp_path / "made", "cpu")["passed"]
+
+
+def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores_of = standard.scores_of
+    monkeypatch.setattr(standard, "scores_of", lambda node: {name: 1.01 * value if name == "scale" else value for name, value in scores_of(node).items()})
+    with pytest.raises(VerificationError) as failure:
+        export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
+    assert failure.value.certificate["tolerance"] == tolerance("float32", 1, widest(ROPE))
+
+
+REFUSALS: dict = {
+    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, got 'int3'"),
+    "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
+    "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
+    "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
+    "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),
+}
+
+
+@pytest.mark.parametrize(("given", "more", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_an_unsupported_combination_is_refused(given: Tuple[str, str], more: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(sources(ROPE), given[0], tmp_path / "made", weights=given[1], **more)

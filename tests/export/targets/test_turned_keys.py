@@ -1,0 +1,87 @@
+"""Keys that are turned further for queries beyond a length, on target `ort`: calls within it, beyond it, and both."""
+
+from pathlib import Path
+from typing import Any, Dict
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from posenc_export import block_config, load
+from posenc_export.export import Sources, describe, export
+from posenc_export.export.targets import ort_turned_key_blocks
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import Session
+from posenc_export.shared.numerics import tolerance, worst_error
+from tests.export.batches import check_rewind, worst_of_batch
+
+TRAINED, STEPS, SHORT_BLOCK = 20, 4, 8
+CALLS = {
+    "within": (5, 12),
+    "rows that cross during decode": (TRAINED - 3, TRAINED - 1),
+    "a row on each side": (2 * SHORT_BLOCK + 6, 3),
+    "a whole block more during decode": (4 * SHORT_BLOCK - 2, 3 * SHORT_BLOCK - 1),
+}
+HEADS: Dict[str, Dict[str, Any]] = {
+    "rotated by the operator": {"width": 64},
+    "pairs that are side by side": {"width": 64, "layout": "interleaved"},
+    "rotated before it": {"width": 48, "rotary": 8},
+    "rounded as in transformers": {"width": 64, "numerics": "transformers"},
+    "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
+    "of biased projections": {"width": 64, "projection": {"name": "grouped", "bias": True}},
+}
+
+
+def _block(width: int, sees: Any = None, projection: Any = None, **options: Any) -> Any:
+    config = block_config(width, 4, 256, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
+    given = {name: value for name, value in {"sees": sees, "projection": projection}.items() if value is not None}
+    return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **given)))
+
+
+@pytest.mark.parametrize("heads", [name if name == "rotated before it" else pytest.param(name, marks=pytest.mark.exhaustive) for name in HEADS])
+def test_outputs_agree_with_float64(heads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_turned_key_blocks, "BLOCK", SHORT_BLOCK)
+    block = _block(**HEADS[heads])
+    manifest = export(block, "ort", tmp_path / "artefact", verify=False)
+    model = load(tmp_path / "artefact", provider="cpu", threads=1)
+    for calls, lengths in CALLS.items():
+        assert worst_of_batch(block, model.session(), lengths, STEPS) <= describe.accuracy_of(block, manifest).tolerance, calls
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """Artefacts of one block on two targets."""
+    sources, folder = Sources(_block(64)), tmp_path_factory.mktemp("turned")
+    for target in ("ort", "onnx"):
+        export(sources, target, folder / target, verify=False)
+    return {target: folder / target for target in ("ort", "onnx")}
+
+
+def _session(folder: Path) -> Session:
+    return load(folder, provider="cpu", threads=1).session()
+
+
+@pytest.mark.xdist_group("turned")
+def test_keys_in_whole_blocks_give_the_outputs_of_keys_turned_one_by_one(exported: Dict[str, Path]) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3 * ort_turned_key_blocks.BLOCK + 5, 64), dtype=np.float32)
+    outputs = {}
+    for target, folder in exported.items():
+        session = _session(folder)
+        session.prefill(x[:, :-2])
+        outputs[target] = np.concatenate([session.step(x[:, index]) for index in (-2, -1)])
+    assert worst_error(outputs["ort"], outputs["onnx"]) <= tolerance("float32", 1, x.shape[1])
+
+
+@pytest.mark.xdist_group("turned")
+def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_never_left_it(exported: Dict[str, Path]) -> None:
+    check_rewind(_session(exported["ort"]), 64, TRAINED)
+
+
+@pytest.mark.xdist_group("turned")
+def test_a_call_within_the_trained_length_runs_group_query_attention_alone(exported: Dict[str, Path]) -> None:
+    graph = onnx.load(exported["ort"] / "model.onnx", load_external_data=False).graph
+    choice = next(node for node in graph.node if node.op_type == "If")
+    within = next(attribute.g for attribute in choice.attribute if attribute.name == "else_branch")
+    assert [node.op_type for node in within.node] == ["GroupQueryAttention"]
+    assert [node.op_type for node in graph.node] == ["MatMul", "Split", "ReduceMax", "GreaterOrEqual", "If", "MatMul"]

@@ -1,0 +1,61 @@
+"""Caches of torch modules: written in place, in memory of which the module is given what is in use."""
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export import ops
+from posenc_export.export.describe import eager
+from posenc_export.runtime import Model, Session
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.shared.numerics import tolerance, worst_error
+from tests.tiny import block
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("torch caches")
+X = np.random.default_rng(0).standard_normal((2, 210, 48)).astype(np.float32)
+BOUND = tolerance("float32", 1, 210)
+
+
+def opened() -> Session:
+    module, manifest = eager(sources(block("rope", max_positions=300)).model)
+    return Model(TorchGraph(module, manifest)).session()
+
+
+@pytest.fixture(scope="module")
+def whole() -> np.ndarray:
+    return opened().prefill(X, chunk=210)
+
+
+def test_a_module_is_given_as_many_slots_as_the_longest_row_needs(whole: np.ndarray) -> None:
+    session = opened()
+    session.prefill([X[0, :60], X[1, :9]])
+    given = []
+    for step in range(70):
+        made = session.step(np.stack((X[0, 60 + step], X[1, 9 + step])))
+        given.append(session._now.caches.capacity)
+        assert max(worst_error(made[0], whole[0, 60 + step]), worst_error(made[1], whole[1, 9 + step])) <= BOUND
+    assert given == [64] * 4 + [128] * 64 + [192] * 2
+
+
+def test_a_module_is_given_fewer_slots_behind_a_rewind_and_reads_what_was_there(whole: np.ndarray) -> None:
+    session = opened()
+    session.prefill(X, chunk=90)
+    session.rewind([180, 170])
+    made = session.prefill([X[0, 30:35], X[1, 40:45]])
+    assert session._now.caches.capacity == 64 and session._now.caches.extent >= 210
+    assert max(worst_error(made[0], whole[0, 30:35]), worst_error(made[1], whole[1, 40:45])) <= BOUND
+
+
+def test_tokens_are_written_behind_those_that_a_row_holds_and_nowhere_else() -> None:
+    past, new = torch.full((2, 3, 6, 4), -1.0), torch.randn(2, 2, 3, 4)
+    written = past.clone()
+    made = ops.append(written, new, ops.write_index(torch.tensor([1, 4]), torch.zeros(2, 2, dtype=torch.int64)))
+    past[0, :, 1:3], past[1, :, 4:6] = new[0].transpose(0, 1), new[1].transpose(0, 1)
+    assert made is written and torch.equal(made, past)
+
+
+def test_gradients_reach_keys_where_there_is_no_cache() -> None:
+    new = torch.randn(2, 5, 3, 4, requires_grad=True)
+    ops.append(torch.zeros(2, 3, 0, 4), new, torch.zeros(2, dtype=torch.int64)).sum().backward()
+    assert torch.equal(new.grad, torch.ones_like(new))

@@ -1,0 +1,283 @@
+"""Archives that would run code when torch loads them, and damaged archives: both are refused with a message of one line."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import pytest
+import torch
+
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import archive, files, pt2_archive
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.archive import packed, read_entries
+from posenc_export.runtime.graphs.torch_files import DAMAGED
+from tests.tiny import block
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("torch files")  # one worker, which exports for them once
+Entries = Dict[str, bytes]
+PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    for target in ("pt2", "torchscript"):
+        export(sources(block("rope")), target, folder / target, verify=False)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def _resealed(source: Path, folder: Path, content: bytes) -> Path:
+    """Copy an artefact, replace its graph file, and update its manifest."""
+    shutil.copytree(source, folder)
+    manifest = manifests.read(source)
+    name = next(name for name in manifest.files if name.startswith("model."))
+    (folder / name).write_bytes(content)
+    manifests.write(manifest.replace(files={**manifest.files, name: files.entry(folder / name)}), folder)
+    return folder
+
+
+class Marker:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _json(entries: Entries, name: str, change: Callable[[Any], Any]) -> None:
+    root = pt2_archive._root(entries)
+    content = json.loads(entries[root + name])
+    change(content)
+    entries[root + name] = json.dumps(content).encode()
+
+
+def _pickled_weight(entries: Entries, marker: Path) -> None:
+    entries[pt2_archive._root(entries) + "data/weights/weight_0"] = _saved(Marker(marker))
+    _json(entries, WEIGHTS, lambda content: next(iter(content["config"].values())).update(use_pickle=True))
+
+
+def _opaque_constant(entries: Entries, marker: Path) -> None:
+    entries[pt2_archive._root(entries) + "data/constants/opaque_obj_0"] = pickle.dumps(Marker(marker))
+    _json(entries, CONSTANTS, lambda content: next(iter(content["config"].values())).update(path_name="opaque_obj_0", use_pickle=True))
+
+
+def _entry(name: str) -> Callable[[Entries, Path], None]:
+    return lambda entries, marker: entries.__setitem__(pt2_archive._root(entries) + name, _saved(Marker(marker)))
+
+
+def _program(change: Callable[[Any, str], Any]) -> Callable[[Entries, Path], None]:
+    return lambda entries, marker: _json(entries, PROGRAM, lambda content: change(content, f"__import__('os').system('touch {marker}')"))
+
+
+def _first_size(content: Any, text: str) -> None:
+    next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))["as_expr"]["expr_str"] = text
+
+
+def _first_target(content: Any, target: str) -> None:
+    content["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+
+EVIL: Dict[str, Callable[[Entries, Path], None]] = {
+    "sample inputs": _entry("data/sample_inputs/model.pt"),
+    "legacy weights": _entry("data/weights/model.pt"),
+    "legacy constants": _entry("data/constants/model.pt"),
+    "pickled weight": _pickled_weight,
+    "opaque constant": _opaque_constant,
+    "second program": _entry("models/other.json"),
+    "compiled library": _entry("data/aotinductor/model/model.so"),
+    "extra file": _entry("extra/notes"),
+    "guard": _program(lambda content, code: content.update(guards_code=[code])),
+    "size that is evaluated": _program(_first_size),
+    "size with an attribute": _program(lambda content, code: _first_size(content, "Symbol('s0').__class__")),
+    "size without end": _program(lambda content, code: _first_size(content, "Pow(Integer(9), Pow(Integer(9), Integer(9)))")),
+    "size that is called": _program(lambda content, code: _first_size(content, f"Add({code})")),
+    "system as an operator": _program(lambda content, code: _first_target(content, "torch.os.system")),
+    "loader as an operator": _program(lambda content, code: _first_target(content, "torch.load")),
+    "file as an operator": _program(lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")),
+    "function of Python as an operator": _program(lambda content, code: _first_target(content, "_operator.attrgetter")),
+    "attribute of a difference": _program(lambda content, code: _first_target(content, "_operator.sub.__call__")),
+    "operator outside ATen": _program(lambda content, code: _first_target(content, "torch.ops.posenc.append.default")),
+    "code as a name": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)),
+    "code as an input": _program(lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(name=f"x={code}")),
+    "text": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0]["inputs"][0].update(arg={"as_string": "/etc/passwd"})),
+    "type of a container": _program(
+        lambda content, code: content["graph_module"]["module_call_graph"][0]["signature"].update(
+            in_spec='[1, {"type": "os.path", "context": "null", "children_spec": []}]'
+        )
+    ),
+    "depth": _program(lambda content, code: content.update(range_constraints=json.loads("[" * 200 + "]" * 200))),
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_an_archive_that_would_run_something_is_refused_by_name(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    EVIL[name](entries, tmp_path / "marker")
+    with pytest.raises(ValueError, match="runtime: model.pt2: .*; export again") as refusal:
+        load(_resealed(made["pt2"], tmp_path / "evil", packed(entries)))
+    assert "\n" not in str(refusal.value) and not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", ["pickled weight", "opaque constant", "sample inputs", "size that is evaluated"])
+def test_torch_alone_runs_what_those_archives_hold(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    """Shows that the refusals above are needed."""
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    EVIL[name](entries, tmp_path / "marker")
+    with contextlib.suppress(*DAMAGED, torch._export.verifier.SpecViolationError):  # torch may fail after it has run the code
+        torch.export.load(io.BytesIO(packed(entries))).module()
+    assert (tmp_path / "marker").exists()
+
+
+def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
+    with zipfile.ZipFile(content, "a") as twice, pytest.warns(UserWarning, match="Duplicate name"):
+        twice.writestr(twice.namelist()[0], b"other")
+    with pytest.raises(ValueError, match="expected unique names of entries"):
+        load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()))
+
+
+DAMAGES = [lambda c: b"", lambda c: b"PK", lambda c: c[:1000], lambda c: c[:-30], lambda c: c[:200] + bytes(200) + c[400:], lambda c: bytes(len(c))]
+
+
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_in_one_line(damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
+    content = damage((made[target] / name).read_bytes())
+    try:
+        load(_resealed(made[target], tmp_path / "damaged", content))
+    except ValueError as refusal:
+        assert f"runtime: {name}" in str(refusal) and "\n" not in str(refusal)
+
+
+def _deflated(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, stored in read_entries(content).items():
+            written.writestr(name, bytes(1 << 24) if len(stored) > 4096 else stored)
+    return buffer.getvalue()
+
+
+def _directory(content: bytes, change: Callable[[bytearray, int], None]) -> bytes:
+    """Apply `change` to the record of each entry in the directory, given the archive and the first byte of the record."""
+    changed, at = bytearray(content), content.find(b"PK\1\2")
+    while changed[at : at + 4] == b"PK\1\2":
+        change(changed, at)
+        at += 46 + sum(struct.unpack_from("<HHH", changed, at + 28))
+    return bytes(changed)
+
+
+def _overlapping(content: bytes) -> bytes:
+    largest = max(zipfile.ZipFile(io.BytesIO(content)).infolist(), key=lambda info: info.file_size)
+
+    def point(archive: bytearray, at: int) -> None:
+        struct.pack_into("<II", archive, at + 20, largest.file_size, largest.file_size)
+        struct.pack_into("<I", archive, at + 42, largest.header_offset)
+
+    return _directory(content, point)
+
+
+HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
+    "entries that are stored without compression": _deflated,
+    "entries inside the file": lambda content: _directory(content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)),
+    "entries that are together at most as large": _overlapping,
+    "at most 65536 entries": lambda content: content + packed({f"a/{number}": b"" for number in range(65537)}),
+    "a zip archive with a directory of at most": lambda content: content + packed({f"a/{number}{'x' * 60000}": b"" for number in range(300)}),
+}
+
+
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+@pytest.mark.parametrize("rule", HOSTILE)
+def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(rule: str, target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
+    hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes()))
+    with pytest.raises(ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"):
+        load(hostile)
+
+
+def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
+    with pytest.raises(ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"):
+        load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)))
+
+
+def test_an_entry_outside_the_folder_of_the_archive_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
+    with pytest.raises(ValueError, match="expected only entries for a program and its tensors, got 'models/model.json'"):
+        load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)))
+
+
+def test_json_that_is_too_long_to_be_parsed_is_refused(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LONGEST", 1000)
+    with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
+        load(made["pt2"])
+
+
+def test_a_repacked_archive_equals_the_packed_one_and_does_not_hold_what_stays_in_the_file(tmp_path: Path) -> None:
+    entries = {"a/text": b"some text", "a/numbers": bytes(range(256)) * 100_000, "a/none": b""}
+    (tmp_path / "archive").write_bytes(packed(entries))
+    tracemalloc.start()
+    with (tmp_path / "archive").open("rb") as stream:
+        repacked = archive.Repacked(archive.read_most(stream, lambda name: name == "a/numbers"), stream)
+        assert tracemalloc.get_traced_memory()[1] < len(entries["a/numbers"]) // 4
+        tracemalloc.stop()
+        assert repacked.read() == packed(entries)
+
+
+PEAK = 1.2  # of a load relative to the file
+# A tiny artefact is loaded first, so that memory of libraries is not counted.
+PROGRAM_OF_PEAK = """
+import sys
+from pathlib import Path
+from posenc_export.runtime import load
+def memory(name):
+    return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
+tiny = load(sys.argv[1])
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load(sys.argv[2])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["pt2", "torchscript"])
+def test_the_peak_of_a_load_is_little_more_than_the_file(target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+    config = decoder_config(8192, 2, 3072, block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"}))
+    listed = export(seeded(config), target, tmp_path / "large", verify=False).files
+    program = [sys.executable, "-W", "ignore", "-c", PROGRAM_OF_PEAK, str(made[target]), str(tmp_path / "large")]
+    run = subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True)
+    size = sum(file.bytes for file in listed.values())
+    assert size > 100 << 20 and int(run.stdout) <= PEAK * size, f"{int(run.stdout) / size:.2f} times the file of {size >> 20} MB"
+
+
+def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
+    entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
+    pt2_archive.check(entries)
+    assert not any(content.startswith((b"\x80\x02", b"PK")) for content in entries.values())

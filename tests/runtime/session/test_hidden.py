@@ -1,0 +1,81 @@
+"""Cache content that a rewind or a reset has hidden must not reach an output."""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+from posenc_export.export import Sources, export
+from posenc_export.export.expected import eager_session
+from posenc_export.runtime import Model, load
+from posenc_export.shared.numerics import tolerance, worst_error
+from tests.tiny import block
+from tests.traces import sources
+
+# One encoding for each way in which graphs read keys, values and states.
+KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
+    **{name: (name, {}) for name in ("rope", "fox", "cope", "shaw", "deberta", "rope_longrope-short", "rope_dynamic-short", "input_rnn")},
+    "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
+}
+TARGETS = [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("torchscript", "positions"), ("onnx-static", "mask"), ("ort", "mask")]
+# Targets of each kind in `make test`. Graphs read replaced states in the same way on all ONNX targets. Signature mask needs another trace.
+QUICK = {
+    "rope": TARGETS,
+    **{kind: [where for where in TARGETS if where[1] == "positions"] for kind in ("fox", "rope_longrope-short")},
+    **{kind: [("ort", "positions"), ("torchscript", "positions")] for kind in ("linear", "input_rnn")},
+}
+EACH = [
+    pytest.param(
+        kind,
+        *where,
+        marks=[pytest.mark.xdist_group(f"hidden {kind}"), *([] if where in QUICK.get(kind, ()) else [pytest.mark.exhaustive])],
+    )
+    for kind in KINDS
+    for where in TARGETS
+]
+X = np.random.default_rng(0).standard_normal((3, 24, 48)).astype(np.float32)
+_folders: List["tempfile.TemporaryDirectory[str]"] = []
+
+
+@functools.lru_cache(maxsize=None)
+def model(kind: str, target: str, signature: str) -> Model:
+    """Export and load the block of a kind."""
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name) / "artefact"
+    export(source(kind), target, folder, signature=signature, verify=False)
+    return load(folder, provider="cpu", threads=1)
+
+
+def source(kind: str) -> Sources:
+    """Return the block of a kind."""
+    variant, overrides = KINDS[kind]
+    return sources(block(variant, max_positions=64, **overrides))
+
+
+@functools.lru_cache(maxsize=None)
+def whole(kind: str) -> np.ndarray:
+    """Return the outputs of one pass over X."""
+    return eager_session(source(kind).model).prefill(X, chunk=24)
+
+
+@pytest.mark.parametrize("poison", [np.nan, pytest.param(np.inf, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("kind", "target", "signature"), EACH)
+def test_numbers_that_are_none_are_gone_after_a_rewind_and_after_a_reset(kind: str, target: str, signature: str, poison: float) -> None:
+    full = whole(kind)
+    session, bound = model(kind, target, signature).session(), tolerance("float32", 1, 96)
+    spoilt = X.copy()
+    spoilt[:2, 7:] = poison
+    session.prefill(spoilt[:, :10])
+    session.step(spoilt[:, 10])
+    session.rewind([4, 5, 0])
+    made = session.prefill([X[0, 7:14], X[1, 6:10], X[2, 11:12]])
+    for row, (first, last) in enumerate(((7, 14), (6, 10), (11, 12))):
+        assert worst_error(made[row, : last - first], full[row, first:last]) <= bound
+    at = session.length
+    assert worst_error(session.step(X[range(3), at]), full[range(3), at]) <= bound
+    session.prefill(np.full_like(X[:, :3], poison))
+    session.reset()
+    assert worst_error(session.prefill(X[:, :20], chunk=7), full[:, :20]) <= bound

@@ -1,0 +1,202 @@
+"""The session: refusals, capacity, sampling, independence; parity of every cut is in tests/export."""
+
+import copy
+import gc
+import math
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.runtime import Model, Session, load
+from posenc_export.runtime.session.sampling import choose
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
+TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    top = tmp_path_factory.mktemp("artefacts")
+    for target in TARGETS:
+        export(sources(decoder("rope")), target, top / target, verify=False)
+    export(sources(block("alibi")), "ort", top / "block", verify=False)
+    export(sources(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
+    return {path.name: path for path in top.iterdir()}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def model(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Model:
+    return load(folders[request.param], threads=1)
+
+
+@pytest.fixture
+def session(model: Model) -> Session:
+    return model.session()
+
+
+TOKENS = np.arange(12, dtype=np.int64)[None]
+
+
+def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(session: Session) -> None:
+    session.prefill(TOKENS, start=1100 - 13)
+    session.step(TOKENS[:, 0])
+    with pytest.raises(ValueError, match="expected positions 0 .. 1099, got 1100"):
+        session.step(TOKENS[:, 0])
+    with pytest.raises(ValueError, match="got 1101"):
+        session.prefill(TOKENS[:, :2])
+    assert session.position.tolist() == [1100]
+    session.rewind(1)
+    session.step(TOKENS[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.step(TOKENS[:, 0]), "expected a prefill before"),
+        (lambda s: s.prefill(TOKENS + 60), "expected token ids 0 .. 60"),
+        (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
+        (lambda s: s.prefill(TOKENS.astype(np.float32)), "expected input_ids of dtype int64, got float32"),
+        (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "at least one token in at least one row"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=-1), "expected logits_to_keep to be a whole number of at least 0, got -1"),
+        (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "expected logits_to_keep to be a whole number of at least 0, got .1."),
+        (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "expected attention_mask of shape"),
+        (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "expected start .12., where rows of .12. cached tokens continue, got 3; leave"),
+        (lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)), "expected start .19., where rows of .12. cached tokens continue, got 0"),
+        (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "expected 1 rows as in the cache"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
+        (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "expected one token per row in a step"),
+        (lambda s: list(s.generate(TOKENS, 1, stop=[1.5])), "expected stop to be token ids, got .1.5."),
+    ],
+)
+def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(session)
+
+
+def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(folders: Dict[str, Path]) -> None:
+    session = load(folders["ort"], threads=1).session()
+    session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
+    twin = session.fork()
+    made = session.prefill([TOKENS[0, 4:6], []], start=9)  # the number of a row without tokens has no meaning
+    assert np.array_equal(made, twin.prefill([TOKENS[0, 4:6], []]))
+    assert np.array_equal(session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]]))
+    with pytest.raises(ValueError, match=r"expected start \[12, 103\]"):
+        session.prefill([[4], [5]], start=[12, 12])
+    session.rewind([0, 3])  # a row that a rewind empties keeps its start beside rows with tokens
+    with pytest.raises(ValueError, match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got \[12, 0\]"):
+        session.prefill([[4], [5]], start=[12, 0])
+
+
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_a_session_is_refused_and_fork_is_named(call: Any, folders: Dict[str, Path]) -> None:
+    with pytest.raises(TypeError, match=r"expected fork\(\) to copy a session"):
+        call(load(folders["ort"]).session())
+
+
+def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="expected at most 8 tokens of a row in the cache, got 12"):
+        load(folders["ort"]).session(capacity=8).prefill(TOKENS)
+
+
+def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="export with signature positions"):
+        load(folders["mask"]).session().prefill(TOKENS, start=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in {
+        "max_tokens": [0, 1.5, math.nan, True],
+        "temperature": [-1.0, math.nan, math.inf, "1", None],
+        "top_k": [-1, 1.5, math.nan],
+        "top_p": [0, 1.1, math.nan, None],
+        "seed": [-1, 0.5, math.nan, None],
+    }.items() for value in values],
+)  # fmt: skip
+def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(name: str, value: Any, folders: Dict[str, Path]) -> None:
+    session = load(folders["ort"], threads=1).session()
+    with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
+        next(session.generate(TOKENS, **{"max_tokens": 1, name: value}))
+    assert session.batch == 0
+
+
+def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
+    assert choose(np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads: Any, folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="expected threads to be a whole number 1 .. 1024, got"):
+        load(folders["ort"], threads=threads)
+
+
+def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="provider to be one of"):
+        load(folders["ort"], provider="tpu")
+
+
+def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Dict[str, Path]) -> None:
+    tokens = np.random.default_rng(0).integers(61, size=(2, 300))
+    static, fused = (load(folders[target], threads=1).session() for target in ("onnx-static", "ort"))
+    a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
+    steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
+    assert static._now.caches.capacity == 512
+    assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
+
+
+def test_static_caches_have_their_first_capacity_again_after_a_reset(folders: Dict[str, Path]) -> None:
+    tokens = np.random.default_rng(0).integers(61, size=(2, 300))
+    model = load(folders["onnx-static"], threads=1)
+    used, new = model.session(batch=2), model.session(batch=2)
+    used.prefill(tokens)
+    used.reset()
+    assert np.array_equal(used.prefill(tokens[:, :20]), new.prefill(tokens[:, :20]))
+    assert used._now.caches.capacity == used._now.caches.extent == new._now.caches.capacity == 256
+
+
+def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
+    session.prefill(TOKENS)
+    gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls
+    try:
+        for leave in (lambda: session.prefill(TOKENS), session.reset):
+            session.step(TOKENS[:, 0])
+            stepper = weakref.ref(session._now.stepper)
+            assert stepper() is not None
+            leave()
+            assert stepper() is None
+    finally:
+        gc.enable()
+
+
+def test_generate_is_the_same_for_the_same_seed_and_another_for_another(session: Session) -> None:
+    def text(seed: int) -> list:
+        session.reset()
+        return [int(t[0]) for t in session.generate(TOKENS, 12, temperature=1.0, seed=seed)]
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_greedy_ties_go_to_the_lower_id_and_top_k_1_is_greedy() -> None:
+    logits = np.array([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]])
+    assert choose(logits, 0, 0, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
+    assert choose(logits, 1.0, 1, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.2]]))
+    drawn = {int(choose(logits, 1.0, 0, 0.6, np.random.default_rng(seed))[0]) for seed in range(200)}
+    assert drawn == {0, 1}
+
+
+def test_draws_follow_the_shares() -> None:
+    random = np.random.default_rng(0)
+    drawn = np.bincount([int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)], minlength=3) / 4000
+    assert np.abs(drawn - [0.7, 0.2, 0.1]).max() < 4 * np.sqrt(0.25 / 4000)

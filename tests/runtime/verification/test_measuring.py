@@ -1,0 +1,110 @@
+"""Measuring with several sessions in parallel, as for large models, compared with a single session."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posenc_export.export import VerificationError, export
+from posenc_export.runtime import load
+from posenc_export.runtime.session import graph_inputs
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.shared.numerics import worst_error
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+
+@pytest.mark.parametrize("signature", ["positions", "mask"])
+@pytest.mark.parametrize("target", ["ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static"))])
+def test_threads_measure_what_one_session_measures(target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "THREADED", 0)
+    monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
+    manifest = export(sources(decoder("rope")), target, tmp_path / "artefact", signature=signature)
+    model, lines = load(tmp_path / "artefact", provider="cpu", threads=1), []
+    expected = reference.read(manifest, tmp_path / "artefact")
+    session, *beside = measuring.sessions(model, 1)
+    assert len(beside) == 2
+    accuracy = _accuracy(manifest)
+    found = measuring.measure(session, expected, accuracy, lines.append, beside)
+    assert found == measuring.measure(model.session(capacity=1100), expected, accuracy, lambda _: None)
+    assert not found.exceeds(accuracy.tolerance)
+    assert lines[0] == f"{target}: verifying" and f"{target}: verified a full cache" in lines
+
+
+def test_small_models_and_models_of_several_threads_are_measured_by_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)) == 1
+    monkeypatch.setattr(measuring, "THREADED", 0)
+    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu"), None)) == 1
+
+
+def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "THREADED", 0)
+    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
+    expected = reference.read(manifest, tmp_path / "artefact")
+
+    def broken(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "_error", broken)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure(session, expected, _accuracy(manifest), lambda _: None, beside)
+
+
+def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "THREADED", 0)
+    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
+    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
+
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise GraphError(RuntimeError("stopped"))
+
+    monkeypatch.setattr("posenc_export.runtime.session.session.Session.step", stopped)
+    found = measuring.measure(session, reference.read(manifest, tmp_path / "artefact"), _accuracy(manifest), lambda _: None, beside)
+    assert found.cells["batch 1, start 0: steps"] > 1e299 and found.cells["batch 1, start 0: chunks of 5"] < 1e-3
+    assert found.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped") and "batch 1, start 0: chunks of 5" not in found.failures
+
+
+def _accuracy(manifest: Any) -> proof.Accuracy:
+    return proof.accuracy_on("cpu", manifest.reference)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_worst_error_of_large_outputs_is_that_of_all_numbers_at_once(dtype: str) -> None:
+    chance = np.random.default_rng(0)
+    expected = chance.standard_normal((3, 37, 1000)).astype(dtype)
+    actual = (expected + 1e-3 * chance.standard_normal(expected.shape)).astype(dtype)
+    for one, other in ((actual, expected), (actual[:, 1::2, ::3], expected[:, 1::2, ::3])):
+        wide = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
+        assert worst_error(one, other) == wide / float(np.abs(other).max())
+
+
+def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -> None:
+    expected = np.ones((2, 100_000), np.float32)
+    for value in (np.nan, np.inf, -np.inf):
+        actual = expected.copy()
+        actual[1, -1] = value
+        assert worst_error(actual, expected) == np.inf
+        assert worst_error(expected, actual) == np.inf
+
+
+def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = export(sources(decoder("rope")), "ort", tmp_path / "whole")
+    monkeypatch.setattr(proof, "LARGE", 1)
+    thin = export(sources(decoder("rope")), "ort", tmp_path / "thin")
+    assert whole.certificate is not None and thin.certificate is not None and thin.certificate["passed"]
+    assert {cell.split(":")[0] for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])} >= {"batch 1, start 1064", "batch 3, start 1000"}
+    assert 10 * (tmp_path / "thin/reference.bin").stat().st_size < 4 * (tmp_path / "whole/reference.bin").stat().st_size
+    build = graph_inputs.build
+
+    def shifted(*given: Any) -> Any:
+        made = build(*given)
+        late = given[0].target == "ort"  # the eager module gets the right positions
+        return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in made.items()}
+
+    monkeypatch.setattr(graph_inputs, "build", shifted)
+    with pytest.raises(VerificationError):
+        export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")
