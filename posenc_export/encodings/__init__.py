@@ -7,8 +7,8 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Type
 import torch
 
 from posenc_export.encodings.shared import plugins
-from posenc_export.encodings.shared.base import Carried, Exact, Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.combined import Together
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, StateSpec, Table
+from posenc_export.encodings.shared.combined import Combined
 from posenc_export.encodings.shared.functions import bias, rotation
 from posenc_export.encodings.shared.plugins import Package
 from posenc_export.shared import registry
@@ -72,7 +72,7 @@ KNOWN = plugins.Known(REGISTRY)
 __all__ = [
     "KNOWN",
     "REGISTRY",
-    "Carried",
+    "StateSpec",
     "Exact",
     "Geometry",
     "Oracle",
@@ -171,11 +171,11 @@ def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> Positio
     """Build one encoding that applies all of `specs` in order; NoPE if `specs` is empty.
 
     Raises:
-        ValueError: see `build` and Together.
+        ValueError: see `build` and Combined.
     """
     with torch.device("cpu"):  # tables need values, even if the weights are created on the meta device
         parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
-    return parts[0] if len(parts) == 1 else Together(parts)
+    return parts[0] if len(parts) == 1 else Combined(parts)
 
 
 def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 from posenc_export.ops import recurrence
 
 
@@ -42,8 +42,8 @@ class ConditionalConv(PositionEncoding):
         last = count + torch.arange(self.kernel - 1, device=x.device)
         return x + y.gather(1, wide), [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
 
-    def embed_states(self) -> List[Carried]:
-        return [Carried("tail", (self.kernel - 1, self.width))]
+    def embed_states(self) -> List[StateSpec]:
+        return [StateSpec("tail", (self.kernel - 1, self.width))]
 
     def oracle(self) -> Oracle:
         weight, bias = self.convolution.weight.detach().double().numpy(), self.convolution.bias

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 
 VERSIONS = ("v1", "v2")
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
@@ -82,8 +82,8 @@ class DeBERTa(PositionEncoding):
         by_key = torch.where(positions.ge(0).unsqueeze(1).unsqueeze(3), by_key, torch.zeros_like(by_key))
         return [ops.append(states[0], by_key.transpose(1, 2), write_index)]
 
-    def layer_states(self) -> List[Carried]:
-        return [Carried("products", (self.heads, 2 * self.span), grows=True, dtype="float32")] if self.causal and self.of_queries is not None else []
+    def layer_states(self) -> List[StateSpec]:
+        return [StateSpec("products", (self.heads, 2 * self.span), grows=True, dtype="float32")] if self.causal and self.of_queries is not None else []
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 
 
 class FoX(PositionEncoding):
@@ -64,8 +64,8 @@ class FoX(PositionEncoding):
             between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
         return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
 
-    def layer_states(self) -> List[Carried]:
-        return [Carried("gate", (self.heads, 1), grows=True, dtype="float32")]
+    def layer_states(self) -> List[StateSpec]:
+        return [StateSpec("gate", (self.heads, 1), grows=True, dtype="float32")]
 
     def oracle(self) -> Oracle:
         return FoXOracle(self)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.fox import log_sigmoid
-from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 
 
 class FoXPair(PositionEncoding):
@@ -58,8 +58,8 @@ class FoXPair(PositionEncoding):
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
         return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
 
-    def layer_states(self) -> List[Carried]:
-        return [Carried("gate", (self.heads, self.size), grows=True, dtype="float32")]
+    def layer_states(self) -> List[StateSpec]:
+        return [StateSpec("gate", (self.heads, self.size), grows=True, dtype="float32")]
 
     def oracle(self) -> Oracle:
         return FoXPairOracle(self)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Carried, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 from posenc_export.ops import recurrence
 
 
@@ -36,8 +36,8 @@ class InputRNN(PositionEncoding):
         y, last = recurrence.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
         return y.gather(1, wide), [last]
 
-    def embed_states(self) -> List[Carried]:
-        return [Carried("hidden", (self.width,))]
+    def embed_states(self) -> List[StateSpec]:
+        return [StateSpec("hidden", (self.width,))]
 
     def oracle(self) -> Oracle:
         return InputRNNOracle([value.detach().double().numpy() for value in (self.weight, self.recurrent, self.offset, self.recurrent_offset)])

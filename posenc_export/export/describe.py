@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.base import Carried
+from posenc_export.encodings.shared.base import StateSpec
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
@@ -120,7 +120,7 @@ def _encoder(model: Model, dtype: str) -> List[Value]:
     return [Value("encoder_attention_mask", "int64", (B, Q)), *values] if values else []
 
 
-def _state(past: str, present: str, carried: Carried, slots: Axis, update: str, dtype: str) -> State:
+def _state(past: str, present: str, carried: StateSpec, slots: Axis, update: str, dtype: str) -> State:
     if carried.grows:
         heads, size = carried.sizes
         return State(past + carried.name, present + carried.name, carried.dtype or dtype, (B, heads, slots, size), update, 2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import acts
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.cross_attention import CrossAttention
@@ -49,12 +49,12 @@ class Attention(torch.nn.Module):
         self.register_parameter("sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None)
 
     @torch.jit.unused
-    def states(self) -> List[Carried]:
+    def states(self) -> List[StateSpec]:
         """Return the states that are kept between calls, in the order in which `forward` takes them."""
         if not self.cached:
             return []
         key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.projection.value_size)
-        return [Carried("key", key, grows=True), Carried("value", value, grows=True), *self.encoding.layer_states()]
+        return [StateSpec("key", key, grows=True), StateSpec("value", value, grows=True), *self.encoding.layer_states()]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]

@@ -7,7 +7,7 @@ import torch
 
 from posenc_export.encodings import PositionEncoding
 from posenc_export.encodings.learned import Learned
-from posenc_export.encodings.shared.combined import Together
+from posenc_export.encodings.shared.combined import Combined
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.presets import MODELS
@@ -52,7 +52,7 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
 
 
 def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
-    return tuple(encoding.parts) if isinstance(encoding, Together) else (encoding,)
+    return tuple(encoding.parts) if isinstance(encoding, Combined) else (encoding,)
 
 
 def _found(model: Any) -> Tuple[int, Learned]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
 
@@ -35,7 +35,7 @@ class CrossAttention(torch.nn.Module):
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
-    def states(self) -> List[Carried]:
+    def states(self) -> List[StateSpec]:
         """Return no states: nothing is kept between calls."""
         return []
 

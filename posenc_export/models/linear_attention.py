@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, PositionEncoding
+from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import acts
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
@@ -49,12 +49,12 @@ class LinearAttention(torch.nn.Module):
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
-    def states(self) -> List[Carried]:
+    def states(self) -> List[StateSpec]:
         """Return the states that are kept between calls, in the order in which `forward` takes them."""
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
-        return [Carried("sum", summed, dtype="float32"), Carried("divisor", (self.heads, self.head_size), dtype="float32")]
+        return [StateSpec("sum", summed, dtype="float32"), StateSpec("divisor", (self.heads, self.head_size), dtype="float32")]
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]

@@ -12,7 +12,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.user_module_check import LENGTH, Inner, Trial, only_inner
+from posenc_export.models.user_module_check import LENGTH, FormCheck, Inner, only_inner
 from posenc_export.shared.numerics import tolerance, worst_error
 
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -49,7 +49,7 @@ class OwnModule(torch.nn.Module):
         if vocabulary is None and width is None:
             vocabulary, width = (inner.config.tokens.vocabulary, None) if isinstance(inner, Stack) else (None, inner.config.width)
         self.vocabulary, self.width = vocabulary or 0, width or 0
-        outputs = Trial(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width).outputs()
+        outputs = FormCheck(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width).outputs()
         self.config = ModuleConfig(
             name=f"{type(module).__module__}.{type(module).__qualname__}",
             inside=to_json(inner.config),

@@ -26,7 +26,7 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
     return found[0]
 
 
-class Trial:
+class FormCheck:
     """A trial call of a module with empty caches. It records how the module calls its block.
 
     Args:

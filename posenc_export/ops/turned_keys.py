@@ -38,7 +38,7 @@ def attend(
             attributes.update({"interleaved": float(interleaved), "first_turned": float(first_turned)})
             inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return _node("AttendTurned", inputs, attributes, values, shape)
+            return _node("AttendTurnedKeys", inputs, attributes, values, shape)
     else:  # a branch that depends on positions, which torch.export does not trace
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)

@@ -14,7 +14,7 @@ def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
     """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r: [B,S,K,D+r]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("KeyOfTwo", [near, far], {"rotary": float(rotary)}, near, [*near.shape[:3], near.size(3) + rotary])
+            return _node("JoinRotations", [near, far], {"rotary": float(rotary)}, near, [*near.shape[:3], near.size(3) + rotary])
     return torch.cat((near, far[..., :rotary]), dim=-1)
 
 
@@ -23,6 +23,6 @@ def query(near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: 
     if not torch.jit.is_scripting():
         if emitting():
             attributes = {"rotary": float(rotary), "first_far": float(first_far)}
-            return _node("QueryOfTwo", [near, far, positions], attributes, near, [*near.shape[:3], near.size(3) + rotary])
+            return _node("ChooseRotation", [near, far, positions], attributes, near, [*near.shape[:3], near.size(3) + rotary])
     is_far = positions.ge(first_far)[:, :, None, None]
     return torch.cat((near[..., :rotary].masked_fill(is_far, 0.0), near[..., rotary:], far[..., :rotary].masked_fill(~is_far, 0.0)), dim=-1)

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Carried, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import acts
 
 
@@ -59,10 +59,10 @@ class Faulty(PositionEncoding):
     def key_size(self, head_size: int) -> int:
         return self.inner.key_size(head_size)
 
-    def embed_states(self) -> List[Carried]:
+    def embed_states(self) -> List[StateSpec]:
         return self.inner.embed_states()
 
-    def layer_states(self) -> List[Carried]:
+    def layer_states(self) -> List[StateSpec]:
         return self.inner.layer_states()
 
     def oracle(self) -> Oracle:

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.cache_manager import Memory
+from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.session import Session
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
@@ -110,7 +110,7 @@ def test_wrong_calls_are_refused_in_one_line_and_change_nothing(spec: Spec, call
         replay(made(spec), OPTIONS, [*calls, {"do": "wrong", "on": 0, "name": name}])
 
 
-def _forgets_starts(self: Memory, state: Any, starts: np.ndarray, right: Any = Memory.opened) -> Any:
+def _forgets_starts(self: CacheManager, state: Any, starts: np.ndarray, right: Any = CacheManager.opened) -> Any:
     return right(self, state, np.where(starts > 5, starts - 1, starts))
 
 
@@ -125,10 +125,10 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (Memory, "opened", _forgets_starts),
+        (CacheManager, "opened", _forgets_starts),
         (BufferedCaches, "move", _moves_too_little),
         (Session, "rewind", _swallows),
-        (Memory, "without", lambda self, state, row: state),
+        (CacheManager, "without", lambda self, state, row: state),
     ],
     ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays"],
 )

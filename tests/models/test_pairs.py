@@ -15,7 +15,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.encoder_outputs import MASK, Encoded
+from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
 from tests.tiny import block
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -76,14 +76,14 @@ def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
 
 
 def test_verification_detects_a_row_with_the_encoder_outputs_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoded, "ordered", lambda self, order: Encoded(self.select(slice(len(order)))))  # rows are reordered, encoder outputs are not
+    monkeypatch.setattr(EncoderOutputs, "ordered", lambda self, order: EncoderOutputs(self.select(slice(len(order)))))  # rows are reordered, encoder outputs are not
     with pytest.raises(VerificationError, match="rows come and go|beside guests"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "fault")
 
 
 def test_verification_detects_attention_to_padding_of_the_encoder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = Encoded.select
-    monkeypatch.setattr(Encoded, "select", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
+    masked = EncoderOutputs.select
+    monkeypatch.setattr(EncoderOutputs, "select", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
     with pytest.raises(VerificationError, match="do not deploy"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 

@@ -33,7 +33,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Carried:
+class StateSpec:
     """A state that an encoding or an attention carries from call to call, initially zeros.
 
     Args:
@@ -162,11 +162,11 @@ class PositionEncoding(torch.nn.Module):
         """Initialise the token table [V, token_width] in place."""
         torch.nn.init.normal_(table, std=0.02)  # the standard deviation of GPT-2
 
-    def embed_states(self) -> List[Carried]:
+    def embed_states(self) -> List[StateSpec]:
         """States of `embed_next`."""
         return []
 
-    def layer_states(self) -> List[Carried]:
+    def layer_states(self) -> List[StateSpec]:
         """States of `observe` and `rescore`, in every layer."""
         return []
 

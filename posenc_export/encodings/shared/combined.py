@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Carried, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
 
 
 def acts(encoding: PositionEncoding, *hooks: str) -> bool:
     """Whether an encoding overrides one of these hooks."""
-    found = encoding.parts if isinstance(encoding, Together) else [encoding]
+    found = encoding.parts if isinstance(encoding, Combined) else [encoding]
     return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in found for hook in hooks)
 
 
@@ -29,7 +29,7 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     return max(found, default=0)
 
 
-class Together(PositionEncoding):
+class Combined(PositionEncoding):
     """Applies the hooks of its parts one after the other and adds their biases.
 
     Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest range of the parts.
@@ -117,10 +117,10 @@ class Together(PositionEncoding):
         """Initialise the token table as the first part does."""
         self.parts[0].initialise_tokens(table)  # type: ignore[operator]
 
-    def embed_states(self) -> List[Carried]:
+    def embed_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.embed_states()]  # type: ignore[operator]
 
-    def layer_states(self) -> List[Carried]:
+    def layer_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]
 
     def score_scale(self, head_size: int) -> float:

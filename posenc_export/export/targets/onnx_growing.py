@@ -40,7 +40,7 @@ LOWERING = (
         **standard.LOWERING,
         "CollectByDistance": collected.collect_by_distance,
         "RowsAtCounts": counts.rows_at_counts,
-        "AttendTurned": turned_keys.attend,
+        "AttendTurnedKeys": turned_keys.attend,
         "WaveProducts": waves.wave_products,
         "AppendPositions": append_positions,
         "FitPositions": standard.as_is,

@@ -63,7 +63,7 @@ def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     return counts.rows_at_last_counts(rewriter, node, append, *ort_slots.written(rewriter, append))
 
 
-LEFT = ("QueryOfTwo", "KeyOfTwo", "Rotate")  # nodes of standard.LOWERING that Attend may merge
+LEFT = ("ChooseRotation", "JoinRotations", "Rotate")  # nodes of standard.LOWERING that Attend may merge
 LOWERING = (
     {
         **{name: lowering for name, lowering in standard.LOWERING.items() if name not in LEFT},
@@ -73,7 +73,7 @@ LOWERING = (
         "Attend": ort_attention.attend,
         "CollectByDistance": collect_by_distance,
         "RowsAtCounts": rows_at_counts,
-        "AttendTurned": ort_attention.attend_turned,
+        "AttendTurnedKeys": ort_attention.attend_turned,
         "WaveProducts": wave_products,
         "Experts": experts.sparse,
     },

@@ -32,9 +32,9 @@ class Heads:
 
 
 def query_of(rewriter: Rewriter, node: ir.Node, append_key: ir.Node) -> Optional[ir.Node]:
-    """Return the QueryOfTwo node of an Attend, and narrow the cache to keys of one rotation. None if there is no such node, or for caches that stay whole:
+    """Return the ChooseRotation node of an Attend, and narrow the cache to keys of one rotation. None if there is no such node, or for caches that stay whole:
     those of an attention_mask, whose names other runtimes know, of float16, which was not measured, and of 8 bits, whose scales belong to whole keys."""
-    query, key = producer(node.inputs[0], "QueryOfTwo"), producer(append_key.inputs[1], "KeyOfTwo")
+    query, key = producer(node.inputs[0], "ChooseRotation"), producer(append_key.inputs[1], "JoinRotations")
     if query is None or key is None or ort_slots.by_columns(rewriter) is not None or rewriter.dtype != "float32" or rewriter.cache:
         return None
     past = append_key.inputs[0]
@@ -49,7 +49,7 @@ def attend(call: GroupQuery, query: ir.Node, append_key: ir.Node) -> Tuple[ir.Va
     Args:
         query: from `query_of`.
     """
-    rewriter, past, new = call.rewriter, append_key.inputs[0], producer(append_key.inputs[1], "KeyOfTwo")
+    rewriter, past, new = call.rewriter, append_key.inputs[0], producer(append_key.inputs[1], "JoinRotations")
     assert past is not None and new is not None
     near, far = Heads(query.inputs[0], new.inputs[0], past), Heads(query.inputs[1], new.inputs[1], rewriter.cache_beside(past, CACHE))
     slot, _ = ort_slots.written(rewriter, append_key)

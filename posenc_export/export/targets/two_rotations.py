@@ -27,7 +27,7 @@ def query(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 
 def is_far_at(rewriter: Rewriter, query: ir.Node, positions: Optional[ir.Value]) -> ir.Value:
-    """Return whether queries of a QueryOfTwo at positions are far: bool, in the shape of positions."""
+    """Return whether queries of a ChooseRotation at positions are far: bool, in the shape of positions."""
     return rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(number(query, "first_far"))])
 
 

@@ -54,7 +54,7 @@ class Requests:
         copied = {state.present for state in self._in_place}
         for row in range(rows):
             total = self._total(inputs, row)
-            count = min(new, total)  # less than `new` for a row with padding, which has no earlier tokens (Reader)
+            count = min(new, total)  # less than `new` for a row with padding, which has no earlier tokens (GraphRunner)
             given = {name: self._part(name, array, row, count) for name, array in inputs.items()}
             if "total_sequence_length" in given:
                 given["total_sequence_length"] = np.array(total, np.int32)

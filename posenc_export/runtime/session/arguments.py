@@ -18,7 +18,7 @@ SHOWN = 200  # most characters of an argument that an error message quotes
 
 
 @dataclass(frozen=True)
-class Given:
+class PrefillArguments:
     """Checked arguments of a prefill, without padding.
 
     Args:
@@ -68,7 +68,7 @@ def take(
     grid: Optional[np.ndarray],
     token_types: Optional[np.ndarray],
     logits_to_keep: Optional[int],
-) -> Given:
+) -> PrefillArguments:
     """Check the arguments of Session.prefill.
 
     Raises:
@@ -88,7 +88,7 @@ def take(
     longest = int(counts.max())
     # A bidirectional model reads whole rows.
     fed = min(size, max(longest, 1)) if manifest.states else max(longest, 1)
-    return Given(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
+    return PrefillArguments(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
 
 
 def at_least(name: str, value: Any, least: int) -> int:

@@ -7,11 +7,11 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import TokenAttributes
 from posenc_export.runtime.session.history import RowHistory
-from posenc_export.runtime.session.state import Caches, Committed, Slots
+from posenc_export.runtime.session.state import Caches, SessionState, Slots
 
 
-class Memory:
-    """Operations that turn one `Committed` state of a session into the next without running the graph.
+class CacheManager:
+    """Operations that turn one `SessionState` into the next without running the graph.
 
     Args:
         open_caches: function of a number of rows and a number of slots; returns empty caches.
@@ -29,11 +29,11 @@ class Memory:
         self.columns, self.replaces = manifest.layout == "columns", any(state.update == "replace" for state in manifest.states)
         self.written = 0
 
-    def used(self, state: Committed) -> int:
+    def used(self, state: SessionState) -> int:
         """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
         return state.slots.shape[1] if self.columns else max(state.held.tolist(), default=0)
 
-    def opened(self, state: Committed, starts: np.ndarray) -> Committed:
+    def opened(self, state: SessionState, starts: np.ndarray) -> SessionState:
         """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
         count, caches = len(starts), state.caches
         if caches is None or (caches.rows != count if self.columns else caches.rows < count):
@@ -41,11 +41,11 @@ class Memory:
             caches = self.open_caches(room, min(self.manifest.capacity_bucket or self.most, self.most))
         else:
             caches = caches.emptied()
-        opened = Committed(np.zeros_like(starts), starts.copy(), np.zeros((count, 0), bool), caches, self._histories(count))
+        opened = SessionState(np.zeros_like(starts), starts.copy(), np.zeros((count, 0), bool), caches, self._histories(count))
         self.wipe(opened)
         return opened
 
-    def joined(self, state: Committed, starts: np.ndarray) -> Committed:
+    def joined(self, state: SessionState, starts: np.ndarray) -> SessionState:
         """Return the state with an empty row appended for each start [n]."""
         assert state.caches is not None
         first, end = state.rows, state.rows + len(starts)
@@ -55,7 +55,7 @@ class Memory:
         held, begin = np.concatenate((state.held, np.zeros_like(starts))), np.concatenate((state.start, starts))
         return state.replace(held=held, start=begin, slots=np.zeros((end, 0), bool), caches=caches, histories=state.histories + self._histories(len(starts)))
 
-    def without(self, state: Committed, row: int) -> Committed:
+    def without(self, state: SessionState, row: int) -> SessionState:
         """Return the state without one row; the last row takes its index. Its in-place states are copied later, by `apply_moves`."""
         assert state.caches is not None
         last = state.rows - 1
@@ -68,7 +68,7 @@ class Memory:
         rows = {"held": state.held[order], "start": state.start[order], "slots": state.slots[order], "encoded": encoded}
         return state.replace(**rows, caches=caches, histories=histories, moves=moves)
 
-    def rewound(self, state: Committed, target: np.ndarray) -> Tuple[Committed, List[np.ndarray], TokenAttributes]:
+    def rewound(self, state: SessionState, target: np.ndarray) -> Tuple[SessionState, List[np.ndarray], TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row to replay from there, with their attributes.
 
         Raises:
@@ -99,7 +99,7 @@ class Memory:
         value = self.manifest.inputs[0]
         return np.zeros([0, *(int(axis) for axis in value.axes[2:])], value.dtype)
 
-    def cut(self, state: Committed, target: np.ndarray) -> Committed:
+    def cut(self, state: SessionState, target: np.ndarray) -> SessionState:
         """Return the state truncated to the first `target` tokens [B] of each row. In-place slots are filled later, by `tidy`."""
         assert state.caches is not None
         if not self.columns:
@@ -108,25 +108,25 @@ class Memory:
         caches = state.caches.cut(slots)
         return state.replace(held=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
 
-    def apply_moves(self, state: Committed) -> Committed:
+    def apply_moves(self, state: SessionState) -> SessionState:
         """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
         for source, target in state.moves:
             assert state.caches is not None
             state.caches.move(source, target, int(state.held[target]))
         return state.replace(moves=())
 
-    def tidy(self, state: Committed) -> None:
+    def tidy(self, state: SessionState) -> None:
         """Fill the slots past the tokens of each row and cut the histories there. An interrupted call can be repeated."""
         if state.caches is not None:
             self.wipe(state)
             for row, history in enumerate(state.histories):
                 history.cut(int(state.held[row]))
 
-    def count_written(self, state: Committed) -> None:
+    def count_written(self, state: SessionState) -> None:
         """Raise `written` to the slots that the state and its stepper have used, including one slot of a step that may have been interrupted."""
         self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + 1 if state.stepper else 0))
 
-    def wipe(self, state: Committed) -> None:
+    def wipe(self, state: SessionState) -> None:
         """Write the fill value to every written slot that holds no token of the state."""
         assert state.caches is not None
         written, slots = self.written, state.slots

@@ -7,7 +7,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 BUSY = "session: expected one call at a time, got another while one runs; open a session for each thread with model.session()"
 
 
-class Turn:
+class CallGuard:
     """The running calls of a session, and whether the last call succeeded.
 
     A call appends an entry to `calls` when it starts and removes one when it ends. Both are atomic in CPython, so an interrupt cannot split them.

@@ -15,7 +15,7 @@ MASK = "encoder_attention_mask"
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncoderOutputs:
     """The graph inputs listed in Manifest.encoder, for all rows.
 
     Args:
@@ -28,21 +28,21 @@ class Encoded:
         """Return the graph inputs of a range of rows."""
         return {name: array[window] for name, array in self.arrays.items()}
 
-    def joined(self, other: "Encoded") -> "Encoded":
+    def joined(self, other: "EncoderOutputs") -> "EncoderOutputs":
         """Return these rows followed by those of `other`. Shorter sequences are padded."""
         most = max(self._length, other._length)
-        return Encoded({name: np.concatenate((_padded(array, most), _padded(other.arrays[name], most))) for name, array in self.arrays.items()})
+        return EncoderOutputs({name: np.concatenate((_padded(array, most), _padded(other.arrays[name], most))) for name, array in self.arrays.items()})
 
-    def ordered(self, order: np.ndarray) -> "Encoded":
+    def ordered(self, order: np.ndarray) -> "EncoderOutputs":
         """Return the rows with these indices."""
-        return Encoded({name: array[order] for name, array in self.arrays.items()})
+        return EncoderOutputs({name: array[order] for name, array in self.arrays.items()})
 
     @property
     def _length(self) -> int:
         return self.arrays[MASK].shape[1]
 
 
-def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[Encoded]:
+def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[EncoderOutputs]:
     """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model that reads no encoder.
 
     Args:
@@ -75,12 +75,12 @@ def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], c
         part = tokens[:, :, at : at + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
         at += heads * size
-    return Encoded(arrays)
+    return EncoderOutputs(arrays)
 
 
 def for_call(
-    manifest: Manifest, kept: Optional[Encoded], held: np.ndarray, count: int, given: Any, attention_mask: Optional[np.ndarray]
-) -> Optional[Encoded]:
+    manifest: Manifest, kept: Optional[EncoderOutputs], held: np.ndarray, count: int, given: Any, attention_mask: Optional[np.ndarray]
+) -> Optional[EncoderOutputs]:
     """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
 
     Args:

@@ -6,13 +6,13 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import graph_inputs
-from posenc_export.runtime.session.arguments import Given, TokenAttributes
-from posenc_export.runtime.session.cache_manager import Memory
-from posenc_export.runtime.session.state import Caches, Call, Committed
+from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes
+from posenc_export.runtime.session.cache_manager import CacheManager
+from posenc_export.runtime.session.state import Caches, Call, SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
 
-class Reader:
+class GraphRunner:
     """Feeds tokens to the graph of a session. It holds no state of its own: methods take a session state and return the next one.
 
     Args:
@@ -21,12 +21,12 @@ class Reader:
         device: Model.provider.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory, device: str) -> None:
+    def __init__(self, manifest: Manifest, memory: CacheManager, device: str) -> None:
         self.manifest, self.memory = manifest, memory
         self._fewest = 0 if device == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
-    def read(self, state: Committed, first: int, given: Given, commit: Callable[[Committed], None]) -> List[List[np.ndarray]]:
+    def read(self, state: SessionState, first: int, given: PrefillArguments, commit: Callable[[SessionState], None]) -> List[List[np.ndarray]]:
         """Feed rows, starting at row `first`, chunk by chunk. Return the requested outputs of each row, one array per chunk.
 
         `commit` is called with the state after each chunk.
@@ -42,8 +42,8 @@ class Reader:
         return outputs
 
     def feed(
-        self, state: Committed, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, kept: np.ndarray
-    ) -> Tuple[List[np.ndarray], Committed]:
+        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, kept: np.ndarray
+    ) -> Tuple[List[np.ndarray], SessionState]:
         """Run the graph once for the rows starting at `first`, or once per row if the graph takes a single row.
 
         Returns:
@@ -72,7 +72,7 @@ class Reader:
             return output[:kept]
         return output[count - kept : count].copy()
 
-    def ready_to_step(self, state: Committed) -> Committed:
+    def ready_to_step(self, state: SessionState) -> SessionState:
         """Return the state with a stepper that feeds one token per row.
 
         Raises:
@@ -94,14 +94,14 @@ class Reader:
         given = state.encoded.arrays if state.encoded else {}
         return state.replace(caches=caches, stepper=Stepper(caches, {**built, **given}, source, manifest.vocabulary, room, given))
 
-    def with_coordinates(self, state: Committed, window: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
+    def with_coordinates(self, state: SessionState, window: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
         """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
         if not self.manifest.axes or "grid" in attributes:
             return attributes
         begins = (state.start + state.held)[window]
         return {**attributes, "grid": [np.repeat(begin + np.arange(count)[None], self.manifest.axes, 0) for begin, count in zip(begins, counts, strict=True)]}
 
-    def record_step(self, state: Committed, x: np.ndarray) -> None:
+    def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], that the stepper is about to feed."""
         assert state.stepper is not None
         caches, length = state.stepper.reached[1], state.length
@@ -110,7 +110,7 @@ class Reader:
             coordinates = {"grid": np.full((self.manifest.axes, 1), state.start[row] + length[row])} if self.manifest.axes else {}
             history.record(int(length[row]), states, x[row : row + 1], coordinates)
 
-    def _record(self, state: Committed, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, caches: Caches) -> None:
+    def _record(self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, caches: Caches) -> None:
         """Record in the histories the tokens that are about to be fed."""
         for index, part in enumerate(tokens if state.histories else []):
             if len(part):
@@ -119,7 +119,7 @@ class Reader:
                 history.record(int(state.held[first + index]), states, part, {name: parts[index] for name, parts in attributes.items()})
 
     def _calls(
-        self, state: Committed, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, kept: np.ndarray
+        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, kept: np.ndarray
     ) -> List[Call]:
         """Return one call for all rows, or one call per row if the graph continues a single row at a time."""
         x, others = graph_inputs.padded(tokens, attributes)
@@ -136,7 +136,7 @@ class Reader:
                 calls.append(self._call(state, first + row, np.ascontiguousarray(x[one, :width]), of_row, counts[one], kept[one]))
         return calls
 
-    def _call(self, state: Committed, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, kept: np.ndarray) -> Call:
+    def _call(self, state: SessionState, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, kept: np.ndarray) -> Call:
         window = slice(first, first + len(x))
         kept = np.maximum(kept, self._fewest)
         built = graph_inputs.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])

@@ -10,10 +10,10 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import arguments, encoder_outputs, generation, graph_inputs
 from posenc_export.runtime.session.arguments import Numbers, Rows
-from posenc_export.runtime.session.cache_manager import Memory
-from posenc_export.runtime.session.call_guard import BUSY, Turn, exclusive, exclusive_unsettled
-from posenc_export.runtime.session.graph_runner import Reader
-from posenc_export.runtime.session.state import Caches, Committed, no_rows
+from posenc_export.runtime.session.cache_manager import CacheManager
+from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive, exclusive_unsettled
+from posenc_export.runtime.session.graph_runner import GraphRunner
+from posenc_export.runtime.session.state import Caches, SessionState, no_rows
 from posenc_export.runtime.session.stepper import Stepper
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
@@ -44,10 +44,10 @@ class Session:
         device: str = "cpu",
     ) -> None:
         self.manifest, self.provider = manifest, device
-        self._memory = Memory(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
-        self._reader = Reader(manifest, self._memory, device)
+        self._memory = CacheManager(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
+        self._reader = GraphRunner(manifest, self._memory, device)
         self._replaces, self._columns = self._memory.replaces, self._memory.columns
-        self._turn = Turn()
+        self._turn = CallGuard()
         self._now = no_rows()
 
     def __reduce__(self) -> NoReturn:
@@ -262,10 +262,10 @@ class Session:
         """
         return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
 
-    def _commit(self, state: Committed) -> None:
+    def _commit(self, state: SessionState) -> None:
         self._now = state
 
-    def _state_to_continue(self) -> Committed:
+    def _state_to_continue(self) -> SessionState:
         """Return the state from which a prefill continues: the current one, or an empty one for bidirectional models, which read whole rows."""
         return self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
 

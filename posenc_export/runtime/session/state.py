@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 
 import numpy as np
 
-from posenc_export.runtime.session.encoder_outputs import Encoded
+from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
 from posenc_export.runtime.session.graph_inputs import Feeds
 from posenc_export.runtime.session.history import RowHistory
 from posenc_export.runtime.session.stepper import Stepper
@@ -90,7 +90,7 @@ class Caches(Protocol):
 
 
 @dataclass(frozen=True)
-class Committed:
+class SessionState:
     """The rows of a session and their content.
 
     Args:
@@ -111,7 +111,7 @@ class Committed:
     histories: Tuple[RowHistory, ...] = ()
     stepper: Optional[Stepper] = None
     moves: Tuple[Tuple[int, int], ...] = ()
-    encoded: Optional[Encoded] = None
+    encoded: Optional[EncoderOutputs] = None
 
     @property
     def rows(self) -> int:
@@ -123,11 +123,11 @@ class Committed:
         """Number of tokens of each row [B] int64."""
         return self.held + (self.stepper.reached[0] if self.stepper else 0)
 
-    def replace(self, **changes: Any) -> "Committed":
+    def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def without_stepper(self, columns: bool) -> "Committed":
+    def without_stepper(self, columns: bool) -> "SessionState":
         """Return the same state without a stepper: its tokens are added to `held` and, where rows share columns, to `slots`."""
         if self.stepper is None:
             return self
@@ -136,6 +136,6 @@ class Committed:
         return self.replace(held=self.held + taken, slots=slots, caches=caches, stepper=None)
 
 
-def no_rows() -> Committed:
+def no_rows() -> SessionState:
     """Return the state of a session without rows."""
-    return Committed(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), bool))
+    return SessionState(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), bool))

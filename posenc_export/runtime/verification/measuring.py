@@ -23,7 +23,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import BATCHES, SHORT, Accuracy, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
 from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
-from posenc_export.runtime.verification.transient_rows import WithGuests
+from posenc_export.runtime.verification.transient_rows import WithTransientRows
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
 
 FULL_PASS = "full pass"
@@ -244,7 +244,7 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
 
 def _beside_guests(scenario: Scenario) -> Scenario:
     """Return the scenario run on a batch that guest rows join and leave."""
-    return lambda session, case: scenario(WithGuests(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
+    return lambda session, case: scenario(WithTransientRows(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:

@@ -7,7 +7,7 @@ import numpy as np
 from posenc_export.runtime.session.session import Session
 
 
-class WithGuests:
+class WithTransientRows:
     """The interface of a session for the rows of a scenario, while a guest row is present in every second call.
 
     The first guest has index 0. When it is retired, the last row of the scenario moves to that index.
@@ -69,9 +69,9 @@ class WithGuests:
         back[self.order] = n
         self.session.rewind(back)
 
-    def fork(self) -> "WithGuests":
+    def fork(self) -> "WithTransientRows":
         """Run Session.fork; the fork has the same guest."""
-        other = WithGuests(self.session.fork(), self.guests, self.start, self.encoder)
+        other = WithTransientRows(self.session.fork(), self.guests, self.start, self.encoder)
         other.order, other.guest = list(self.order), self.guest
         return other
 

@@ -24,7 +24,7 @@ class Stop(BaseException):
 def run_to(call: Callable[[], Any], at: int) -> int:
     """Run a call until the at-th line of the runtime, or to its end. Return the number of lines that it passed.
 
-    Lines that use the session's `Turn` are not counted: an interrupt can occur only after a function call, and these lines are written for that.
+    Lines that use the session's `CallGuard` are not counted: an interrupt can occur only after a function call, and these lines are written for that.
     """
     passed = 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.call_guard import Turn
+from posenc_export.runtime.session.call_guard import CallGuard
 from tests.runtime.sequences import model, texts
 
 pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
@@ -63,7 +63,7 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pyte
 
 
 def test_the_check_for_other_threads_costs_less_than_a_third_of_a_microsecond() -> None:
-    turn = Turn()
+    turn = CallGuard()
 
     def checked() -> None:  # as in Session.step
         try:
