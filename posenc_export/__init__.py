@@ -6,6 +6,8 @@ Public names are imported on first use: importing this package imports neither t
 import importlib
 from typing import TYPE_CHECKING
 
+from posenc_export.shared.version import VERSION
+
 if TYPE_CHECKING:
     from posenc_export.export import export as export_model
     from posenc_export.models.block import AttentionBlock
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from posenc_export.models.user_module import OwnModule
     from posenc_export.runtime import Manifest, Model, Session, load, verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Module that defines each public name. A name that differs in that module follows a colon.
 _HOME = {

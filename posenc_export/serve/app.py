@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from posenc_export import __version__
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
@@ -22,6 +21,7 @@ from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
 from posenc_export.serve.stream import STOPPED, Stream, event
+from posenc_export.shared.version import VERSION
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive
@@ -210,7 +210,7 @@ def application(name: str, model: Model, codec: Codec, limits: Limits, access: A
         await asyncio.to_thread(service.engine.close)
 
     summary = f"Completions of {name}, as in OpenAI's API."
-    app = FastAPI(title="posenc", version=__version__, summary=summary, lifespan=lifespan, dependencies=[Depends(access.check_origin)])
+    app = FastAPI(title="posenc", version=VERSION, summary=summary, lifespan=lifespan, dependencies=[Depends(access.check_origin)])
     app.state.service = service
     app.include_router(_open_routes(service))
     app.include_router(_routes(service), dependencies=[Depends(access.check_key)] if access.key else [])

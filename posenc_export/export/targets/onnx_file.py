@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posenc_export import __version__
 from posenc_export.export.targets import external_data, int8_cache
 from posenc_export.export.targets.rewriter import Fusion, Lowering, Rewriter, drop_unused
 from posenc_export.export.trace import OPSET, Source
@@ -18,6 +17,7 @@ from posenc_export.runtime.artefact import files, meanings
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.shared.version import VERSION
 
 FILE_NAME = "model.onnx"
 IR_VERSION = 10  # ONNX Runtime 1.31 loads up to 13; 10 is what older releases load too
@@ -151,7 +151,7 @@ def _stops_at_length(node: ir.Node) -> bool:
 
 def _strip(model: ir.Model) -> None:
     """Remove names, paths and metadata of the exporting machine, so that equal modules give equal files; set versions and opsets."""
-    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, __version__
+    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, VERSION
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
