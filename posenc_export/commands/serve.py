@@ -10,9 +10,9 @@ from typing import Any
 
 from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
 from posenc_export.runtime.graphs.providers import HELP
+from posenc_export.serve.requests import CONTEXT
 
 KEY = "POSENC_API_KEY"
-CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
 
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:

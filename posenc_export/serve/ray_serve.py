@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from ray import serve
 
-from posenc_export.commands.serve import CONTEXT
+from posenc_export.serve.requests import CONTEXT
 
 WAITING = 4  # length of a replica's queue per row
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Tuple
 from posenc_export.runtime.artefact.manifest import Manifest
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
+CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Limits:
 
     rows: int = 16
     queue: int = 64
-    context: int = 4096
-    prompt: int = 4095
+    context: int = CONTEXT
+    prompt: int = CONTEXT - 1
     tokens: int = 4095
     chunk: int = 256
     seconds: int = 600
