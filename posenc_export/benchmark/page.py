@@ -3,10 +3,12 @@
 import base64
 import html
 import io
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-from posenc_export.benchmark.report import LOAD_HEADS, ROW_HEADS, Report
+from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report
 from posenc_export.benchmark.results import Row
+from posenc_export.runtime.artefact.places import write_file
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
@@ -21,6 +23,15 @@ TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
+
+
+def write(report: Report, path: Path) -> None:
+    """Write a report as one self-contained HTML page.
+
+    Raises:
+        ValueError: matplotlib is not installed, or the path is that of another file (runtime.artefact.places.check_file).
+    """
+    write_file(path, render(report).encode(), HTML)
 
 
 def render(report: Report) -> str:

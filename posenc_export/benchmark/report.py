@@ -1,14 +1,13 @@
 """The report of a benchmark: as JSON with units in field names, as a table for the terminal, as an HTML page."""
 
-from pathlib import Path
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Tuple
 
 import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row
 from posenc_export.benchmark.verdicts import Verdict, verdicts
-from posenc_export.runtime.artefact.places import Form, write_file
+from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.tables import aligned
 
 SCHEMA = 3
@@ -68,16 +67,6 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
         lines = [*aligned(LOAD_HEADS, self.load_cells()), "", *aligned(ROW_HEADS, self.row_cells()), ""]
         return "\n".join([*lines, *(verdict.text for verdict in self.verdicts), *self.remarks()]) + "\n"
-
-    def html(self, path: Union[str, Path]) -> None:
-        """Write the report as one self-contained HTML page.
-
-        Raises:
-            ValueError: matplotlib is not installed, or the path is that of another file (runtime.artefact.places.check_file).
-        """
-        from posenc_export.benchmark.page import render
-
-        write_file(Path(path), render(self).encode(), HTML)
 
     def row_cells(self) -> Cells:
         return [_cells(row) for row in self.rows]

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
+from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread, ratios, spread
-
-if TYPE_CHECKING:
-    from posenc_export.benchmark.results import Row
 
 LEAST = 3  # fewest rounds for a ratio
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
@@ -32,19 +30,19 @@ class Verdict:
     text: str
 
 
-def verdicts(rows: Sequence["Row"]) -> List[Verdict]:
+def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     """Return a verdict for each phase and number of tokens with at least two contestants, in the order of the rows."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
     return [_verdict(*sorted(group, key=lambda row: row.median_seconds)[:2]) for group in groups if len(group) > 1]
 
 
-def compared(first: "Row", second: "Row") -> Optional[Spread]:
+def compared(first: Row, second: Row) -> Optional[Spread]:
     """Return the spread of the time of the second contestant divided by that of the first; None with fewer than LEAST rounds in which both were undisturbed."""
     found = ratios(second.samples_seconds, first.samples_seconds, {*first.rounds_disturbed, *second.rounds_disturbed})
     return spread(found) if len(found) >= LEAST else None
 
 
-def _verdict(first: "Row", second: "Row") -> Verdict:
+def _verdict(first: Row, second: Row) -> Verdict:
     ratio = compared(first, second)
     if ratio is None:
         finding = f"no verdict between {first.contestant} and {second.contestant}, because fewer than {LEAST} rounds were undisturbed"

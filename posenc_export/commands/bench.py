@@ -35,6 +35,7 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 with --fail-on-disturbed if samples stayed disturbed."""
+    from posenc_export.benchmark import page
     from posenc_export.benchmark import run as measure
     from posenc_export.benchmark.report import HTML, JSON
     from posenc_export.runtime.artefact.places import check_file, write_file
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         write_file(options.output, f"{text}\n".encode(), JSON)
     if options.html:
-        report.html(options.html)
+        page.write(report, options.html)
     return FAILED_CHECK if options.fail_on_disturbed and report.disturbed else 0
 
 

@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 
+from posenc_export.benchmark import page
 from posenc_export.benchmark import report as reports
 from posenc_export.benchmark.report import Report, duration
 from tests.benchmark import rows
@@ -77,7 +78,7 @@ def test_a_duration_has_the_largest_unit_in_which_it_is_at_least_1(seconds, text
 
 
 def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
-    report.html(tmp_path / "page.html")
+    page.write(report, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     sources = re.findall(r'\bsrc="([^"]*)"', text)
     assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
@@ -87,7 +88,7 @@ def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
 
 
 def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
-    report.html(tmp_path / "page.html")
+    page.write(report, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("<img alt=") == 3
     assert "slow &lt;&amp;&gt;" in text and "slow <" not in text
@@ -95,14 +96,14 @@ def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
 
 def test_the_same_report_gives_the_same_page(report, tmp_path):
     for name in ("a", "b"):
-        report.html(tmp_path / name)
+        page.write(report, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'posenc-export\[report\]'"):
-        report.html(tmp_path / "page.html")
+        page.write(report, tmp_path / "page.html")
 
 
 def test_the_plot_of_shares_starts_at_zero_and_contains_every_contestant():
