@@ -1,33 +1,35 @@
 """The `posenc` command: list, export, compile, verify, generate, serve, page, bench, inspect, plot."""
 
 import argparse
+import importlib
 import io
 import os
 import sys
 from typing import Optional, Sequence
 
-from posenc_export import __version__
-from posenc_export.commands import bench, compile, export, generate, inspect, listing, page, plot, serve, verify
 from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
+from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
+# File in commands/ of each command, which is imported only for its own command, and what the command does.
 COMMANDS = {
-    "list": (listing, "list encodings, targets, families of checkpoints and presets"),
-    "export": (export, "write an artefact and verify it"),
-    "compile": (compile, "compile a pt2 artefact to native code for this machine (AOTInductor)"),
-    "verify": (verify, "verify an artefact on this machine against the reference that it contains; needs no torch"),
-    "generate": (generate, "continue a text with a decoder"),
-    "serve": (serve, "answer completions over HTTP, as in OpenAI's API"),
-    "page": (page, "write a static page that runs a decoder in the browser"),
-    "bench": (bench, "time prefill and decode of artefacts and runtimes"),
-    "inspect": (inspect, "print encoding, sizes, positions, inputs, states and certificate of an artefact, or a program that runs it"),
-    "plot": (plot, "draw an encoding, as PNG or SVG"),
+    "list": ("listing", "list encodings, targets, families of checkpoints and presets"),
+    "export": ("export", "write an artefact and verify it"),
+    "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
+    "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
+    "generate": ("generate", "continue a text with a decoder"),
+    "serve": ("serve", "answer completions over HTTP, as in OpenAI's API"),
+    "page": ("page", "write a static page that runs a decoder in the browser"),
+    "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
+    "inspect": ("inspect", "print encoding, sizes, positions, inputs, states and certificate of an artefact, or a program that runs it"),
+    "plot": ("plot", "draw an encoding, as PNG or SVG"),
 }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
-    options, unknown = _parser().parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options, unknown = _parser(next((word for word in given if not word.startswith("-")), "")).parse_known_args(given)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.say = Progress()
@@ -52,13 +54,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return refuse(options.say, line)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(called: str) -> argparse.ArgumentParser:
+    """Return a parser of all commands, with the arguments of the one that is called."""
     parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, verify them, and run them.")
-    parser.add_argument("--version", action="version", version=f"posenc {__version__}")
+    parser.add_argument("--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        module.add_arguments(command)
+        if name == called:
+            importlib.import_module(f"posenc_export.commands.{module}").add_arguments(command)
         command.add_argument("--json", action="store_true", help="machine-readable output")
         command.set_defaults(parser=command)
     return parser

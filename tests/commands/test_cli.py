@@ -132,6 +132,13 @@ assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "
 """
 
 
+def test_a_command_imports_only_its_own_part() -> None:
+    program = "import sys; from posenc_export.commands.cli import main; main(['generate', '--help'])"
+    check = "others = {'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; sys.exit(str(others & {*sys.modules} or ''))"
+    ended = subprocess.run([sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"], capture_output=True, text=True, check=False)
+    assert "--max-tokens" in ended.stdout and not ended.stderr.strip()
+
+
 @pytest.fixture(scope="module")
 def unverified(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a decoder that was exported without a certificate."""
