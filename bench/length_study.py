@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from posenc_export.export import export
-from posenc_export.models.presets import FOLDER, PRESETS, TRAINED_LENGTH, read, small
+from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, read, small
 from posenc_export.models.stack import Stack
 from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
@@ -90,7 +90,7 @@ def rows() -> Iterator[Row]:
 def weights_of(name: str, folder: Path) -> Path:
     """Return the file of weights in `folder`, or that of the package if it does not exist."""
     own = folder / f"{name}.safetensors"
-    return own if own.exists() else FOLDER / f"small-{name}.safetensors"
+    return own if own.exists() else SOURCE_TREE / f"small-{name}.safetensors"
 
 
 def train(name: str, folder: Path, steps: int) -> None:
