@@ -89,7 +89,7 @@ def test_the_program_for_a_library_gives_the_outputs_of_a_session(language: str,
     x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
     second, _ = client["call"](graph, states, x[:, 7:], 7)
-    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)) <= model.manifest.reference.tolerance
+    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
 
 
 def _compiled(folder: Path, compiler: Sequence[object], source: str) -> Path:
