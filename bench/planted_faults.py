@@ -124,7 +124,7 @@ def main() -> int:
         for row in rows_of(layers, options.format or FORMATS):
             rows.append(row)
             print(" ".join(f"{key}={value}" for key, value in row.items()), file=sys.stderr, flush=True)
-            options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            options.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     if options.depth is None and options.format is None:
         write(rows, options.page)
     wrong = undetected(rows)
