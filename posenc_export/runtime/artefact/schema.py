@@ -155,7 +155,7 @@ class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: AtLeastOne
     exact: Finite
     exact_tolerance: Finite
-    bound: Finite = 0.0  # of artefacts written before version 0.3
+    bound: Finite = 0.0  # only in artefacts of earlier versions, and not used
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
