@@ -21,7 +21,7 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import verify
-from posenc_export.runtime.artefact.schema import bound_of, worst_cell
+from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from tests.export.artefact_faults import FAULTS, measured, on_cpu
 
 DEPTHS = (2, 12, 32, 48)

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional
 
+from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import bound_of, format_cell, worst_cell
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from posenc_export.commands.terminal import FAILED_CHECK, show
-from posenc_export.runtime.artefact.schema import Proof
+from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.graphs.providers import HELP
 
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
     from posenc_export.runtime.artefact import files, manifest
-    from posenc_export.runtime.artefact.schema import bound_of, format_cell
+    from posenc_export.runtime.artefact.certificate import bound_of, format_cell
 
     folder = files.locate(options.folder)
     digest = manifest.read_alone(folder, options.digest).digest

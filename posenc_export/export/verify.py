@@ -20,8 +20,8 @@ from posenc_export.models.presets import rebuild
 from posenc_export.models.user_module import OwnModule, as_model
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
-from posenc_export.runtime.artefact.schema import bound_of, format_cell, worst_cell
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.measuring import Measured, measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
@@ -73,7 +73,7 @@ def verify(
         tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "against": reference of the module} (schema.Certificate).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "against": reference of the module} (artefact.certificate).
 
     Raises:
         ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is

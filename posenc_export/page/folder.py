@@ -9,11 +9,11 @@ from typing import Any, Dict, Optional
 from posenc_export.page import graph, patterns
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.rules import B, P
-from posenc_export.runtime.artefact.schema import bound_of, worst_cell
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 

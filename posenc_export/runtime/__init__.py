@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Callable, Optional, Union
 
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.artefact.files import check, checked, locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
-from posenc_export.runtime.artefact.schema import Proof
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
@@ -69,7 +69,7 @@ def verify(
         tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures"} (schema.Certificate). For provider "openvino-bf16" the tolerance
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures"} (artefact.certificate). For provider "openvino-bf16" the tolerance
         also allows for rounding to bfloat16.
 
     Raises:

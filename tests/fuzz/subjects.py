@@ -18,7 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime import Session, load, verify
-from posenc_export.runtime.artefact.schema import format_cell, worst_cell
+from posenc_export.runtime.artefact.certificate import format_cell, worst_cell
 from posenc_export.runtime.verification.proof import accuracy_on
 from tests.tiny import block, decoder, encoder, reading
 

@@ -7,7 +7,8 @@ from typing import Any, Optional, Union
 import msgspec
 
 from posenc_export.runtime.artefact import files, rules
-from posenc_export.runtime.artefact.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, Proof, State, Value, digest_of
+from posenc_export.runtime.artefact.certificate import Proof
+from posenc_export.runtime.artefact.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
 
 __all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
 

@@ -4,7 +4,8 @@ from typing import Any, Dict, List, NoReturn, Sequence, Tuple, cast
 
 import msgspec
 
-from posenc_export.runtime.artefact.schema import Axis, Certificate, Manifest, State, Value
+from posenc_export.runtime.artefact.certificate import Certificate
+from posenc_export.runtime.artefact.schema import Axis, Manifest, State, Value
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Dict, List, Mapping, Optional, Tuple, TypedDict, Union
+from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.machine import Compiled
 
 SCHEMA = 4
-FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
 # Patterns end in \Z, since $ also matches before a final line break.
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
@@ -72,43 +71,6 @@ class File(Struct, frozen=True, forbid_unknown_fields=True):
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     bytes: Annotated[int, Meta(ge=0, le=2**53)]
-
-
-class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors measured on an artefact.
-
-    Args:
-        passed: whether all errors are within `tolerance`.
-        tolerance: bound of the errors, relative to the largest output.
-        provider: as `load` takes it, never "auto".
-        machine: processor or GPU, and the library that ran the graph.
-        cells: error by name of a cell of the grid (numerics.cell_error).
-        against: the oracle that the module was compared with.
-        bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
-            compare the module with its oracle.
-        failures: by name of a cell, the message of the graph that failed in it.
-    """
-
-    passed: bool
-    tolerance: Finite
-    provider: Text
-    machine: Annotated[str, Meta(max_length=256)]
-    cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
-    against: Text = ""
-    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
-    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
-
-
-class Proof(TypedDict):
-    """A certificate as returned by `verify`; see Certificate for the fields."""
-
-    passed: bool
-    tolerance: float
-    provider: str
-    machine: str
-    cells: Dict[str, float]
-    bounds: Dict[str, float]
-    failures: Dict[str, str]
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -289,31 +251,6 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
-
-
-def format_worst_error(error: float) -> str:
-    """Format an error with two digits; "NaN" if an output was not finite."""
-    return f"{error:.1e}" if error < FAILED else "NaN"
-
-
-def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
-    """Return the tolerance of a cell of a certificate."""
-    return float(certificate.get("bounds", {}).get(cell, certificate["tolerance"]))
-
-
-def passes(certificate: Mapping[str, Any]) -> bool:
-    """Whether every cell of a certificate is within its tolerance."""
-    return all(error <= bound_of(certificate, cell) for cell, error in certificate["cells"].items())
-
-
-def worst_cell(certificate: Mapping[str, Any]) -> str:
-    """Return the cell of a certificate with the largest error, relative to its tolerance."""
-    return max(certificate["cells"], key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0))
-
-
-def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
-    """Format the error of a cell: the message of the graph if it failed, otherwise as format_worst_error."""
-    return str(certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell]))
 
 
 def digest_of(content: Dict[str, Any]) -> str:

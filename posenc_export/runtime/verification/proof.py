@@ -15,8 +15,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact import machine
+from posenc_export.runtime.artefact.certificate import FAILED, Proof, passes
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import FAILED, Proof, Reference, passes
+from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.scenarios import Case
@@ -225,7 +226,7 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 
 def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
-    """Return a certificate in the form of the manifest (schema.Certificate)."""
+    """Return a certificate in the form of the manifest (artefact.certificate)."""
     found: Proof = {
         "passed": False,
         "tolerance": accuracy.tolerance,
