@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posenc_export import block_config, load
-from posenc_export.export import describe, export
+from posenc_export.export import export
+from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.targets.counts import KEYS_PER_ROW
 from posenc_export.models.presets import seeded
 from tests.export.batches import worst_of_batch
@@ -25,4 +26,4 @@ def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(o
         block.attention.projection.qkv.bias[WIDTH : WIDTH + WIDTH // 2] = 1.5 if open_gates else -1.5
     manifest = export(block, "ort", tmp_path / "artefact", signature=signature, verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
-    assert worst_of_batch(block, session, LENGTHS, steps=4, chunk=50) <= describe.accuracy_of(block, manifest).tolerance
+    assert worst_of_batch(block, session, LENGTHS, steps=4, chunk=50) <= accuracy_of(block, manifest).tolerance

@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from posenc_export import block_config, load
-from posenc_export.export import Sources, describe, export
+from posenc_export.export import Sources, export
+from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.targets import ort_turned_key_blocks
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
@@ -46,7 +47,7 @@ def test_outputs_agree_with_float64(heads: str, tmp_path: Path, monkeypatch: pyt
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert worst_of_batch(block, model.session(), lengths, STEPS) <= describe.accuracy_of(block, manifest).tolerance, calls
+        assert worst_of_batch(block, model.session(), lengths, STEPS) <= accuracy_of(block, manifest).tolerance, calls
 
 
 @pytest.fixture(scope="module")

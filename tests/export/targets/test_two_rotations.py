@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from posenc_export import block_config, load
-from posenc_export.export import describe, export
+from posenc_export.export import export
+from posenc_export.export.bounds import accuracy_of
 from posenc_export.models.presets import seeded
 from tests.export.batches import check_rewind, worst_of_batch
 
@@ -33,7 +34,7 @@ def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert worst_of_batch(block, model.session(), lengths, STEPS, chunk=16) <= describe.accuracy_of(block, manifest).tolerance, calls
+        assert worst_of_batch(block, model.session(), lengths, STEPS, chunk=16) <= accuracy_of(block, manifest).tolerance, calls
 
 
 def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_been_far(tmp_path: Path) -> None:

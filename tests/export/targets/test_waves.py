@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from posenc_export import block_config, load
-from posenc_export.export import describe, export
+from posenc_export.export import export
+from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.targets import waves
 from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import worst_error
@@ -24,4 +25,4 @@ def test_products_are_exact_for_keys_in_several_blocks(tmp_path: Path, monkeypat
     steps = np.stack([session.step(np.stack([row[index - STEPS] for row in x])) for index in range(STEPS)], axis=1)
     for row, (given, start) in enumerate(zip(x, STARTS, strict=True)):
         found, positions = np.concatenate((outputs[row][: len(given) - STEPS], steps[row])), range(start, start + len(given))
-        assert worst_error(found, block.exact(given, positions, positions)) <= describe.accuracy_of(block, manifest).tolerance
+        assert worst_error(found, block.exact(given, positions, positions)) <= accuracy_of(block, manifest).tolerance
