@@ -40,12 +40,12 @@ def test_no_point_of_a_line_moves_by_more_than_half_a_tenth_of_a_point() -> None
     assert max(abs(x - y) for one, other in zip(before, after, strict=True) for x, y in zip(one, other, strict=True)) < 0.051
 
 
-def test_a_compact_picture_has_the_same_paths_uses_and_texts_in_a_third_of_the_bytes() -> None:
+def test_a_compact_picture_has_the_same_paths_uses_and_texts_in_half_the_bytes() -> None:
     drawn = _drawn()
     short = compact(drawn)
     count = [[len(re.findall(tag, text)) for tag in ("<path", "<use", "<text", "a &lt; b</text>")] for text in (re.sub("(?s)<!--.*?-->", "", drawn.decode()), short)]
     assert count[0] == count[1] and count[0][3] == 1
-    assert len(short) < len(drawn) / 3 and short.count("\n") < 8 and "metadata" not in short
+    assert len(short) < len(drawn) / 2 and short.count("\n") < 8 and "metadata" not in short
 
 
 def test_every_style_and_every_reference_of_a_compact_picture_is_defined() -> None:
