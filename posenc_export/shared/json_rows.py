@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-WIDTH = 600  # characters of a line that contains nested values
+WIDTH = 200  # characters of a nested object or list that has one line
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a value as JSON. A list or object has one line if it contains only numbers and strings, or if it is within another one and fits in WIDTH characters."""
+    """Write a value as JSON. Each item of a list has one line; so has a list or object of numbers and strings, and one within another that fits in WIDTH."""
     path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
 
 
@@ -21,5 +21,5 @@ def _text(value: Any, indent: str) -> str:
     if isinstance(value, dict):
         lines = [f"{inner}{json.dumps(key)}: {_text(each, inner)}" for key, each in value.items()]
     else:
-        lines = [inner + _text(each, inner) for each in value]
+        lines = [inner + json.dumps(each) for each in value]
     return ",\n".join([line[0] + "\n" + lines[0], *lines[1:]]) + "\n" + indent + line[-1]

@@ -58,6 +58,13 @@ def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> No
     assert set(effects.values()) & {"felt", "refused"}, effects
 
 
+def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:
+    rows = [model_types.Row("bert", "read", "", ["theta"]), *(model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY, ["window"]) for n in range(40))]
+    page = model_types.table(rows, "5.0")
+    assert page.count("No family reads it (40):") == 1 and page.count("| `bert` | read |  | theta |") == 1 and len(page.splitlines()) < 30
+    assert all(page.count(f"`{row.name}`") == 1 for row in rows)
+
+
 @pytest.mark.exhaustive
 def test_the_page_is_what_the_command_writes() -> None:
     assert PAGE.read_text() == model_types.table(model_types.rows(), transformers.__version__)
