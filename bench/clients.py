@@ -23,6 +23,7 @@ from posenc_export.export import Sources, export
 from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.shared import json_rows
 
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
             rows = [row for row in rows if row["client"] != CLIENTS[key].name] + found
     order = [client.name for client in CLIENTS.values()]
     rows.sort(key=lambda row: order.index(row["client"]))
-    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    json_rows.write(options.json, rows)
     options.markdown.write_text(table(rows), encoding="utf-8")
     return 0
 

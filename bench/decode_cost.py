@@ -25,6 +25,7 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
+from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
 STEPS = 64
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1}
         kernels = attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS))
         found = {**how, "kernels": kernels, "rows": [rows[name] for name in BLOCKS if name in rows]}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, found)
     return 0
 
 

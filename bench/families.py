@@ -7,7 +7,6 @@ Needs transformers. Each model is saved by transformers, read by from_pretrained
 
 import argparse
 import concurrent.futures
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from posenc_export import export_model, from_pretrained, load
 from posenc_export.export import Sources, VerificationError
+from posenc_export.shared import json_rows
 
 DECODER_TARGETS = ("ort", "onnx", "onnx-static", "torchscript")
 PATTERNS = ("full", "stepwise", "chunked", "shifted", "left-padded", "ragged")
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.only:
         print(table(rows))
     else:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, rows)
         options.markdown.write_text(table(rows), encoding="utf-8")
     return 0 if all(map(passes, rows)) else 1
 

@@ -20,6 +20,7 @@ from posenc_export.export import Sources, export
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.train import corpus
 from posenc_export.runtime import load
+from posenc_export.shared import json_rows
 from posenc_export.shared.numerics import worst_error
 
 RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
@@ -132,7 +133,7 @@ def write(presets: Dict[str, Any], count: int) -> None:
     ordered = {name: {label: presets[name][label] for label in MEASURED if label in presets[name]} for name in PRESETS if name in presets}
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(before + BEGIN + table(ordered) + END + rest.partition(END)[2], encoding="utf-8")
-    RESULTS.write_text(json.dumps({"windows": count, "length": TRAINED_LENGTH, "presets": presets}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    json_rows.write(RESULTS, {"windows": count, "length": TRAINED_LENGTH, "presets": presets})
 
 
 if __name__ == "__main__":

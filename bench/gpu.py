@@ -26,6 +26,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
+from posenc_export.shared import json_rows
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
 CONTEXTS = (128, 1024, 4096)
@@ -198,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(one_round(options.contestant, options.folder)))
         return 0
     found = proofs(options.names) if options.command == "proofs" else latency()
-    options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    json_rows.write(options.json, found)
     return 0
 
 

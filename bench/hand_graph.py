@@ -26,6 +26,7 @@ from posenc_export.benchmark.spread import ratios, spread
 from posenc_export.benchmark.verdicts import LEAST
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.shared import json_rows
 from posenc_export.shared.tables import aligned
 
 WIDTH, HEADS, HEAD_SIZE = 512, 8, 64
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     print("\n".join(lines(found)))
     result = {"threads": options.threads, "onnxruntime": ort.__version__, "results": found}
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, result)
     else:
         print(json.dumps(result))
     return 0

@@ -27,6 +27,7 @@ from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, r
 from posenc_export.models.stack import Stack
 from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
+from posenc_export.shared import json_rows
 
 POSITIONS = 2048
 SEED = 0
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     earlier = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.json and options.json.exists() else []
     found = evaluate(options.folder, {row["encoding"]: row for row in earlier})
     if options.json:
-        options.json.write_text(json.dumps({**conditions(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, {**conditions(), "rows": found})
     return 0
 
 

@@ -8,7 +8,6 @@ with bfloat16.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from posenc_export.shared import json_rows
 from tests.export.artefact_faults import FAULTS, measured, on_cpu
 
 DEPTHS = (2, 12, 32, 48)
@@ -124,7 +124,7 @@ def main() -> int:
         for row in rows_of(layers, options.format or FORMATS):
             rows.append(row)
             print(" ".join(f"{key}={value}" for key, value in row.items()), file=sys.stderr, flush=True)
-            options.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+            json_rows.write(options.json, rows)
     if options.depth is None and options.format is None:
         write(rows, options.page)
     wrong = undetected(rows)

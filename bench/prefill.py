@@ -8,7 +8,6 @@ vocabulary of 32000 (134 million parameters with 12 layers); medians, chunk size
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import sys
@@ -24,6 +23,7 @@ from posenc_export.benchmark.worker import peak_bytes
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
+from posenc_export.shared import json_rows
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
 CHUNKS = (64, 128, 256, 512, 1024)
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     for row in (*found["logits"], *found["chunks"]):
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, found)
     return 0
 
 

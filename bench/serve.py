@@ -27,6 +27,7 @@ import onnxruntime
 from posenc_export import block_config, decoder_config
 from posenc_export.export import export
 from posenc_export.models.presets import PRESETS, seeded
+from posenc_export.shared import json_rows
 
 CLIENTS, ROWS, ROUNDS = (1, 4, 16), (16, 1), 3
 TOKENS, LONGEST = 48, 96  # tokens of a continuation, most tokens of a prompt
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         how = {"rows": ROWS[0], "tokens": TOKENS, "longest_prompt": LONGEST, "rounds": ROUNDS, "cores": os.cpu_count(), "threads": 1}
         versions = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__}
-        options.json.write_text(json.dumps({**how, **versions, "results": rows}, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, {**how, **versions, "results": rows})
     return 0
 
 

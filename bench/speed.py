@@ -24,6 +24,7 @@ from posenc_export.commands.terminal import Progress
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO
+from posenc_export.shared import json_rows
 
 if TYPE_CHECKING:
     from posenc_export.export import Sources
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
         say.close()
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}
-        options.json.write_text(json.dumps({part: each.to_json() for part, each in reports.items()}, indent=1) + "\n", encoding="utf-8")
+        json_rows.write(options.json, {part: each.to_json() for part, each in reports.items()})
         options.markdown.write_text(speed_page.page(reports, overhead(OVERHEAD)), encoding="utf-8")
         disturbed += report.disturbed
     return 1 if disturbed else 0

@@ -5,7 +5,6 @@
 
 import argparse
 import concurrent.futures
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from posenc_export.export import TARGETS, Sources, VerificationError, export
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
+from posenc_export.shared import json_rows
 
 # Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell may belong to several columns.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
         for found in pool.map(measured, *zip(*pairs, strict=True)):
             rows += found
             print(f"{found[0]['encoding']} in {found[0]['model']}", file=sys.stderr, flush=True)
-    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    json_rows.write(options.json, rows)
     options.markdown.write_text(table(rows), encoding="utf-8")
     return 0 if all("refused" in row or passes(row) for row in rows) else 1
 

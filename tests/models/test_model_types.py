@@ -20,7 +20,6 @@ SILENT = {("smollm3", "sliding_window"): "layers with windows are refused by use
 def _whole(name: str) -> Dict[str, Any]:
     """Return the default configuration, including defaults of all keys about positions."""
     config = model_types.default_config(name)
-    assert config is not None
     whole = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string(use_diff=False))
     return {**{key: whole[key] for key in model_types.known_keys(name)}, **config, **OFF_DEFAULT.get(name, {})}
 
@@ -58,6 +57,12 @@ def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> No
     assert set(effects.values()) & {"felt", "refused"}, effects
 
 
-@pytest.mark.exhaustive
+def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:
+    rows = [model_types.Row("bert", "read", "", ["theta"]), *(model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY, ["window"]) for n in range(40))]
+    page = model_types.table(rows, "5.0")
+    assert page.count("No family reads it (40):") == 1 and page.count("| `bert` | read |  | theta |") == 1 and len(page.splitlines()) < 30
+    assert all(page.count(f"`{row.name}`") == 1 for row in rows)
+
+
 def test_the_page_is_what_the_command_writes() -> None:
     assert PAGE.read_text() == model_types.table(model_types.rows(), transformers.__version__)

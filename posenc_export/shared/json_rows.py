@@ -1,0 +1,25 @@
+"""JSON files of results, with one line for each row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+WIDTH = 200  # characters of a nested object or list that has one line
+
+
+def write(path: Path, value: Any) -> None:
+    """Write a value as JSON. Each item of a list has one line; so has a list or object of numbers and strings, and one within another that fits in WIDTH."""
+    path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
+
+
+def _text(value: Any, indent: str) -> str:
+    line = json.dumps(value)
+    nested = isinstance(value, (dict, list)) and any(isinstance(each, (dict, list)) for each in (value.values() if isinstance(value, dict) else value))
+    if not nested or (indent and len(line) <= WIDTH):
+        return line
+    inner = indent + " "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {_text(each, inner)}" for key, each in value.items()]
+    else:
+        lines = [inner + json.dumps(each) for each in value]
+    return ",\n".join([line[0] + "\n" + lines[0], *lines[1:]]) + "\n" + indent + line[-1]
