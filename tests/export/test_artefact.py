@@ -96,7 +96,7 @@ def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
     assert [(one.name, one.annotation, one.default) for one in taken] == [(field.name, field.type, field.default) for field in dataclasses.fields(ExportOptions)]
 
 
-def test_options_are_checked_before_a_model_is_built() -> None:
+def test_options_are_checked_without_a_model() -> None:
     for options, rule in ((ExportOptions(tolerance=1.5), "tolerance"), (ExportOptions(cache="int8"), "calibration data"), (ExportOptions("masks"), "did you mean mask")):
         with pytest.raises(ValueError, match=rule):
             options.check(["ort"])
