@@ -65,14 +65,15 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module."""
-    from posenc_export.export import VerificationError, folders
+    from posenc_export.export import ExportOptions, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
-    options.few_bits, options.weights = _weights(options.weights)
-    _check_export(targets, options)
+    few_bits, options.weights = _weights(options.weights)
+    how = ExportOptions(options.signature, options.dtype, not options.no_verify, options.say, few_bits, options.calibrate, options.cache, options.tolerance)
+    check_export(targets, options.output, how)
     model = _model(options)
     try:
-        made = _write(model, targets, options)
+        made = export_all(model, targets, options.output, how)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
@@ -80,16 +81,6 @@ def run(options: argparse.Namespace) -> int:
     rows = [{"target": t, "folder": str(f), **summary(m.certificate), **_deviation(m)} for t, f, m in zip(targets, folders(targets, options.output), made, strict=True)]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
     return 0
-
-
-def _check_export(targets: List[str], options: argparse.Namespace) -> None:
-    """Validate targets, options and folders before exporting."""
-    from posenc_export.export import TARGETS, check_export
-
-    for target in targets:
-        if target not in TARGETS:
-            raise ValueError(f"export: expected target to be one of {', '.join(TARGETS)}, got {target!r}; {suggestion(target, TARGETS)}")
-    check_export(targets, options.output, options.signature, options.dtype, options.few_bits, options.calibrate, options.cache)
 
 
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
@@ -204,14 +195,6 @@ def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
     other = next((name for name in given if name not in names), None)
     if other is not None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
-
-
-def _write(model: Any, targets: List[str], options: argparse.Namespace) -> List[Any]:
-    """Write all artefacts, or none of them, and return their manifests."""
-    from posenc_export.export import export_all
-
-    how = options.signature, options.dtype, not options.no_verify, options.say, options.few_bits, options.calibrate, options.cache, options.tolerance
-    return export_all(model, targets, options.output, *how)
 
 
 def _deviation(manifest: Any) -> Dict[str, Any]:

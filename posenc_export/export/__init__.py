@@ -8,8 +8,9 @@ except ModuleNotFoundError as error:
 
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.native import compile_artefact
+from posenc_export.export.options import ExportOptions
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Sources
 from posenc_export.export.verify import VerificationError, verify
 
-__all__ = ["TARGETS", "Sources", "VerificationError", "check_export", "compile_artefact", "export", "export_all", "folders", "verify"]
+__all__ = ["TARGETS", "ExportOptions", "Sources", "VerificationError", "check_export", "compile_artefact", "export", "export_all", "folders", "verify"]

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -13,10 +13,10 @@ from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
+from posenc_export.export.options import ExportOptions, Progress
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import FORMATS, activations_of
-from posenc_export.export.signatures import NAMES
+from posenc_export.export.quantization.formats import activations_of
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
 from posenc_export.export.verify import check
@@ -29,25 +29,10 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.proof import Accuracy, Expected, check_tolerance, grid_of
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of
 
-Progress = Callable[[str], None]
-CACHES = ("int8",)
 MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
-
-
-class FewBits(NamedTuple):
-    """Formats of quantized weights and caches, None to keep dtype, and the calibration data."""
-
-    weights: Optional[str]
-    cache: Optional[str]
-    sample: Optional[Sample]
-
-
-def silent(_: str) -> None:
-    """Progress callback that does nothing."""
 
 
 def export(
@@ -70,15 +55,7 @@ def export(
             to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
-        signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
-        verify: run the parity grid and write its certificate.
-        progress: called with one line of text at each stage.
-        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); None keeps weights in dtype.
-        calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
-        cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
-        tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
-            (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
+        signature, dtype, verify, progress, weights, calibrate, cache, tolerance: fields of ExportOptions.
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
@@ -86,36 +63,24 @@ def export(
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, signature, dtype, verify, progress, weights, calibrate, cache, tolerance)[0]
+    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance))[0]
 
 
 def export_all(
-    model: Union[Model, Sources, torch.nn.Module],
-    targets: Sequence[str],
-    output: Union[str, Path],
-    signature: str = "positions",
-    dtype: Optional[str] = None,
-    verify: bool = True,
-    progress: Optional[Progress] = None,
-    weights: Optional[str] = None,
-    calibrate: Union[str, Path, None] = None,
-    cache: Optional[str] = None,
-    tolerance: Optional[float] = None,
+    model: Union[Model, Sources, torch.nn.Module], targets: Sequence[str], output: Union[str, Path], options: ExportOptions = ExportOptions()
 ) -> List[Manifest]:
     """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
 
-    Arguments and exceptions are as for `export`. These differ:
-
     Args:
+        model: as for `export`, like the exceptions.
         targets: names in TARGETS.
         output: with one target, the artefact's folder; with several, the parent of one subfolder per target, named after it.
     """
-    output, say = Path(output), progress or silent
-    check_export(targets, output, signature, dtype, weights, calibrate, cache)
-    check_tolerance(tolerance)
+    output = Path(output)
+    check_export(targets, output, options)
     sources = model if isinstance(model, Sources) else Sources(model)
     check_tokenizer(text_of(sources.model).tokenizer)
-    few_bits = FewBits(weights, cache, None if calibrate is None else calibration.read(calibrate, sources.model))
+    sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     if len(targets) > 1:
@@ -123,7 +88,7 @@ def export_all(
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, signature, dtype, few_bits, verify, tolerance, say) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, options, sample) for target, folder in zip(targets, made, strict=True)]
         staging.publish([path / "made"] if whole else made)
     return manifests_made
 
@@ -133,71 +98,34 @@ def folders(targets: Sequence[str], output: Path) -> List[Path]:
     return [output / target for target in targets] if len(targets) > 1 else [output]
 
 
-def check_export(
-    targets: Sequence[str],
-    output: Path,
-    signature: str = "positions",
-    dtype: Optional[str] = None,
-    weights: Optional[str] = None,
-    calibrate: Union[str, Path, None] = None,
-    cache: Optional[str] = None,
-) -> None:
-    """Validate targets, options and folders before exporting.
+def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -> None:
+    """Check options and folders before exporting.
 
     Raises:
-        ValueError: unknown target, signature, dtype, weight or cache format; one that a target does not support; a quantized cache without calibration data, or
-            calibration data that is not needed; a folder that an artefact must not replace.
+        ValueError: ExportOptions.check refuses the options, or an artefact must not replace a folder.
     """
-    for target in targets:
-        _check_names(target, signature, dtype, weights, cache)
-        kind = TARGETS[target]
-        if dtype is not None and dtype not in kind.dtypes:
-            raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {dtype}; change dtype or target")
-        if signature not in kind.layout:
-            raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {signature}; choose target ort or onnx")
-        _check_format("weights", weights, target, dtype, [name for name, other in TARGETS.items() if other.few_bits])
-        _check_format("cache", cache, target, dtype, [name for name, other in TARGETS.items() if other.int8_cache])
-    if calibrate is None and cache is not None:
-        raise ValueError(f"export: expected calibration data for the scales of cache {cache}, got none; pass a sample of the model's inputs as calibrate")
-    if calibrate is not None and cache is None and not (weights and FORMATS[weights].calibrated):
-        raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {weights or 'neither'}; omit calibrate")
+    options.check(targets)
     for place in folders(targets, output):
         check_folder(place)
 
 
-def _check_format(what: str, format_: Optional[str], target: str, dtype: Optional[str], able: Sequence[str]) -> None:
-    if format_ is not None and not (target in able and dtype in (None, "float32")):
-        found = target if dtype is None else f"{target} in {dtype}"
-        raise ValueError(f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}")
-
-
-def _make(
-    sources: Sources,
-    target: str,
-    folder: Path,
-    signature: str,
-    dtype: Optional[str],
-    few_bits: FewBits,
-    verify: bool,
-    tolerance: Optional[float],
-    say: Progress,
-) -> Manifest:
+def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, sample: Optional[Sample]) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind, (weights, cache, sample) = TARGETS[target], few_bits
-    source = sources.of(dtype or kind.dtypes[0], weights, sample, cache is not None)
-    say(f"{target}: tracing and lowering")
-    bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": cache or "", "calibration": sample and sample.described}
+    kind, weights, signature = TARGETS[target], options.weights, options.signature
+    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None)
+    options.say(f"{target}: tracing and lowering")
+    bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
     described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
     accuracy = accuracy_of(source.model, described)
-    accuracy = accuracy if tolerance is None else dataclasses.replace(accuracy, tolerance=tolerance)
-    manifest, expected = _written(source, described, folder, accuracy, verify)
-    if not verify:
+    accuracy = accuracy if options.tolerance is None else dataclasses.replace(accuracy, tolerance=options.tolerance)
+    manifest, expected = _written(source, described, folder, accuracy, options.verify)
+    if not options.verify:
         return manifest
-    manifest = check(folder, manifest, source, expected, accuracy, say)
+    manifest = check(folder, manifest, source, expected, accuracy, options.say)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
-    say(f"{target}: float32 artefact for comparison")
-    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, say)
+    options.say(f"{target}: float32 artefact for comparison")
+    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, options.say)
     return deviation.write(folder, manifest, plain, sources.of("float32").model)
 
 
@@ -237,10 +165,3 @@ def _write_text(text: Text, folder: Path) -> None:
     kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
     for name, content in kept.items():
         files.write(folder / name, content)
-
-
-def _check_names(target: str, signature: str, dtype: Optional[str], weights: Optional[str], cache: Optional[str]) -> None:
-    known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS), "cache": list(CACHES)}
-    for (what, names), name in zip(known.items(), (target, signature, dtype, weights, cache), strict=True):
-        if name is not None and name not in names:
-            raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")

@@ -3,7 +3,7 @@
 Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per token, R tokens whose logits are computed, V vocabulary.
 """
 
-from typing import List, Tuple
+from typing import List, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -13,15 +13,19 @@ from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import Model
 
 
-class PositionSignature(torch.nn.Module):
+class Signature(torch.nn.Module):
+    """A model in a calling convention. Each subclass is one list of arguments, which the file of a TorchScript module fixes."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model, self.axes, self.first_cache, self.cached = model, model.axes, model.embed_states, has_cache(model)
+
+
+class PositionSignature(Signature):
     """Signature "positions": position_ids is an input, and the key positions of the cache are a state.
 
     position_ids [B,S] are places in the sequence, -1 for padding. Encodings with A coordinates take [1+A,B,S]: the places, then the coordinates.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64 and states in layer order; return output, key positions, states."""
@@ -32,12 +36,8 @@ class PositionSignature(torch.nn.Module):
         return output, key_positions, present
 
 
-class LogitsSignature(torch.nn.Module):
+class LogitsSignature(Signature):
     """PositionSignature for decoders: computes logits only for the tokens in the columns logits_index."""
-
-    def __init__(self, model: Stack) -> None:
-        super().__init__()
-        self.model, self.axes = model, model.axes
 
     def forward(
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, past_positions: Tensor, states: List[Tensor]
@@ -50,12 +50,8 @@ class LogitsSignature(torch.nn.Module):
         return output, key_positions, present
 
 
-class CallSignature(torch.nn.Module):
+class CallSignature(Signature):
     """Signature "positions" for models without cached keys: attention, if there is any, reads only the keys of the same call."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer order; return output, states."""
@@ -64,12 +60,8 @@ class CallSignature(torch.nn.Module):
         return output, present
 
 
-class CallLogitsSignature(torch.nn.Module):
+class CallLogitsSignature(Signature):
     """CallSignature for decoders: computes logits only for the tokens in the columns logits_index."""
-
-    def __init__(self, model: Stack) -> None:
-        super().__init__()
-        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return logits [B,R,V], states."""
@@ -78,12 +70,8 @@ class CallLogitsSignature(torch.nn.Module):
         return output, present
 
 
-class MaskSignature(torch.nn.Module):
+class MaskSignature(Signature):
     """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and positions count its ones from 0."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model, self.first_cache, self.cached = model, model.embed_states, has_cache(model)
 
     def forward(self, x: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order; return output, states."""
@@ -97,12 +85,8 @@ class MaskSignature(torch.nn.Module):
         return output, present
 
 
-class SegmentSignature(torch.nn.Module):
+class SegmentSignature(Signature):
     """Signature "positions" for models with token types: token_type_ids is another input. There are no states."""
-
-    def __init__(self, model: Stack) -> None:
-        super().__init__()
-        self.model, self.axes = model, model.axes
 
     def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty list of states; return output, empty list."""
@@ -110,12 +94,8 @@ class SegmentSignature(torch.nn.Module):
         return self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids)
 
 
-class SegmentMaskSignature(torch.nn.Module):
+class SegmentMaskSignature(Signature):
     """Signature "mask" for models with token types: positions count the ones of attention_mask [B,S] from 0. There are no states."""
-
-    def __init__(self, model: Stack) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states; return output, empty list."""
@@ -166,10 +146,12 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
         encoding.prepare()
     if signature == "mask" and model.axes:
         raise ValueError(f"export: expected an encoding without coordinates for signature mask, got one with {model.axes}; choose signature positions")
-    if isinstance(model, Stack) and model.segments:
-        return (SegmentSignature(model) if signature == "positions" else SegmentMaskSignature(model)).eval()
-    if signature == "mask":
-        return MaskSignature(model).eval()
-    if isinstance(model, Stack) and takes_logits_index(model, signature):
-        return (LogitsSignature(model) if has_cache(model) else CallLogitsSignature(model)).eval()
-    return (PositionSignature(model) if has_cache(model) else CallSignature(model)).eval()
+    if has_segments(model):
+        kind: Type[Signature] = SegmentSignature if signature == "positions" else SegmentMaskSignature
+    elif signature == "mask":
+        kind = MaskSignature
+    elif takes_logits_index(model, signature):
+        kind = LogitsSignature if has_cache(model) else CallLogitsSignature
+    else:
+        kind = PositionSignature if has_cache(model) else CallSignature
+    return kind(model).eval()

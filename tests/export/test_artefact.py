@@ -1,5 +1,7 @@
 """Content of artefact folders, and content that they must not have."""
 
+import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.export import TARGETS, Sources, export
+from posenc_export.export import TARGETS, ExportOptions, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -87,6 +89,17 @@ def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> Non
     path.unlink()
     with pytest.raises(ValueError, match="got none"):
         load(tmp_path / "artefact")
+
+
+def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
+    taken = list(inspect.signature(export).parameters.values())[3:]
+    assert [(one.name, one.annotation, one.default) for one in taken] == [(field.name, field.type, field.default) for field in dataclasses.fields(ExportOptions)]
+
+
+def test_options_are_checked_without_a_model() -> None:
+    for options, rule in ((ExportOptions(tolerance=1.5), "tolerance"), (ExportOptions(cache="int8"), "calibration data"), (ExportOptions("masks"), "did you mean mask")):
+        with pytest.raises(ValueError, match=rule):
+            options.check(["ort"])
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from posenc_export.export import export, export_all
+from posenc_export.export import ExportOptions, export, export_all
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact import files, publish
 from posenc_export.runtime.artefact import manifest as manifests
@@ -274,7 +274,7 @@ def test_a_new_folder_of_several_targets_is_published_in_one_step(tmp_path: Path
     seen: List[Path] = []
     rename = os.rename
     monkeypatch.setattr(os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1])
-    export_all(seeded(block("nope")), ["ort", "torchscript"], tmp_path / "all", verify=False)
+    export_all(seeded(block("nope")), ["ort", "torchscript"], tmp_path / "all", ExportOptions(verify=False))
     assert seen == [tmp_path / "all"]
     assert [manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")] == ["ort", "torchscript"]
 
