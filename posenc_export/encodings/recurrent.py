@@ -1,17 +1,17 @@
 """Positions from a recurrent cell without input (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
 
 import math
-from typing import Any, Callable, List, Sequence
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.shared.trajectory import Rows, check_steps
+from posenc_export.encodings.shared.base import Geometry, Oracle
+from posenc_export.encodings.shared.trajectory import Trajectory
 
 
-class Recurrent(PositionEncoding):
+class Recurrent(Trajectory):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
     The recurrence does not depend on tokens, so it is run once, in float64, and read as a table. `prepare` runs it again after weights have changed. In
@@ -28,69 +28,27 @@ class Recurrent(PositionEncoding):
     """
 
     def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-        check_steps("recurrent", geometry.max_positions)
-        width = geometry.width
-        self.count, bound = geometry.max_positions, 0.1 / math.sqrt(width)
-        self.first = torch.nn.Parameter(torch.randn(width))
+        super().__init__("recurrent", geometry)
+        width, bound = geometry.width, 0.1 / math.sqrt(geometry.width)
         self.weight = torch.nn.Parameter(torch.cat((torch.empty(2 * width, width).uniform_(-bound, bound), 4 * _turning(width))))
         self.offset = torch.nn.Parameter(torch.cat((torch.empty(2 * width).uniform_(-0.1, 0.1), torch.zeros(width))))
-        self.table = Table(np.zeros((1, width)))
         self.prepare()
-        self.register_load_state_dict_post_hook(prepare_loaded)
 
-    def prepare(self) -> None:
-        first = self.first.detach().double().numpy()
-        self.table = Table(np.concatenate((first[None], self.following(first, self.count - 1))))
-        self.prepared = weight_versions(self)
+    def weights(self) -> Tuple[Tensor, ...]:
+        return self.first, self.weight, self.offset
 
-    def train(self, mode: bool = True) -> "Recurrent":
-        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
-        super().train(mode)
-        if not mode:
-            prepare_if_changed(self)
-        return self
-
-    def following(self, row: np.ndarray, count: int) -> np.ndarray:
-        """The `count` rows [count,E] float64 that follow a row [E]; extends a table from its last row."""
-        weight, offset = self.weight.detach().double().numpy(), self.offset.detach().double().numpy()
-        rows = np.zeros((count, len(row)))
-        for k in range(count):
-            rows[k] = row = _next(row, weight, offset, np.exp, np.tanh)
-        return rows
-
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        rows = self.table(positions)
-        if not torch.jit.is_scripting():
-            if self.training:
-                rows = self.trained(positions)
-        return x + rows.to(x.dtype)
-
-    @torch.jit.unused
-    def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] for the current weights, with gradients."""
-        prepare_if_changed(self)
-        return Rows.apply(self.table.rows, positions, _rows, self.first, self.weight, self.offset)  # type: ignore[no-any-return]
+    def rows(self, weights: Sequence[Any], count: int, library: Any) -> Iterator[Any]:
+        row, weight, offset = weights
+        width = len(row)
+        yield row
+        for _ in range(count - 1):
+            gates = weight @ row + offset
+            reset, update = 1 / (1 + library.exp(-gates[:width])), 1 / (1 + library.exp(-gates[width : 2 * width]))
+            row = (1 - update) * library.tanh(reset * gates[2 * width :]) + update * row
+            yield row
 
     def oracle(self) -> Oracle:
-        return RecurrentOracle([value.detach().double() for value in (self.first, self.weight, self.offset)])
-
-
-def _next(row: Any, weight: Any, offset: Any, exp: Callable[[Any], Any], tanh: Callable[[Any], Any]) -> Any:
-    """The row [E] that follows a row [E]; works on numpy and on torch."""
-    width, gates = len(row), weight @ row + offset
-    reset, update = 1 / (1 + exp(-gates[:width])), 1 / (1 + exp(-gates[width : 2 * width]))
-    return (1 - update) * tanh(reset * gates[2 * width :]) + update * row
-
-
-def _rows(weights: Sequence[Tensor], count: int) -> Tensor:
-    """The first `count` rows [count,E], differentiable."""
-    first, weight, offset = weights
-    rows = [first]
-    for _ in range(count - 1):
-        rows.append(_next(rows[-1], weight, offset, torch.exp, torch.tanh))
-    return torch.stack(rows)
+        return RecurrentOracle([value.detach().double() for value in self.weights()])
 
 
 def _turning(width: int) -> Tensor:

@@ -67,7 +67,7 @@ class Layer(torch.nn.Module):
     def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         norms = [build("norm", norm, width) for norm in kind.norms]
-        needed = getattr(PARTS["residual"].get(kind.residual.get("name", "")), "COUNT", len(norms))
+        needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
         if len(norms) != needed:
             raise ValueError(f"config: expected {needed} norms for residual {kind.residual['name']}, got {len(norms)}; change norms or residual")
         self.residual = build("residual", kind.residual, norms)

@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import onnx
@@ -54,6 +54,30 @@ def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> Non
     part: Any = _random(build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8))
     x = torch.randn(1, 5, 24) * 2
     assert worst_error(part(x)[0].detach().numpy(), part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24)) <= tolerance("float32", 1, 24)
+
+
+# x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
+ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
+    "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
+    "alone": lambda x, a, m, n: m(x + a(n(x))),
+    "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
+    "after": lambda x, a, m, n, o: (between := x + n(a(x))) + o(m(between)),
+    "sandwich": lambda x, a, m, n, after, o, last: (between := x + after(a(n(x)))) + last(m(o(between))),
+    "parallel": lambda x, a, m, n: x + a(n(x)) + m(n(x)),
+    "parallel_norms": lambda x, a, m, n, o: x + a(n(x)) + m(o(x)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS["residual"])
+def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None:
+    norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in PARTS["residual"][name].NORMS]
+    for index, norm in enumerate(norms):
+        norm.weight.data += index  # so that no norm can stand for another
+    part, x, a, m = build("residual", {"name": name}, norms), torch.randn(5, 24), lambda x: 3 * x - 1, lambda x: x * x
+    between = part.after_attention(x, a(part.attention_input(x)))
+    y, exact = part.after_mlp(between, m(part.mlp_input(x, between))), x.double().numpy()
+    expected = ARRANGEMENTS[name](exact, a, m, *(norm.exact for norm in norms))
+    assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(part.exact(exact, a, m), expected, 1e-12)
 
 
 SIGHTS: Dict[str, Dict[str, Any]] = {

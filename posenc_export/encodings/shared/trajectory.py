@@ -1,13 +1,79 @@
-"""Position rows from a trained recurrence: read from a table, with gradients through the recurrence."""
+"""Base of encodings that add rows of a trained recurrence, which does not depend on tokens."""
 
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Iterator, Self, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
 # A function of weights and n that returns the first n rows [n,E], differentiable.
 Recurrence = Callable[[Sequence[Tensor], int], Tensor]
+
+
+class Trajectory(PositionEncoding):
+    """x + p_k, where the rows p_0, p_1, ... follow from p_0 by a recurrence. A subclass creates its weights, then calls `prepare`.
+
+    In eval mode rows are read from a table, which is computed in float64; in training mode gradients flow to the weights through the recurrence.
+
+    Args:
+        name: registry key, for messages.
+        geometry: width E, max_positions.
+        substeps: steps of the recurrence between two positions.
+
+    Raises:
+        ValueError: more than MOST_STEPS steps in total.
+    """
+
+    def __init__(self, name: str, geometry: Geometry, substeps: int = 1) -> None:
+        super().__init__()
+        check_steps(name, geometry.max_positions, substeps)
+        self.count = geometry.max_positions
+        self.first = torch.nn.Parameter(torch.randn(geometry.width))
+        self.register_load_state_dict_post_hook(prepare_loaded)
+
+    def weights(self) -> Tuple[Tensor, ...]:
+        """Return p_0 and the other weights, which `rows` takes."""
+        raise NotImplementedError
+
+    def rows(self, weights: Sequence[Any], count: int, library: Any) -> Iterator[Any]:
+        """Yield the first `count` rows [E] for weights of numpy or torch, which is `library`."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        weights = [weight.detach().double().numpy() for weight in self.weights()]
+        table = np.zeros((self.count, len(self.first)))
+        for k, row in enumerate(self.rows(weights, self.count, np)):
+            table[k] = row
+        self.table = Table(table)
+        self.prepared = weight_versions(self)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
+        super().train(mode)
+        if not mode:
+            prepare_if_changed(self)
+        return self
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        rows = self.table(positions)
+        if not torch.jit.is_scripting():
+            if self.training:
+                rows = self.trained(positions)
+        return x + rows.to(x.dtype)
+
+    @torch.jit.unused
+    def trained(self, positions: Tensor) -> Tensor:
+        """Rows [B,S,E] for the current weights, with gradients."""
+        prepare_if_changed(self)
+        return Rows.apply(self.table.rows, positions, self.stacked, *self.weights())  # type: ignore[no-any-return]
+
+    def stacked(self, weights: Sequence[Tensor], count: int) -> Tensor:
+        """The first `count` rows [count,E], differentiable."""
+        return torch.stack(list(self.rows(weights, count, torch)))
 
 
 def check_steps(name: str, positions: int, substeps: int = 1) -> None:

@@ -2,21 +2,15 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, learned
-from posenc_export.models.families.shared.rules import Joined, RowsFrom, Same, Table
+from posenc_export.models.families.shared.gated import OURS, alike, decoder
+from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
+from posenc_export.models.families.shared.rules import RowsFrom, Same, Table
 from posenc_export.models.families.shared.settings import Settings
 
-LAYER = "model.decoder.layers.{layer}."
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.decoder.embed_tokens"),
     "token_encoding.table": RowsFrom("model.decoder.embed_positions", 2),
-    OURS + "residual.attention_norm": Same(LAYER + "self_attn_layer_norm"),
-    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attn.out_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "final_layer_norm"),
-    OURS + "mlp.up": Same(LAYER + "fc1"),
-    OURS + "mlp.down": Same(LAYER + "fc2"),
+    **fairseq_layer(OURS, "model.decoder.layers.{layer}."),
     "norm": Same("model.decoder.final_layer_norm"),
     "head.linear": Same("lm_head"),
 }

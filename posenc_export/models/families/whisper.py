@@ -5,8 +5,8 @@ from typing import Any, Callable, Dict, Mapping, NoReturn
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoder_rules import Biases, KeysAndValues
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.plain import attention, layer, learned
-from posenc_export.models.families.shared.rules import Joined, Rule, Same, Table
+from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
+from posenc_export.models.families.shared.rules import Rule, Same, Table
 from posenc_export.models.families.shared.settings import Settings
 
 NORM = {"name": "layer", "epsilon": 1e-5}
@@ -89,23 +89,10 @@ def _unread(config: Settings) -> None:
         config.take(key, None)
 
 
-def _sublayers(ours: str, theirs: str, norm: str, attention: str) -> Dict[str, Rule]:
-    """Return the rules of self-attention."""
-    read = f"{theirs}{attention}."
-    return {
-        ours + "residual.attention_norm": Same(theirs + norm),
-        ours + "attention.projection.qkv.weight": Joined(read + "q_proj", read + "k_proj", read + "v_proj"),
-        ours + "attention.projection.qkv.bias": Biases(read + "q_proj.bias", read + "v_proj.bias"),
-        ours + "attention.projection.output": Same(read + "out_proj"),
-    }
-
-
-def _mlp(ours: str, theirs: str) -> Dict[str, Rule]:
-    return {
-        ours + "residual.mlp_norm": Same(theirs + "final_layer_norm"),
-        ours + "mlp.up": Same(theirs + "fc1"),
-        ours + "mlp.down": Same(theirs + "fc2"),
-    }
+def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
+    """Return the rules of self-attention and MLP. Keys have no bias."""
+    bias = Biases(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
+    return {**fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -120,11 +107,10 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
         theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
-        table |= _sublayers(own, theirs, "self_attn_layer_norm", "self_attn")
+        table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)  # rules of parts that a layer does not have are not used
         table[reading + "residual.attention_norm"] = Same(theirs + "encoder_attn_layer_norm")
         table[reading + "attention.projection.query"] = Same(theirs + "encoder_attn.q_proj")
         table[reading + "attention.projection.output"] = Same(theirs + "encoder_attn.out_proj")
-        table |= _mlp(reading, theirs)
     return table
 
 
@@ -132,8 +118,7 @@ ENCODER: Table = {
     "tokens.stem.first": Same("model.encoder.conv1"),
     "tokens.stem.second": Same("model.encoder.conv2"),
     "token_encoding.table": Same("model.encoder.embed_positions"),
-    **_sublayers("layers.{layer}.", "model.encoder.layers.{layer}.", "self_attn_layer_norm", "self_attn"),
-    **_mlp("layers.{layer}.", "model.encoder.layers.{layer}."),
+    **_layer_rules("layers.{layer}.", "model.encoder.layers.{layer}."),
     "norm": Same("model.encoder.layer_norm"),
 }
 DECODER: Table = {

@@ -4,19 +4,14 @@ import math
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer
-from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.gated import LAYER, OURS, alike, decoder
+from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer
+from posenc_export.models.families.shared.rules import Same, Table
 from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": Same("model.embed_tokens"),
-    OURS + "residual.attention_norm": Same(LAYER + "self_attn_layer_norm"),
-    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attn.out_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "final_layer_norm"),
-    OURS + "mlp.up": Same(LAYER + "fc1"),
-    OURS + "mlp.down": Same(LAYER + "fc2"),
+    **fairseq_layer(OURS, LAYER),
     "norm": Same("model.layer_norm"),
     "head.linear": Same("lm_head"),
 }

@@ -1,4 +1,4 @@
-"""Arrangements of norms and residual sums around attention and MLP.
+"""Arrangements of norms and residual sums around attention and MLP. The formula of each arrangement is its docstring.
 
 A layer calls the four methods of an arrangement in order: x is the input of the layer, y the output of a sublayer, and `between` the result of
 `after_attention`. `exact` computes the whole layer.
@@ -10,219 +10,109 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.models.parts.norms import NoNorm
+
 Exact = Callable[[np.ndarray], np.ndarray]
 
 
-class Pre(torch.nn.Module):
-    """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama).
+class Residual(torch.nn.Module):
+    """The computation of all arrangements. A subclass gives the values of one of them.
+
+    `NORMS`: names of the norms in the order of computation; a norm that is not named leaves its tensor unchanged.
+    `of_input`, `of_output`, `of_sum`: attention_norm and mlp_norm act on the input of their sublayer, on its output, or on the residual sum behind it.
+    `parallel`: the MLP reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
+    `adds_mlp`: the output of the MLP is added to its input.
 
     Args:
-        norms: two norms.
+        norms: as many norms as `NORMS` names.
     """
 
-    COUNT = 2
+    __constants__ = ["of_input", "of_output", "of_sum", "parallel", "adds_mlp", "one_norm"]
+    NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
+    of_input = of_output = of_sum = parallel = False
+    adds_mlp = True
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = norms
+        named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
+        self.attention_norm, self.attention_output_norm = named["attention_norm"], named.get("attention_output_norm", NoNorm(0))
+        self.mlp_norm, self.mlp_output_norm = named.get("mlp_norm", NoNorm(0)), named.get("mlp_output_norm", NoNorm(0))
 
     def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x)
+        return self.attention_norm(x) if self.of_input else x
 
     def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
+        if self.of_sum:
+            return self.attention_norm(x + y)
+        return x + (self.attention_norm(y) if self.of_output else self.attention_output_norm(y))
 
     def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return self.mlp_norm(between)
+        if self.parallel:
+            return self.attention_norm(x) if self.one_norm else self.mlp_norm(x)
+        return self.mlp_norm(between) if self.of_input else between
 
     def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return between + y
+        if not self.adds_mlp:
+            return y
+        if self.of_sum:
+            return self.mlp_norm(between + y)
+        return between + (self.mlp_norm(y) if self.of_output else self.mlp_output_norm(y))
 
     def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
         """x [n,E], float64."""
-        x = x + attention(self.attention_norm.exact(x))  # type: ignore[operator]
-        return x + mlp(self.mlp_norm.exact(x))  # type: ignore[operator]
+        read = self.attention_norm.exact(x) if self.of_input else x  # type: ignore[operator]
+        if self.parallel:
+            return x + (attention(read) + mlp(read if self.one_norm else self.mlp_norm.exact(x)))  # type: ignore[operator]
+        between = self._added(x, attention(read), self.attention_norm, self.attention_output_norm)
+        read = self.mlp_norm.exact(between) if self.of_input else between  # type: ignore[operator]
+        return self._added(between, mlp(read), self.mlp_norm, self.mlp_output_norm) if self.adds_mlp else mlp(read)
+
+    def _added(self, x: np.ndarray, y: np.ndarray, norm: torch.nn.Module, output_norm: torch.nn.Module) -> np.ndarray:
+        if self.of_sum:
+            return norm.exact(x + y)  # type: ignore[no-any-return,operator]
+        return x + (norm if self.of_output else output_norm).exact(y)  # type: ignore[no-any-return,operator]
 
 
-class Alone(torch.nn.Module):
-    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder that reads an encoder (T5, Whisper).
+class Pre(Residual):
+    """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama)."""
 
-    Args:
-        norms: one norm.
-    """
-
-    COUNT = 1
-
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        (self.attention_norm,) = norms
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x)
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return between
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return y
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        return mlp(x + attention(self.attention_norm.exact(x)))  # type: ignore[operator]
+    of_input = True
 
 
-class Post(torch.nn.Module):
-    """norm(x + attention x), then norm(x + mlp x) (Vaswani et al. 2017, 3.1; BERT).
+class Alone(Residual):
+    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder that reads an encoder (T5, Whisper)."""
 
-    Args:
-        norms: two norms.
-    """
-
-    COUNT = 2
-
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = norms
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return x
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.attention_norm(x + y)
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return between
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return self.mlp_norm(between + y)
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        x = self.attention_norm.exact(x + attention(x))  # type: ignore[operator]
-        return self.mlp_norm.exact(x + mlp(x))  # type: ignore[no-any-return,operator]
+    NORMS = ("attention_norm",)
+    of_input, adds_mlp = True, False
 
 
-class After(torch.nn.Module):
-    """x + norm(attention x), then x + norm(mlp x) (Liu et al. 2022, Swin v2; OLMo 2).
+class Post(Residual):
+    """norm(x + attention x), then norm(x + mlp x) (Vaswani et al. 2017, 3.1; BERT)."""
 
-    Args:
-        norms: two norms.
-    """
-
-    COUNT = 2
-
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = norms
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return x
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + self.attention_norm(y)
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return between
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return between + self.mlp_norm(y)
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        x = x + self.attention_norm.exact(attention(x))  # type: ignore[operator]
-        return x + self.mlp_norm.exact(mlp(x))  # type: ignore[operator]
+    of_sum = True
 
 
-class Sandwich(torch.nn.Module):
-    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma 2 and 3).
+class After(Residual):
+    """x + norm(attention x), then x + norm(mlp x) (Liu et al. 2022, Swin v2; OLMo 2)."""
 
-    Args:
-        norms: four norms, in the order of computation.
-    """
-
-    COUNT = 4
-
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = norms
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x)
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + self.attention_output_norm(y)
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return self.mlp_norm(between)
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return between + self.mlp_output_norm(y)
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        x = x + self.attention_output_norm.exact(attention(self.attention_norm.exact(x)))  # type: ignore[operator]
-        return x + self.mlp_output_norm.exact(mlp(self.mlp_norm.exact(x)))  # type: ignore[operator]
+    of_output = True
 
 
-class Parallel(torch.nn.Module):
-    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R).
+class Sandwich(Residual):
+    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma 2 and 3)."""
 
-    Args:
-        norms: one norm.
-    """
-
-    COUNT = 1
-
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        (self.attention_norm,) = norms
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x)
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return self.attention_norm(x)
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return between + y
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        read = self.attention_norm.exact(x)  # type: ignore[operator]
-        return x + (attention(read) + mlp(read))
+    NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
+    of_input = True
 
 
-class ParallelNorms(torch.nn.Module):
-    """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX).
+class Parallel(Residual):
+    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R)."""
 
-    Args:
-        norms: two norms.
-    """
+    NORMS = ("attention_norm",)
+    of_input = parallel = True
 
-    COUNT = 2
 
-    def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = norms
+class ParallelNorms(Residual):
+    """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX)."""
 
-    def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x)
-
-    def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        return self.mlp_norm(x)
-
-    def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        return between + y
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        return x + (attention(self.attention_norm.exact(x)) + mlp(self.mlp_norm.exact(x)))  # type: ignore[operator]
+    of_input = parallel = True

@@ -3,6 +3,7 @@
 from typing import Any, Dict, Mapping, Optional
 
 from posenc_export.models.config import AttentionConfig, LayerConfig
+from posenc_export.models.families.shared.rules import Joined, Rule, Same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -58,3 +59,16 @@ def learned(config: Settings) -> Dict[str, Any]:
         rule = f"expected max_positions to be {rows}, the rows of the position table"
         raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
     return {"name": "learned"}
+
+
+def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
+    """Return the rules of a layer of fairseq (OPT, XGLM, Whisper); `ours` and `theirs` are the prefixes of names."""
+    attention = theirs + "self_attn."
+    return {
+        ours + "residual.attention_norm": Same(theirs + "self_attn_layer_norm"),
+        ours + "attention.projection.qkv": Joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+        ours + "attention.projection.output": Same(attention + "out_proj"),
+        ours + "residual.mlp_norm": Same(theirs + "final_layer_norm"),
+        ours + "mlp.up": Same(theirs + "fc1"),
+        ours + "mlp.down": Same(theirs + "fc2"),
+    }
