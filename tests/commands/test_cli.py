@@ -68,11 +68,10 @@ def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.C
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("content", ["[" * 100000, '{"schema": ' + 100000 * "[", '{"schema": ' + 5000 * "9" + "}"])
-def test_an_invalid_manifest_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "posenc.json").write_text(content)
+def test_an_invalid_manifest_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "posenc.json").write_text("[" * 100000)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert re.fullmatch("posenc: .*got deeper nesting than can be read.*\n", capsys.readouterr().err)
 
 
 LIST = f"{sys.executable} -m posenc_export.commands.cli list"
