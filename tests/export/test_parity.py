@@ -46,7 +46,8 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Call
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
 # On `ort`, whose lowerings have the most branches, these encodings together run every line of export/targets/ that any encoding runs, and have every operator that
 # any graph has. The others are compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a formula of the same operators or both.
-FUSED = (*REPRESENTATIVES, "rope_dynamic", "transformer_xl", "conditional_conv_2d", "pope", "swin_v2", "deberta", "kerple", "xpos", "inkling", "mrope", "t5")
+FUSED = (*REPRESENTATIVES, "rope_dynamic", "transformer_xl", "conditional_conv_2d", "pope", "swin_v2", "deberta", "kerple", "xpos", "inkling", "mrope")
+FUSED += ("t5", "fox_pair", "recurrent")
 # ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
 HOOKS = {"ort": FUSED, "torchscript": tuple(REGISTRY), "ort-cuda": ("rope",), "pt2": ("fox",)}
 EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES))
@@ -110,7 +111,10 @@ GRIDS = ("learned_2d", "mrope", "swin", "conditional_conv_2d")  # added to token
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each([v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes], quick=lambda variant, target: variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ())),
+    _each(
+        [v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes],
+        quick=lambda variant, target: variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ()),
+    ),
 )
 def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant: str, target: str, tmp_path: Path) -> None:
     model = seeded(block(variant))
