@@ -6,7 +6,7 @@ from typing import Any, Tuple
 from posenc_export.export import Sources
 from posenc_export.models.presets import seeded
 
-KEPT = 24  # models that are kept
+KEPT = 64  # models that are kept; they are tiny
 _made: "OrderedDict[Tuple[str, int], Sources]" = OrderedDict()
 
 

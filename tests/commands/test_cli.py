@@ -68,22 +68,19 @@ def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.C
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("content", ["[" * 100000, '{"schema": ' + 100000 * "[", '{"schema": ' + 5000 * "9" + "}"])
-def test_an_invalid_manifest_is_one_line_and_status_2(content: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "posenc.json").write_text(content)
+def test_an_invalid_manifest_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "posenc.json").write_text("[" * 100000)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert re.fullmatch("posenc: .*got deeper nesting than can be read.*\n", capsys.readouterr().err)
 
 
-LIST = f"{sys.executable} -m posenc_export.commands.cli list"
+INSPECT = f'{sys.executable} -m posenc_export.commands.cli inspect "$0"'  # which imports no torch
+CLOSED_PIPE = f"{INSPECT} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
 
 
-CLOSED_PIPE = f"{LIST} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
-
-
-@pytest.mark.parametrize(("command", "status", "lines"), [(f"{LIST} >&-", 2, 1), (f"{LIST} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)])
-def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(command: str, status: int, lines: int) -> None:
-    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+@pytest.mark.parametrize(("command", "status", "lines"), [(f"{INSPECT} >&-", 2, 1), (f"{INSPECT} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)])
+def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(command: str, status: int, lines: int, unverified: str) -> None:
+    done = subprocess.run(["bash", "-c", command, unverified], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
 
 

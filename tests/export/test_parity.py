@@ -1,7 +1,5 @@
 """Every encoding on every target, through the whole grid."""
 
-import functools
-import json
 from pathlib import Path
 from typing import Any, Callable, Iterable, List
 
@@ -11,9 +9,8 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export.encodings import REGISTRY
-from posenc_export.export import TARGETS, Sources, export
+from posenc_export.export import TARGETS, export
 from posenc_export.export.describe import eager
-from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config, encoder_config
 from posenc_export.runtime import Model, load
@@ -21,6 +18,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS, block, decoder, encoder, works
+from tests.traces import sources
 
 # complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean, which cancels the leading digits of x + p.
 ENCODERS = [v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")]
@@ -29,13 +27,8 @@ MASKED = [name for name, target in TARGETS.items() if "mask" in target.layout]
 ALL = [pytest.param(target, marks=[pytest.mark.xdist_group("one of a kind"), *([pytest.mark.exhaustive] if target in APART else [])]) for target in TARGETS]
 
 
-@functools.lru_cache(maxsize=2)
-def _sources(config: str) -> Sources:
-    return Sources(seeded(from_json(json.loads(config))))
-
-
 def _passes(config: Any, target: str, folder: Path, **how: str) -> None:
-    export(_sources(json.dumps(to_json(config))), target, folder / "artefact", **how)  # type: ignore[arg-type]
+    export(sources(config), target, folder / "artefact", **how)  # type: ignore[arg-type]
     certificate = manifests.read(folder / "artefact").certificate
     assert certificate is not None and certificate["passed"] and len(certificate["cells"]) > (30 if getattr(config, "kinds", [config])[0].attention.causal else 8)
 
@@ -49,11 +42,15 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Call
     ]
 
 
-# One encoding for each set of lowered operators.
+# One encoding for each set of lowered operators, for targets that share a trace.
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
+# On `ort`, whose lowerings have the most branches, these encodings together run every line of export/targets/ that any encoding runs, and have every operator that
+# any graph has. The others are compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a formula of the same operators or both.
+FUSED = (*REPRESENTATIVES, "rope_dynamic", "transformer_xl", "conditional_conv_2d", "pope", "swin_v2", "deberta", "kerple", "xpos", "inkling", "mrope")
+FUSED += ("t5", "fox_pair", "recurrent")
 # ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
-HOOKS = {"ort-cuda": ("rope",), "pt2": ("fox",)}
-EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: target in ("ort", "torchscript") or variant in HOOKS.get(target, REPRESENTATIVES))
+HOOKS = {"ort": FUSED, "torchscript": tuple(REGISTRY), "ort-cuda": ("rope",), "pt2": ("fox",)}
+EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES))
 EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused; see the last test
 
 
@@ -109,9 +106,15 @@ def test_encoder_with_mask_signature_matches_eager(variant: str, target: str, tm
     _passes(encoder(variant), target, tmp_path, signature="mask")
 
 
+GRIDS = ("learned_2d", "mrope", "swin", "conditional_conv_2d")  # added to tokens, rotations, a bias, and a state
+
+
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each([v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes], quick=lambda variant, target: variant in REGISTRY and target in ("ort", "torchscript")),
+    _each(
+        [v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes],
+        quick=lambda variant, target: variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ()),
+    ),
 )
 def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant: str, target: str, tmp_path: Path) -> None:
     model = seeded(block(variant))

@@ -157,7 +157,7 @@ MODELS: Dict[str, Any] = {
 QUICK = {"all of them": ("ort", "torchscript"), "chunk": ("torchscript",), "near": ("torchscript",), "no segments": ("torchscript",)}
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(maxsize=None)
 def _sources(name: str) -> Sources:
     """Return the sources of a model, traced once for all targets."""
     return Sources(_spread(seeded(MODELS[name][0])))

@@ -93,7 +93,7 @@ MODELS = {
 }
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=None)
 def _sources(name: str) -> Sources:
     """Return the sources of a module, traced once for consecutive tests."""
     return Sources(MODELS[name]())

@@ -144,25 +144,26 @@ def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(name: str,
     assert "\n" not in str(refusal.value) and str(tmp_path / "changed") in str(refusal.value)
 
 
-TEXTS = {
-    "nothing": b"",
-    "no object": b"[]",
-    "no JSON": b"{",
-    "no UTF-8": b'{"kind": "\xff"}',
-    "a number too large": b'{"kind": 1e999}',
-    "not a number": b'{"kind": NaN}',
-    "a number of many digits": b'{"kind": ' + b"9" * 10_000 + b"}",
-    "half a character": b'{"kind": "\\ud800"}',
-    "depth": b'{"a":' * 100_000,
-    "closed depth": b"[" * 50_000 + b"]" * 50_000,
-    "some depth": b'{"schema": 4, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+TEXTS: Dict[str, Tuple[bytes, str]] = {
+    "nothing": (b"", "Input data was truncated"),
+    "no object": (b"[]", "expected a JSON object in posenc.json, got list"),
+    "no JSON": (b"{", "Input data was truncated"),
+    "no UTF-8": (b'{"kind": "\xff"}', "codec can't decode byte 0xff"),
+    "a number too large": (b'{"kind": 1e999}', "Number out of range"),
+    "not a number": (b'{"kind": NaN}', "JSON is malformed: invalid character"),
+    "a number of many digits": (b'{"kind": ' + b"9" * 10_000 + b"}", "Integer value out of range"),
+    "half a character": (b'{"kind": "\\ud800 and more"}', "surrogate"),
+    "depth": (b'{"a":' * 100_000, "deeper nesting than can be read"),
+    "closed depth": (b"[" * 50_000 + b"]" * 50_000, "deeper nesting than can be read"),
+    "depth that can be read": (b'{"schema": 4, "a": ' + b"[" * 900 + b"]" * 900 + b"}", "content of another digest"),
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    (tmp_path / manifests.FILE_NAME).write_bytes(TEXTS[name])
-    with pytest.raises(ValueError, match=manifests.FILE_NAME) as refusal:
+def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line_for_that_reason(name: str, tmp_path: Path) -> None:
+    content, said = TEXTS[name]
+    (tmp_path / manifests.FILE_NAME).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as refusal:
         manifests.read(tmp_path)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 1000
 

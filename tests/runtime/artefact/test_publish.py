@@ -17,6 +17,7 @@ from posenc_export.runtime.artefact import files, publish
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.publish import StagingFolder
 from tests.tiny import block
+from tests.traces import sources
 
 KILLED = 9
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -198,7 +199,7 @@ def test_a_mount_point_is_refused(tmp_path: Path) -> None:
     _mounted("64k", tmp_path / "disk")
     try:
         with pytest.raises(ValueError, match="got the mount point"):
-            export(seeded(block("rope")), "ort", tmp_path / "disk")
+            export(sources(block("rope")), "ort", tmp_path / "disk")
     finally:
         subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
@@ -210,7 +211,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(target: st
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            export(seeded(block("rope")), target, tmp_path / "artefact", verify=False)
+            export(sources(block("rope")), target, tmp_path / "artefact", verify=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert _same(tmp_path / "artefact", artefacts[0])
@@ -220,7 +221,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(target: st
 def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artefacts[0])
     with pytest.raises(ValueError, match="got the symbolic link .*link"):
-        export(seeded(block("rope")), "ort", tmp_path / "link")
+        export(sources(block("rope")), "ort", tmp_path / "link")
 
 
 @pytest.mark.parametrize("folder", [".", "..", "../../here/inner/..", "../inner"])
@@ -228,7 +229,7 @@ def test_the_working_folder_and_its_parents_are_refused(folder: str, tmp_path: P
     (tmp_path / "here" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "inner")
     with pytest.raises(ValueError, match="neither the working folder nor one of its parents"):
-        export(seeded(block("rope")), "ort", folder)
+        export(sources(block("rope")), "ort", folder)
 
 
 def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_a_new_folder_of_several_targets_is_published_in_one_step(tmp_path: Path
     seen: List[Path] = []
     rename = os.rename
     monkeypatch.setattr(os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1])
-    export_all(seeded(block("nope")), ["ort", "torchscript"], tmp_path / "all", ExportOptions(verify=False))
+    export_all(sources(block("nope")), ["ort", "torchscript"], tmp_path / "all", ExportOptions(verify=False))
     assert seen == [tmp_path / "all"]
     assert [manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")] == ["ort", "torchscript"]
 
