@@ -42,7 +42,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
+        _discard_output()
         return 0
     except KeyboardInterrupt:
         options.say.close()
@@ -51,7 +51,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         line = refusal(error)
         if line is None:  # a bug, not an error of the input
             raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         return refuse(options.say, line)
+
+
+def _discard_output() -> None:
+    """Send what stdout still holds nowhere, so that the flush at exit does not fail again, which would change the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(called: str) -> argparse.ArgumentParser:
