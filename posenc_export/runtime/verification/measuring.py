@@ -12,7 +12,7 @@ import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,12 +21,25 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.proof import BATCHES, SHORT, Accuracy, AttributeCase, Expected, encoder_rows, fill_chunk, fill_length, is_large, rounded_up
+from posenc_export.runtime.verification.proof import (
+    BATCHES,
+    SHORT,
+    Accuracy,
+    AttributeCase,
+    Expected,
+    encoder_rows,
+    fill_chunk,
+    fill_inputs,
+    fill_length,
+    is_large,
+    rounded_up,
+)
 from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
 
 FULL_PASS = "full pass"
+KEPT = 1 << 22  # most output values of `filled_by` (16 MiB)
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
@@ -263,6 +276,25 @@ def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
 
 
 ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
+
+
+def filled_by(session: Session) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the tokens that fill a cache, and the last outputs that a session gives for them, as proof.Expected holds them.
+
+    The reference file has the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others, because whole numbers above 256,
+    such as distances, are not exact in bfloat16.
+    """
+    manifest, tokens = session.manifest, fill_inputs(session.manifest)
+    length, chunk = tokens.shape[1], fill_chunk(manifest)
+    first = max(0, length - max(1, KEPT // int(manifest.outputs[0].axes[-1])))
+    session.reset()
+    parts = []
+    for begin in range(0, length, chunk):
+        end, encoder = min(begin + chunk, length), encoder_rows(manifest, 1) if begin == 0 else None
+        kept = max(0, end - max(first, begin))
+        made = session.prefill(tokens[:, begin:end], encoder=encoder, logits_to_keep=max(kept, 1))
+        parts.append(made[:, made.shape[1] - kept :])
+    return tokens, np.concatenate(parts, axis=1)
 
 
 def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:

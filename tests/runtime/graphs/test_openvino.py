@@ -106,6 +106,17 @@ def test_bfloat16_has_its_own_tolerance_and_its_own_proof(tmp_path: Path) -> Non
 
 
 @installed
+@pytest.mark.parametrize(("name", "passes"), [("rope", True), ("alibi", False)])
+def test_distances_that_bfloat16_does_not_hold_fail_verification(name: str, passes: bool, tmp_path: Path) -> None:
+    folder = _made(decoder(name, max_positions=600), "ort", tmp_path / "a")
+    try:
+        found = verify(folder, provider="openvino-bf16", record=False)
+    except ValueError as error:
+        pytest.skip(str(error))  # the processor has no bfloat16
+    assert (found["cells"]["cache filled to its end"] <= found["tolerance"]) == passes and found["passed"] == passes
+
+
+@installed
 @pytest.mark.parametrize("name", ["fox", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cope", "rope_dynamic", "rope_2d"))])
 def test_a_graph_with_float64_operations_is_refused(name: str, tmp_path: Path) -> None:
     folder = _made(block(name), "onnx", tmp_path / "a")
