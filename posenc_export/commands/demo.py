@@ -27,7 +27,7 @@ The same decoder in a browser (npm once, for WebAssembly; then open http://local
   {bin}/python -m http.server --directory {page} 8080
 and behind an HTTP API like OpenAI's:
   {bin}/posenc serve {folder}/tiny-rope/ort --name tiny-rope
-  curl localhost:8000/v1/completions -d '{{"prompt": "def read(path):", "max_tokens": 64, "temperature": 0.4}}'"""
+  curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "def read(path):", "max_tokens": 64, "temperature": 0.4}}'"""
 
 
 def main(folder: Path) -> None:
