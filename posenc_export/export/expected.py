@@ -10,11 +10,9 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, fill_chunk, fill_inputs, starts
-from posenc_export.runtime.verification.reference import LAST
+from posenc_export.runtime.verification.measuring import filled_by
+from posenc_export.runtime.verification.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, starts
 from posenc_export.runtime.verification.scenarios import Case
-
-KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 
 
 def expected_outputs(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
@@ -25,7 +23,7 @@ def expected_outputs(model: Model, manifest: Manifest, filled: bool = True) -> E
     """
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
-    last = _filled(session, manifest) if filled and manifest.states else None
+    last = filled_by(session, manifest) if filled and manifest.states else None
     return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _attribute_cases(session, manifest), last)
 
 
@@ -54,19 +52,6 @@ def _attribute_cases(session: Session, manifest: Manifest) -> Dict[str, Tuple[At
         tokens, grid, token_types = _wide(fed.tokens), fed.attributes.get("grid"), fed.attributes.get("token_types")
         found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
     return found
-
-
-def _filled(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
-    tokens, parts = fill_inputs(manifest), []
-    length, chunk = tokens.shape[1], fill_chunk(manifest)
-    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
-    session.reset()
-    for first in range(0, length, chunk):
-        end, encoder = min(first + chunk, length), _wide_rows(encoder_rows(manifest, 1)) if first == 0 else None
-        kept = max(0, end - max(compared, first))
-        made = session.prefill(_wide(tokens[:, first:end]), encoder=encoder, logits_to_keep=max(kept, 1))
-        parts.append(made[:, made.shape[1] - kept :])
-    return tokens, np.concatenate(parts, axis=1)
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:

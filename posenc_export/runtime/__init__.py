@@ -90,7 +90,8 @@ def verify(
     assert manifest.reference is not None  # checked by reference.read
     accuracy = proof.accuracy_on(session.provider, manifest.reference, tolerance)
     if providers.noise(session.provider) and manifest.states:
-        expected = replace(expected, filled=measuring.filled_by(load(folder, "cpu", threads).session()))
+        # The reference holds the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others: it rounds distances above 256.
+        expected = replace(expected, filled=measuring.filled_by(load(folder, "cpu", threads).session(), manifest))
     made = measuring.measure(session, expected, accuracy, progress or (lambda _: None), workers)
     found = proof.certificate(session, accuracy, made.cells, made.bounds, made.failures)
     if record:

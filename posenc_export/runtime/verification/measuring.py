@@ -34,12 +34,13 @@ from posenc_export.runtime.verification.proof import (
     is_large,
     rounded_up,
 )
+from posenc_export.runtime.verification.reference import LAST
 from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
 
 FULL_PASS = "full pass"
-KEPT = 1 << 22  # most output values of `filled_by` (16 MiB)
+KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
@@ -278,21 +279,24 @@ def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
 ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
 
 
-def filled_by(session: Session) -> Tuple[np.ndarray, np.ndarray]:
+def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
     """Return the tokens that fill a cache, and the last outputs that a session gives for them, as proof.Expected holds them.
 
-    The reference file has the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others, because whole numbers above 256,
-    such as distances, are not exact in bfloat16.
+    Args:
+        session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
+        manifest: of the artefact.
     """
-    manifest, tokens = session.manifest, fill_inputs(session.manifest)
-    length, chunk = tokens.shape[1], fill_chunk(manifest)
-    first = max(0, length - max(1, KEPT // int(manifest.outputs[0].axes[-1])))
+    tokens, parts = fill_inputs(manifest), []
+    length, chunk, dtype = tokens.shape[1], fill_chunk(manifest), session.manifest.dtype
+    read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
+    sources = encoder_rows(manifest, 1)
+    encoder = None if sources is None else [row.astype(dtype) for row in sources]
+    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
     session.reset()
-    parts = []
-    for begin in range(0, length, chunk):
-        end, encoder = min(begin + chunk, length), encoder_rows(manifest, 1) if begin == 0 else None
-        kept = max(0, end - max(first, begin))
-        made = session.prefill(tokens[:, begin:end], encoder=encoder, logits_to_keep=max(kept, 1))
+    for first in range(0, length, chunk):
+        end = min(first + chunk, length)
+        kept = max(0, end - max(compared, first))
+        made = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(kept, 1))
         parts.append(made[:, made.shape[1] - kept :])
     return tokens, np.concatenate(parts, axis=1)
 
