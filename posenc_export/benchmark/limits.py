@@ -32,19 +32,3 @@ def _idle_weights(manifest: Manifest) -> int:
     if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
         return 0
     return sum(3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
-
-
-def share_of_limit(read: int, seconds: float, bandwidth: float) -> float:
-    """Return the achieved read rate as a share of the bandwidth; 1 is the speed of reading the bytes without computing.
-
-    Args:
-        read: bytes.
-        seconds: time of reading them.
-        bandwidth: bytes per second.
-
-    Raises:
-        ValueError: seconds or bandwidth is not positive.
-    """
-    if seconds <= 0.0 or bandwidth <= 0.0:
-        raise ValueError(f"benchmark: expected a time and a bandwidth above 0, got {seconds} s and {bandwidth} B/s; measure again")
-    return read / seconds / bandwidth
