@@ -27,7 +27,6 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
     timing.add_argument("--seconds", type=float, default=1.5, help="measuring time in seconds for each contestant and number of tokens (default: %(default)s)")
     timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
     timing.add_argument("--html", type=Path, help="write an HTML page with plots to this file")
-    timing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -71,7 +71,9 @@ def _parser(called: str) -> argparse.ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == called:
-            importlib.import_module(f"posenc_export.commands.{module}").add_arguments(command)
+            file = importlib.import_module(f"posenc_export.commands.{module}")
+            file.add_arguments(command)
+            command.set_defaults(run=file.run)
         command.add_argument("--json", action="store_true", help="machine-readable output")
         command.set_defaults(parser=command)
     return parser

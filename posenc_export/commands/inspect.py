@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from posenc_export.commands.options import add_folder
 from posenc_export.commands.terminal import summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.tables import WIDTH, aligned
@@ -14,10 +14,9 @@ Line = Tuple[str, str]
 
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
-    inspecting.add_argument("folder", type=Path, help="folder of an artefact")
+    add_folder(inspecting)
     runtimes = "python, node or c (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
     inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
-    inspecting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
