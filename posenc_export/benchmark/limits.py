@@ -8,8 +8,8 @@ FORMAT_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}  #
 
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
-    grown = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
-    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in grown)
+    caches = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
+    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches)
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:

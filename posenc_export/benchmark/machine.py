@@ -27,17 +27,17 @@ def limits(worker: Worker, threads: int) -> Limits:
     def quickest(do: str, **request: Any) -> Any:
         return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
 
-    read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
+    bandwidths = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
     flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
     empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
-    return Limits(read, flops, empty)
+    return Limits(bandwidths, flops, empty)
 
 
 def _versions() -> Dict[str, str]:
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -60,24 +60,24 @@ class Measurement:
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants, and in the same rounds reads of as many bytes as a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
-        taken: List[List[float]] = [[] for _ in self.workers]
+        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
         reads: Dict[int, List[float]] = {step_bytes(each.manifest, tokens, self.batch): [] for each in self.contestants}
         for turn in range(self.rounds):
-            for worker, samples in zip(self.workers, taken, strict=True):
+            for worker, samples in zip(self.workers, samples_by_worker, strict=True):
                 samples.append(self._sample(worker, "decode", context=tokens, duration=duration, fresh=turn == 0))
             for size, samples in reads.items():
                 samples.append(self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration))
-        return self._rows("decode", tokens, taken, {size: size / spread(samples).median for size, samples in reads.items()})
+        return self._rows("decode", tokens, samples_by_worker, {size: size / spread(samples).median for size, samples in reads.items()})
 
     def prefill(self, tokens: int) -> List[Row]:
         """Time prompts of all contestants. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
-        wanted = [self._prompts(worker, tokens) for worker in self.workers]
-        taken: List[List[float]] = [[] for _ in self.workers]
-        for turn in range(max(wanted)):
-            for worker, samples, count in zip(self.workers, taken, wanted, strict=True):
+        prompts_by_worker = [self._prompts(worker, tokens) for worker in self.workers]
+        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
+        for turn in range(max(prompts_by_worker)):
+            for worker, samples, count in zip(self.workers, samples_by_worker, prompts_by_worker, strict=True):
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
-        return self._rows("prefill", tokens, taken, {})
+        return self._rows("prefill", tokens, samples_by_worker, {})
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
         """Return the number of prompts to time. A time above the limit is measured again, because torch.compile may have compiled for a new length."""
@@ -96,9 +96,9 @@ class Measurement:
         where = {"runtime": contestant.runtime, "folder": str(contestant.folder), "provider": contestant.provider}
         return worker.ask("load", **where, threads=self.threads, batch=self.batch)
 
-    def _rows(self, phase: str, tokens: int, taken: List[List[float]], bandwidths: Dict[int, float]) -> List[Row]:
+    def _rows(self, phase: str, tokens: int, samples_by_worker: List[List[float]], bandwidths: Dict[int, float]) -> List[Row]:
         """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes read; empty if no limit applies."""
-        pairs = sorted(zip(self.contestants, taken, strict=True), key=lambda pair: spread(pair[1]).median)
+        pairs = sorted(zip(self.contestants, samples_by_worker, strict=True), key=lambda pair: spread(pair[1]).median)
         return [self._row(phase, tokens, contestant, samples, pairs[0][1], bandwidths) for contestant, samples in pairs]
 
     def _row(self, phase: str, tokens: int, contestant: Contestant, samples: List[float], fastest: List[float], bandwidths: Dict[int, float]) -> Row:

@@ -1,5 +1,8 @@
 """Statistics and limits."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from msgspec.structs import replace
 from posenc_export.benchmark.contestants import Contestant
 from posenc_export.benchmark.limits import step_bytes
 from posenc_export.benchmark.spread import spread
+from posenc_export.benchmark.worker import _watched
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -71,3 +75,11 @@ def test_a_step_that_computes_only_the_chosen_experts_reads_no_others():
 def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(runtime, cache, known):
     manifest = eager(seeded(BLOCK))[1].replace(cache=cache)
     assert Contestant("a", "b", runtime, Path(), "c", manifest).reads_known_bytes is known
+
+
+def test_a_sample_counts_the_cores_that_other_processes_use():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        time.sleep(0.2)  # the start of the process
+        reply = _watched(lambda: time.sleep(0.3) or 7.0)
+        other.kill()
+    assert reply["seconds"] == 7.0 and reply["other_cores"] > 0.3
