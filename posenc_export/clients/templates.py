@@ -1,8 +1,8 @@
 """Read templates of programs: files of templates/ whose sections are filled with the values of an artefact.
 
-A section begins with a line `=== NAME ===` or `=== NAME CONDITION ===`; of several sections of one name, the first whose condition holds is taken. `@NAME` stands for
-a value or, if there is none, for a section. A line that holds nothing else becomes the lines of the value; if the value is empty, it is left out with the blank line
-after it.
+A section begins with a line `=== NAME ===` or `=== NAME CONDITION ===`; short ones are lines `NAME: TEXT` or `NAME CONDITION: TEXT` of the section `values`. Of several
+sections of one name, the first whose condition holds is taken. `@NAME` stands for a value or, if there is none, for a section. A line that holds nothing else becomes
+the lines of the value; if the value is empty, it is left out with the blank line after it.
 """
 
 import re
@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, Collection, Dict, Match
 
 HEAD = re.compile(r"^=== (\w+) ?(\w*) ===\n", re.MULTILINE)
+SHORT = re.compile(r"^(\w+) ?(\w*): ?(.*)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"^@(?P<line>\w+)\n(?P<blank>\n?)|@(?P<word>\w+)", re.MULTILINE)
 
 
@@ -27,6 +28,7 @@ class Template:
         parts = HEAD.split(text)
         self.sections = list(zip(parts[1::3], parts[2::3], (part.strip("\n") for part in parts[3::3]), strict=True))
         self.conditions, self.values = conditions, values
+        self.sections += SHORT.findall(next(text for name, _, text in self.sections if name == "values"))
 
     def fill(self, section: str, condition: str = "", **values: Any) -> str:
         """Return a section filled with the values of the template and with `values`. condition: holds in addition to those of the template."""
