@@ -6,25 +6,25 @@ import msgspec
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 # Settings of Megatron, which transformers does not read.
 MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embeddings"),
-    "tokens.norm": Same("transformer.word_embeddings_layernorm"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.word_embeddings"),
+    "tokens.norm": same("transformer.word_embeddings_layernorm"),
+    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
+    QKV: grouped(LAYER + "self_attention.query_key_value"),
+    OURS + "attention.projection.output": same(LAYER + "self_attention.dense"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
 SLICES = "slices"  # pretraining_tp, which other families ignore
 

@@ -4,8 +4,8 @@ from typing import Any, Dict
 
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
-from posenc_export.models.families.shared.rules import Same
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.shared.rules import OURS, same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -24,5 +24,5 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, [rotation]), tied=True, head=HeadConfig(scale=config.number("logit_scale")))
 
 
-NORMS = {OURS + "attention.q_norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm": Same(LAYER + "self_attn.k_norm")}
+NORMS = {OURS + "attention.q_norm": same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm": same(LAYER + "self_attn.k_norm")}
 FAMILY = Family(describe, {**WEIGHTS, **NORMS})

@@ -1,21 +1,20 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
 from posenc_export.models.config import Named, StackConfig
-from posenc_export.models.families.shared.encoder_rules import Biases, NoBias
-from posenc_export.models.families.shared.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Grouped, Same, Table, Whole
+from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
 from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
     **weights("deberta."),
-    QKV + ".weight": Grouped(LAYER + "in_proj"),
-    QKV + ".bias": Biases(LAYER + "q_bias", LAYER + "v_bias"),
-    ENCODING + ".table": Whole("deberta.encoder.rel_embeddings.weight"),
-    ENCODING + ".of_keys": Same(LAYER + "pos_proj"),
-    ENCODING + ".of_keys.bias": NoBias(),
-    ENCODING + ".of_queries": Same(LAYER + "pos_q_proj"),
+    QKV + ".weight": grouped(LAYER + "in_proj"),
+    QKV + ".bias": biases_without_keys(LAYER + "q_bias", LAYER + "v_bias"),
+    ENCODING + ".table": whole("deberta.encoder.rel_embeddings.weight"),
+    ENCODING + ".of_keys": same(LAYER + "pos_proj"),
+    ENCODING + ".of_keys.bias": no_bias(),
+    ENCODING + ".of_queries": same(LAYER + "pos_q_proj"),
 }
 POSITIONS = r"embeddings\.position_embeddings\._?weight$"  # without position_biased_input, only the mask decoder of pretraining uses it
 TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}  # sorted pos_att_type to our name

@@ -7,8 +7,8 @@ import msgspec
 
 from posenc_export.models.config import AttentionConfig, StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, decoder, layer, with_experts
-from posenc_export.models.families.shared.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, decoder, layer, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, experts, keys_then_values, rotated_first, same, whole
 from posenc_export.models.families.shared.settings import Settings
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
@@ -68,7 +68,7 @@ def describe(config: Settings) -> StackConfig:
 def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rule for the projection of queries, whose name depends on q_lora_rank."""
     ranked = description.kinds[0].attention.projection["query_rank"]
-    return {PROJECTION + "query_up": TurningFirst(READ + ("q_b_proj" if ranked else "q_proj"))}
+    return {PROJECTION + "query_up": rotated_first(READ + ("q_b_proj" if ranked else "q_proj"))}
 
 
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
@@ -79,18 +79,16 @@ def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> T
 
 PROJECTION, READ, FEED = OURS + "attention.projection.", LAYER + "self_attn.", LAYER + "mlp."
 LATENT: Table = {
-    PROJECTION + "query_down": Same(READ + "q_a_proj"),
-    PROJECTION + "query_norm": Same(READ + "q_a_layernorm"),
-    PROJECTION + "down": Same(READ + "kv_a_proj_with_mqa"),
-    PROJECTION + "norm": Same(READ + "kv_a_layernorm"),
-    PROJECTION + "up": KeysThenValues(READ + "kv_b_proj"),
+    PROJECTION + "query_down": same(READ + "q_a_proj"),
+    PROJECTION + "query_norm": same(READ + "q_a_layernorm"),
+    PROJECTION + "down": same(READ + "kv_a_proj_with_mqa"),
+    PROJECTION + "norm": same(READ + "kv_a_layernorm"),
+    PROJECTION + "up": keys_then_values(READ + "kv_b_proj"),
 }
 EXPERTS: Table = {
-    OURS + "mlp.router": Same(FEED + "gate"),
-    OURS + "mlp.choose.correction": Whole(FEED + "gate.e_score_correction_bias"),
-    OURS + "mlp.gates": Linears(FEED + "experts.{row}.gate_proj.weight"),
-    OURS + "mlp.ups": Linears(FEED + "experts.{row}.up_proj.weight"),
-    OURS + "mlp.downs": Linears(FEED + "experts.{row}.down_proj.weight"),
-    **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
+    OURS + "mlp.router": same(FEED + "gate"),
+    OURS + "mlp.choose.correction": whole(FEED + "gate.e_score_correction_bias"),
+    **experts(*(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
+    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
 }
 FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further_weights=_queries, further_unused=_prediction_layers)

@@ -4,20 +4,20 @@ from typing import Any, Mapping
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embeddings"),
-    QKV: Grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.word_embeddings"),
+    QKV: grouped(LAYER + "self_attention.query_key_value"),
+    OURS + "attention.projection.output": same(LAYER + "self_attention.dense"),
+    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
 
 
@@ -25,7 +25,7 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules for the norms of a layer, whose names depend on whether attention and MLP have separate norms."""
     apart = description.kinds[0].residual["name"] == "parallel_norms"
     first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
-    return {OURS + "residual.attention_norm": Same(LAYER + first), OURS + "residual.mlp_norm": Same(LAYER + second)}
+    return {OURS + "residual.attention_norm": same(LAYER + first), OURS + "residual.mlp_norm": same(LAYER + second)}
 
 
 def describe(config: Settings) -> StackConfig:

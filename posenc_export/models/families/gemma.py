@@ -6,8 +6,8 @@ import msgspec
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
-from posenc_export.models.families.shared.rules import OnePlus
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.rules import OURS, one_plus
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -27,8 +27,8 @@ def describe(config: Settings) -> StackConfig:
 
 
 NORMS = {
-    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
-    OURS + "residual.mlp_norm": OnePlus(LAYER + "post_attention_layernorm"),
-    "norm": OnePlus("model.norm"),
+    OURS + "residual.attention_norm": one_plus(LAYER + "input_layernorm"),
+    OURS + "residual.mlp_norm": one_plus(LAYER + "post_attention_layernorm"),
+    "norm": one_plus("model.norm"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **NORMS})

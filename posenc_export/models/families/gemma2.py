@@ -4,18 +4,18 @@ import math
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, attention, decoder, layer
+from posenc_export.models.families.shared.gated import LAYER, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.rules import OnePlus, Table
+from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,
-    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
-    OURS + "residual.attention_output_norm": OnePlus(LAYER + "post_attention_layernorm"),
-    OURS + "residual.mlp_norm": OnePlus(LAYER + "pre_feedforward_layernorm"),
-    OURS + "residual.mlp_output_norm": OnePlus(LAYER + "post_feedforward_layernorm"),
-    "norm": OnePlus("model.norm"),
+    OURS + "residual.attention_norm": one_plus(LAYER + "input_layernorm"),
+    OURS + "residual.attention_output_norm": one_plus(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_norm": one_plus(LAYER + "pre_feedforward_layernorm"),
+    OURS + "residual.mlp_output_norm": one_plus(LAYER + "post_feedforward_layernorm"),
+    "norm": one_plus("model.norm"),
 }
 
 

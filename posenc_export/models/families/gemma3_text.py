@@ -7,15 +7,15 @@ from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.gemma2 import WEIGHTS as SHARED
 from posenc_export.models.families.gemma2 import scaled_attention
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, decoder, head_norm, layer
-from posenc_export.models.families.shared.rules import OnePlus, Table
+from posenc_export.models.families.shared.gated import LAYER, decoder, head_norm, layer
+from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 WEIGHTS: Table = {
     **SHARED,
-    OURS + "attention.q_norm.norm": OnePlus(LAYER + "self_attn.q_norm"),
-    OURS + "attention.k_norm.norm": OnePlus(LAYER + "self_attn.k_norm"),
+    OURS + "attention.q_norm.norm": one_plus(LAYER + "self_attn.q_norm"),
+    OURS + "attention.k_norm.norm": one_plus(LAYER + "self_attn.k_norm"),
 }
 
 

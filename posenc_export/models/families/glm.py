@@ -2,8 +2,8 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
-from posenc_export.models.families.shared.rules import Part
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.rules import gate_and_up
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -16,5 +16,4 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 
-PACKED = {OURS + "mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2), OURS + "mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2)}
-FAMILY = Family(describe, {**WEIGHTS, **PACKED})
+FAMILY = Family(describe, {**WEIGHTS, **gate_and_up(LAYER + "mlp.gate_up_proj")})

@@ -2,22 +2,22 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "gpt_neox.layers.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("gpt_neox.embed_in"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Grouped(LAYER + "attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "attention.dense"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("gpt_neox.final_layer_norm"),
-    "head.linear": Same("embed_out"),
+    "tokens.embedding": same("gpt_neox.embed_in"),
+    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
+    QKV: grouped(LAYER + "attention.query_key_value"),
+    OURS + "attention.projection.output": same(LAYER + "attention.dense"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
+    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    "norm": same("gpt_neox.final_layer_norm"),
+    "head.linear": same("embed_out"),
 }
 
 

@@ -6,8 +6,8 @@ import msgspec
 
 from posenc_export.models.config import LayerConfig, StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_attention, with_experts
-from posenc_export.models.families.shared.rules import Half, Same, Table, Whole
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, attention, decoder, layer, with_attention, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, half_of_columns, same, whole
 from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 
@@ -62,11 +62,11 @@ def describe(config: Settings) -> StackConfig:
 
 FEED = LAYER + "feed_forward."
 EXPERTS: Table = {
-    **{OURS + f"mlp.{name}": Same(FEED + f"{name}_proj") for name in ("gate", "up", "down")},
-    **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_expert.{name}_proj") for name in ("gate", "up", "down")},
-    OURS + "mlp.router": Same(FEED + "router"),
-    OURS + "mlp.gates": Half(FEED + "experts.gate_up_proj", 0),
-    OURS + "mlp.ups": Half(FEED + "experts.gate_up_proj", 1),
-    OURS + "mlp.downs": Whole(FEED + "experts.down_proj"),
+    **{OURS + f"mlp.{name}": same(FEED + f"{name}_proj") for name in ("gate", "up", "down")},
+    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_expert.{name}_proj") for name in ("gate", "up", "down")},
+    OURS + "mlp.router": same(FEED + "router"),
+    OURS + "mlp.gates": half_of_columns(FEED + "experts.gate_up_proj", 0),
+    OURS + "mlp.ups": half_of_columns(FEED + "experts.gate_up_proj", 1),
+    OURS + "mlp.downs": whole(FEED + "experts.down_proj"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

@@ -2,8 +2,8 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
-from posenc_export.models.families.shared.rules import Linears, Same, Table
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, experts, same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -17,9 +17,7 @@ def describe(config: Settings) -> StackConfig:
 
 
 EXPERTS: Table = {
-    OURS + "mlp.router": Same(LAYER + "block_sparse_moe.gate"),
-    OURS + "mlp.gates": Linears(LAYER + "block_sparse_moe.experts.{row}.w1.weight"),
-    OURS + "mlp.ups": Linears(LAYER + "block_sparse_moe.experts.{row}.w3.weight"),
-    OURS + "mlp.downs": Linears(LAYER + "block_sparse_moe.experts.{row}.w2.weight"),
+    OURS + "mlp.router": same(LAYER + "block_sparse_moe.gate"),
+    **experts(*(LAYER + f"block_sparse_moe.experts.{{row}}.{name}.weight" for name in ("w1", "w3", "w2"))),
 }
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

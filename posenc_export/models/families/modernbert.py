@@ -3,24 +3,23 @@
 from typing import Dict
 
 from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoders import OURS, QKV, UNUSED, attention, encoder_only
+from posenc_export.models.families.shared.encoders import UNUSED, attention, encoder_only
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Part, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
 from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 LAYER = "model.layers.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embeddings.tok_embeddings"),
-    "tokens.norm": Same("model.embeddings.norm"),
-    OURS + "residual.attention_norm": Same(LAYER + "attn_norm"),
-    QKV: Same(LAYER + "attn.Wqkv"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.Wo"),
-    OURS + "residual.mlp_norm": Same(LAYER + "mlp_norm"),
-    OURS + "mlp.gate": Part(LAYER + "mlp.Wi", 0, 2),
-    OURS + "mlp.up": Part(LAYER + "mlp.Wi", 1, 2),
-    OURS + "mlp.down": Same(LAYER + "mlp.Wo"),
-    "norm": Same("model.final_norm"),
+    "tokens.embedding": same("model.embeddings.tok_embeddings"),
+    "tokens.norm": same("model.embeddings.norm"),
+    OURS + "residual.attention_norm": same(LAYER + "attn_norm"),
+    QKV: same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": same(LAYER + "attn.Wo"),
+    OURS + "residual.mlp_norm": same(LAYER + "mlp_norm"),
+    **gate_and_up(LAYER + "mlp.Wi"),
+    OURS + "mlp.down": same(LAYER + "mlp.Wo"),
+    "norm": same("model.final_norm"),
 }
 # For each layer type, the key of theta in older configs and transformers' default.
 THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}

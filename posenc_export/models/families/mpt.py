@@ -2,22 +2,22 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, alike, decoder
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Same, Table
+from posenc_export.models.families.shared.rules import OURS, Table, same
 from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "transformer.blocks.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.wte"),
-    OURS + "residual.attention_norm": Same(LAYER + "norm_1"),
-    OURS + "attention.projection.qkv": Same(LAYER + "attn.Wqkv"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.out_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "norm_2"),
-    OURS + "mlp.up": Same(LAYER + "ffn.up_proj"),
-    OURS + "mlp.down": Same(LAYER + "ffn.down_proj"),
-    "norm": Same("transformer.norm_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.wte"),
+    OURS + "residual.attention_norm": same(LAYER + "norm_1"),
+    OURS + "attention.projection.qkv": same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": same(LAYER + "attn.out_proj"),
+    OURS + "residual.mlp_norm": same(LAYER + "norm_2"),
+    OURS + "mlp.up": same(LAYER + "ffn.up_proj"),
+    OURS + "mlp.down": same(LAYER + "ffn.down_proj"),
+    "norm": same("transformer.norm_f"),
+    "head.linear": same("lm_head"),
 }
 # Switches of MosaicML's code that transformers does not have, with the values that match transformers' computation.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}

@@ -2,16 +2,15 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, attention, decoder, layer, windowed
+from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer, windowed
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.rules import Part, Same, Table
+from posenc_export.models.families.shared.rules import QKV, Table, gate_and_up, same
 from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,
-    QKV: Same(LAYER + "self_attn.qkv_proj"),
-    OURS + "mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2),
-    OURS + "mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2),
+    QKV: same(LAYER + "self_attn.qkv_proj"),
+    **gate_and_up(LAYER + "mlp.gate_up_proj"),
 }
 
 

@@ -2,8 +2,8 @@
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
-from posenc_export.models.families.shared.rules import Rows
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.shared.rules import OURS, stacked
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -26,7 +26,7 @@ def describe(config: Settings) -> StackConfig:
 
 
 NORMS = {
-    OURS + "attention.q_norm.weight": Rows(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
-    OURS + "attention.k_norm.weight": Rows(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
+    OURS + "attention.q_norm.weight": stacked(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
+    OURS + "attention.k_norm.weight": stacked(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **NORMS})

@@ -3,23 +3,21 @@
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import KeysAndValues
-from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Joined, Rule, Same, Table
+from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Rule, Table, joined, keys_and_values, same
 from posenc_export.models.families.shared.settings import ACTIVATIONS, UNSUPPORTED, Settings
 
 LAYER = "encoder.block.{layer}."
 READ = LAYER + "layer.0.SelfAttention."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("shared"),
-    OURS + "residual.attention_norm": Same(LAYER + "layer.0.layer_norm"),
-    QKV: Joined(READ + "q", READ + "k", READ + "v"),
-    OURS + "attention.projection.output": Same(READ + "o"),
-    ENCODING + ".table": Same("encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
-    OURS + "residual.mlp_norm": Same(LAYER + "layer.1.layer_norm"),
-    OURS + "mlp.down": Same(LAYER + "layer.1.DenseReluDense.wo"),
-    "norm": Same("encoder.final_layer_norm"),
+    "tokens.embedding": same("shared"),
+    OURS + "residual.attention_norm": same(LAYER + "layer.0.layer_norm"),
+    QKV: joined(READ + "q", READ + "k", READ + "v"),
+    OURS + "attention.projection.output": same(READ + "o"),
+    ENCODING + ".table": same("encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
+    OURS + "residual.mlp_norm": same(LAYER + "layer.1.layer_norm"),
+    OURS + "mlp.down": same(LAYER + "layer.1.DenseReluDense.wo"),
+    "norm": same("encoder.final_layer_norm"),
 }
 BLOCK = "decoder.block.{row}."
 # Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
@@ -121,7 +119,7 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
     module = BLOCK + "layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
-    return {**names(description, config), "head.linear": KeysAndValues(module + "k", module + "v", layers)}
+    return {**names(description, config), "head.linear": keys_and_values(module + "k", module + "v", layers)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -130,23 +128,23 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     for row in range(len(description.order) // 2):
         block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
         read, cross = block + "layer.0.SelfAttention.", block + "layer.1.EncDecAttention."
-        table[own + "residual.attention_norm"] = Same(block + "layer.0.layer_norm")
-        table[own + "attention.projection.qkv"] = Joined(read + "q", read + "k", read + "v")
-        table[own + "attention.projection.output"] = Same(read + "o")
-        table[own + "attention.encoding.table"] = Same("decoder.block.0.layer.0.SelfAttention.relative_attention_bias")
-        table[reading + "residual.attention_norm"] = Same(block + "layer.1.layer_norm")
-        table[reading + "attention.projection.query"] = Same(cross + "q")
-        table[reading + "attention.projection.output"] = Same(cross + "o")
-        table[reading + "residual.mlp_norm"] = Same(block + "layer.2.layer_norm")
-        table[reading + "mlp.down"] = Same(block + "layer.2.DenseReluDense.wo")
+        table[own + "residual.attention_norm"] = same(block + "layer.0.layer_norm")
+        table[own + "attention.projection.qkv"] = joined(read + "q", read + "k", read + "v")
+        table[own + "attention.projection.output"] = same(read + "o")
+        table[own + "attention.encoding.table"] = same("decoder.block.0.layer.0.SelfAttention.relative_attention_bias")
+        table[reading + "residual.attention_norm"] = same(block + "layer.1.layer_norm")
+        table[reading + "attention.projection.query"] = same(cross + "q")
+        table[reading + "attention.projection.output"] = same(cross + "o")
+        table[reading + "residual.mlp_norm"] = same(block + "layer.2.layer_norm")
+        table[reading + "mlp.down"] = same(block + "layer.2.DenseReluDense.wo")
         table |= _mlp(description, reading + "mlp.", block + "layer.2.DenseReluDense.")
-    return {**table, "tokens.embedding": Same("shared"), "norm": Same("decoder.final_layer_norm"), "head.linear": Same("lm_head")}
+    return {**table, "tokens.embedding": same("shared"), "norm": same("decoder.final_layer_norm"), "head.linear": same("lm_head")}
 
 
 def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
     if description.kinds[-1].mlp["name"] == "gated":
-        return {ours + "gate": Same(theirs + "wi_0"), ours + "up": Same(theirs + "wi_1")}
-    return {ours + "up": Same(theirs + "wi")}
+        return {ours + "gate": same(theirs + "wi_0"), ours + "up": same(theirs + "wi_1")}
+    return {ours + "up": same(theirs + "wi")}
 
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")

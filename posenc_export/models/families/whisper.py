@@ -3,10 +3,9 @@
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import Biases, KeysAndValues
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
-from posenc_export.models.families.shared.rules import Rule, Same, Table
+from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
 from posenc_export.models.families.shared.settings import Settings
 
 NORM = {"name": "layer", "epsilon": 1e-5}
@@ -91,7 +90,7 @@ def _unread(config: Settings) -> None:
 
 def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of self-attention and MLP. Keys have no bias."""
-    bias = Biases(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
+    bias = biases_without_keys(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
     return {**fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
 
 
@@ -99,7 +98,7 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rule for the keys and values of cross-attention, which the checkpoint stores in the decoder."""
     read = "model.decoder.layers.{row}.encoder_attn."
     layers = int(config["decoder_layers"])
-    return {"head.linear": KeysAndValues(read + "k_proj", read + "v_proj", layers, biases=(read + "v_proj",))}
+    return {"head.linear": keys_and_values(read + "k_proj", read + "v_proj", layers, k_bias=False)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -108,24 +107,24 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     for row in range(len(description.order) // 2):
         theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
         table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)  # rules of parts that a layer does not have are not used
-        table[reading + "residual.attention_norm"] = Same(theirs + "encoder_attn_layer_norm")
-        table[reading + "attention.projection.query"] = Same(theirs + "encoder_attn.q_proj")
-        table[reading + "attention.projection.output"] = Same(theirs + "encoder_attn.out_proj")
+        table[reading + "residual.attention_norm"] = same(theirs + "encoder_attn_layer_norm")
+        table[reading + "attention.projection.query"] = same(theirs + "encoder_attn.q_proj")
+        table[reading + "attention.projection.output"] = same(theirs + "encoder_attn.out_proj")
     return table
 
 
 ENCODER: Table = {
-    "tokens.stem.first": Same("model.encoder.conv1"),
-    "tokens.stem.second": Same("model.encoder.conv2"),
-    "token_encoding.table": Same("model.encoder.embed_positions"),
+    "tokens.stem.first": same("model.encoder.conv1"),
+    "tokens.stem.second": same("model.encoder.conv2"),
+    "token_encoding.table": same("model.encoder.embed_positions"),
     **_layer_rules("layers.{layer}.", "model.encoder.layers.{layer}."),
-    "norm": Same("model.encoder.layer_norm"),
+    "norm": same("model.encoder.layer_norm"),
 }
 DECODER: Table = {
-    "tokens.embedding": Same("model.decoder.embed_tokens"),
-    "token_encoding.table": Same("model.decoder.embed_positions"),
-    "norm": Same("model.decoder.layer_norm"),
-    "head.linear": Same("proj_out"),
+    "tokens.embedding": same("model.decoder.embed_tokens"),
+    "token_encoding.table": same("model.decoder.embed_positions"),
+    "norm": same("model.decoder.layer_norm"),
+    "head.linear": same("proj_out"),
 }
 OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
 PARTS = {

@@ -4,16 +4,16 @@ import math
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, alike, decoder
+from posenc_export.models.families.shared.gated import LAYER, alike, decoder
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer
-from posenc_export.models.families.shared.rules import Same, Table
+from posenc_export.models.families.shared.rules import OURS, Table, same
 from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embed_tokens"),
+    "tokens.embedding": same("model.embed_tokens"),
     **fairseq_layer(OURS, LAYER),
-    "norm": Same("model.layer_norm"),
-    "head.linear": Same("lm_head"),
+    "norm": same("model.layer_norm"),
+    "head.linear": same("lm_head"),
 }
 
 

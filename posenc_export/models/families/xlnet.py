@@ -3,27 +3,26 @@
 from typing import Any, Mapping
 
 from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import FlatHeads, JoinedHeads, NoTable, Permuted
-from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV, UNUSED, attention, encoder_only
+from posenc_export.models.families.shared.encoders import UNUSED, attention, encoder_only
 from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Same, Table, Whole
+from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, flat_heads, joined_heads, no_table, permuted, same, whole
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.layer.{layer}."
 HEADS = LAYER + "rel_attn."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embedding"),
-    QKV: JoinedHeads(HEADS + "q", HEADS + "k", HEADS + "v"),
-    ENCODING + ".u": Whole(HEADS + "r_w_bias"),
-    ENCODING + ".v": Whole(HEADS + "r_r_bias"),
-    ENCODING + ".s": Whole(HEADS + "r_s_bias"),
-    ENCODING + ".segment": Whole(HEADS + "seg_embed"),
-    ENCODING + ".weight": Permuted(HEADS + "r", (1, 2, 0)),
-    OURS + "attention.projection.output": FlatHeads(HEADS + "o"),
-    OURS + "residual.attention_norm": Same(HEADS + "layer_norm"),
-    OURS + "mlp.up": Same(LAYER + "ff.layer_1"),
-    OURS + "mlp.down": Same(LAYER + "ff.layer_2"),
-    OURS + "residual.mlp_norm": Same(LAYER + "ff.layer_norm"),
+    "tokens.embedding": same("transformer.word_embedding"),
+    QKV: joined_heads(HEADS + "q", HEADS + "k", HEADS + "v"),
+    ENCODING + ".u": whole(HEADS + "r_w_bias"),
+    ENCODING + ".v": whole(HEADS + "r_r_bias"),
+    ENCODING + ".s": whole(HEADS + "r_s_bias"),
+    ENCODING + ".segment": whole(HEADS + "seg_embed"),
+    ENCODING + ".weight": permuted(HEADS + "r", (1, 2, 0)),
+    OURS + "attention.projection.output": flat_heads(HEADS + "o"),
+    OURS + "residual.attention_norm": same(HEADS + "layer_norm"),
+    OURS + "mlp.up": same(LAYER + "ff.layer_1"),
+    OURS + "mlp.down": same(LAYER + "ff.layer_2"),
+    OURS + "residual.mlp_norm": same(LAYER + "ff.layer_norm"),
 }
 SEGMENTS = 4  # token types of XLNet's tokenizer: first text, second text, final token, padding
 # Tensors of pretraining and of task heads.
@@ -50,9 +49,9 @@ def describe(config: Settings) -> StackConfig:
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
 
 
-def no_table(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def zero_segments(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rule for the table of segments, which is zero."""
-    return {"tokens.segments": NoTable(SEGMENTS, description.width)}
+    return {"tokens.segments": no_table(SEGMENTS, description.width)}
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further_weights=no_table)
+FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further_weights=zero_segments)

@@ -3,13 +3,9 @@
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from posenc_export.models.config import AttentionConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import PlusRow
-from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, plus_row, same
 from posenc_export.models.families.shared.settings import Settings
 
-OURS = "layers.{layer}."
-QKV = OURS + "attention.projection.qkv"
-ENCODING = OURS + "attention.encoding"
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
 UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id
     decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
@@ -131,16 +127,16 @@ def weights(base: str) -> Table:
     layer, tokens = base + "encoder.layer.{layer}.", base + "embeddings."
     read = layer + "attention.self."
     return {
-        "tokens.embedding": Same(tokens + "word_embeddings"),
-        "token_encoding.table": Same(tokens + "position_embeddings"),
-        "tokens.segments": Same(tokens + "token_type_embeddings"),
-        "tokens.norm": Same(tokens + "LayerNorm"),
-        QKV: Joined(read + "query", read + "key", read + "value"),
-        OURS + "attention.projection.output": Same(layer + "attention.output.dense"),
-        OURS + "residual.attention_norm": Same(layer + "attention.output.LayerNorm"),
-        OURS + "mlp.up": Same(layer + "intermediate.dense"),
-        OURS + "mlp.down": Same(layer + "output.dense"),
-        OURS + "residual.mlp_norm": Same(layer + "output.LayerNorm"),
+        "tokens.embedding": same(tokens + "word_embeddings"),
+        "token_encoding.table": same(tokens + "position_embeddings"),
+        "tokens.segments": same(tokens + "token_type_embeddings"),
+        "tokens.norm": same(tokens + "LayerNorm"),
+        QKV: joined(read + "query", read + "key", read + "value"),
+        OURS + "attention.projection.output": same(layer + "attention.output.dense"),
+        OURS + "residual.attention_norm": same(layer + "attention.output.LayerNorm"),
+        OURS + "mlp.up": same(layer + "intermediate.dense"),
+        OURS + "mlp.down": same(layer + "output.dense"),
+        OURS + "residual.mlp_norm": same(layer + "output.LayerNorm"),
     }
 
 
@@ -153,6 +149,6 @@ def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
     tokens = base + "embeddings."
 
     def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
-        return {"tokens.embedding": PlusRow(tokens + "word_embeddings", tokens + "token_type_embeddings")} if config.get("type_vocab_size") == 1 else {}
+        return {"tokens.embedding": plus_row(tokens + "word_embeddings", tokens + "token_type_embeddings")} if config.get("type_vocab_size") == 1 else {}
 
     return lines

@@ -5,25 +5,23 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import msgspec
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "model.layers.{layer}."
-OURS = "layers.{layer}."
-QKV = OURS + "attention.projection.qkv"
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embed_tokens"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attn.o_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.gate": Same(LAYER + "mlp.gate_proj"),
-    OURS + "mlp.up": Same(LAYER + "mlp.up_proj"),
-    OURS + "mlp.down": Same(LAYER + "mlp.down_proj"),
-    "norm": Same("model.norm"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("model.embed_tokens"),
+    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
+    QKV: joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    OURS + "attention.projection.output": same(LAYER + "self_attn.o_proj"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.gate": same(LAYER + "mlp.gate_proj"),
+    OURS + "mlp.up": same(LAYER + "mlp.up_proj"),
+    OURS + "mlp.down": same(LAYER + "mlp.down_proj"),
+    "norm": same("model.norm"),
+    "head.linear": same("lm_head"),
 }
-HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_norm")}
 
 
 def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:

@@ -3,7 +3,7 @@
 from typing import Any, Dict, Mapping, Optional
 
 from posenc_export.models.config import AttentionConfig, LayerConfig
-from posenc_export.models.families.shared.rules import Joined, Rule, Same
+from posenc_export.models.families.shared.rules import Rule, joined, same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -65,10 +65,10 @@ def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of a layer of fairseq (OPT, XGLM, Whisper); `ours` and `theirs` are the prefixes of names."""
     attention = theirs + "self_attn."
     return {
-        ours + "residual.attention_norm": Same(theirs + "self_attn_layer_norm"),
-        ours + "attention.projection.qkv": Joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
-        ours + "attention.projection.output": Same(attention + "out_proj"),
-        ours + "residual.mlp_norm": Same(theirs + "final_layer_norm"),
-        ours + "mlp.up": Same(theirs + "fc1"),
-        ours + "mlp.down": Same(theirs + "fc2"),
+        ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),
+        ours + "attention.projection.qkv": joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+        ours + "attention.projection.output": same(attention + "out_proj"),
+        ours + "residual.mlp_norm": same(theirs + "final_layer_norm"),
+        ours + "mlp.up": same(theirs + "fc1"),
+        ours + "mlp.down": same(theirs + "fc2"),
     }
