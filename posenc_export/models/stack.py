@@ -14,6 +14,7 @@ from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import LayerConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, KeyValues, Text, Tokens
 from posenc_export.models.parts import PARTS, build
+from posenc_export.models.parts.visibility import Visibility
 
 
 class SharedEncodings:
@@ -39,13 +40,14 @@ class Mask(torch.nn.Module):
     """Attention mask with the bias of an encoding. Layers with equal masks share one.
 
     Args:
-        sight: an object of models/parts/visibility.py.
+        visibility: which keys a query attends to.
         encoding: encoding whose `bias` is added.
     """
 
-    def __init__(self, sight: Any, encoding: PositionEncoding) -> None:
+    def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.before, self.after, self.chunk, self.encoding = sight.before, sight.after, sight.chunk, encoding
+        self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
+        self.encoding = encoding
 
     def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
         """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""

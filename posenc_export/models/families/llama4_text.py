@@ -32,9 +32,9 @@ def _attention(config: Settings) -> List[LayerConfig]:
     if not set(types) <= ({"full_attention"} if size is None else {"full_attention", "chunked_attention"}):
         rule = "expected layer_types to be full_attention, or chunked_attention with attention_chunk_size"
         raise ValueError(f"llama4_text: {rule}, got {', '.join(types)} and {size}; correct config.json")
-    sights = {"full_attention": {"name": "causal"}, "chunked_attention": {"name": "chunk", "size": size}}
+    visible = {"full_attention": {"name": "causal"}, "chunked_attention": {"name": "chunk", "size": size}}
     return [
-        with_attention(kind, sees=sights[name], encodings=(rotation,) if flag else tuple(plain), head_norm=norm if flag else None)
+        with_attention(kind, sees=visible[name], encodings=(rotation,) if flag else tuple(plain), head_norm=norm if flag else None)
         for name, flag in zip(types, rotated, strict=True)
     ]
 

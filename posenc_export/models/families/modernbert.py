@@ -33,15 +33,15 @@ def describe(config: Settings) -> StackConfig:
     bias, reach, every = config.flag("attention_bias", False), config.whole("local_attention") // 2, config.whole("global_attn_every_n_layers", 3)
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
     mlp = {"name": "gated", "hidden": hidden, "activation": activation, "bias": config.flag("mlp_bias", False)}
-    sights: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
+    visible: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
     rotation_of, kinds, order = rotations(config), {}, []
     for index, name in enumerate(config.per_layer("layer_types", ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)])):
-        if name not in sights:
-            raise ValueError(f"modernbert: expected layer_types to be {' or '.join(sights)}, got {name!r}; correct config.json")
+        if name not in visible:
+            raise ValueError(f"modernbert: expected layer_types to be {' or '.join(visible)}, got {name!r}; correct config.json")
         order.append(name if index else "first")
         first = {"name": "none"} if index == 0 else norm
         kinds[order[-1]] = LayerConfig(
-            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [rotation_of[name]], bias, sights[name]), mlp=mlp
+            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [rotation_of[name]], bias, visible[name]), mlp=mlp
         )
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm)

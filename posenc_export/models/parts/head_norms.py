@@ -7,33 +7,14 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.parts.float64 import numbers
-from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
+from posenc_export.models.parts.norms import Identity, LayerNorm, RMSNorm
 from posenc_export.shared import registry
 
-NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
+NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": Identity}
 
 
 def _norm(spec: Mapping[str, Any], size: int) -> Any:
     return registry.build("norm", NORMS, spec, size)
-
-
-class NoHeadNorm(torch.nn.Module):
-    """No norm: x unchanged.
-
-    Args:
-        heads, size: number of heads N and head size D; not used.
-    """
-
-    def __init__(self, heads: int, size: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x of any shape."""
-        return x
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x of any shape."""
-        return x
 
 
 class Heads(torch.nn.Module):

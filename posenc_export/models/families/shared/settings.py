@@ -211,15 +211,15 @@ class Settings:
             ValueError: another type, or sliding_attention without a window.
         """
         types = self.per_layer("layer_types", [default] * self.layers if isinstance(default, str) else default)
-        sights: Dict[str, Dict[str, Any]] = {"full_attention": {"name": "causal"}, "sliding_attention": {"name": "window", "size": window}}
-        other = next((name for name in types if name not in sights), None)
+        visible: Dict[str, Dict[str, Any]] = {"full_attention": {"name": "causal"}, "sliding_attention": {"name": "window", "size": window}}
+        other = next((name for name in types if name not in visible), None)
         if other is not None or (window is None and "sliding_attention" in types):
             rule = "expected layer_types to be full_attention, or sliding_attention with a window"
             raise ValueError(f"{self.family}: {rule}, got {other or 'sliding_attention without a window'}; {UNSUPPORTED}")
         kinds = {}
         for name in dict.fromkeys(types):
             found = encodings[name] if isinstance(encodings, Mapping) else encodings
-            changed = msgspec.structs.replace(kind.attention, encodings=tuple(map(dict, found)), sees=sights[name])
+            changed = msgspec.structs.replace(kind.attention, encodings=tuple(map(dict, found)), sees=visible[name])
             kinds[name] = msgspec.structs.replace(kind, attention=changed)
         return kinds, tuple(types)
 
