@@ -36,8 +36,7 @@ def keys(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no limit."""
-    for key in MEGATRON:
-        config.take(key, None)
+    config.ignore(MEGATRON)
     slices = config.take(SLICES, 1)
     if config.flag("slow_but_exact", False) and slices != 1:  # transformers then leaves out the biases of two projections
         raise ValueError(f"bloom: expected slow_but_exact to be false with pretraining_tp above 1, got true and {slices!r}; set it to false")

@@ -22,8 +22,7 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer attends to all keys, the others to a window."""
     config.needs("sliding_window")
     config.flag("use_parallel_embedding", False)  # distribution of the table over devices in training
-    for key, value in FIXED.items():
-        config.only(key, value, value)
+    config.fixed(FIXED)
     rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")
     kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=layer_norm(config))
     types = config.pattern(4, "layer_switch")

@@ -1,7 +1,7 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
 from posenc_export.models.config import Named, StackConfig
-from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
 from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
@@ -25,7 +25,7 @@ def describe(config: Settings) -> StackConfig:
     config.only("talking_head", False, False)
     relative = distances(config)
     encoding = {"name": "deberta", "version": "v1", "span": relative, **terms(config)}
-    return post_norm(config, [], [encoding], config.max_positions, segments(config))
+    return post_norm(config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0))
 
 
 def terms(config: Settings) -> Named:
@@ -51,9 +51,7 @@ def distances(config: Settings) -> int:
     config.only("relative_attention", True, False)
     config.only("position_biased_input", False, True)
     as_wide_as_model(config)
-    relative = config.take("max_relative_positions", -1)
-    if isinstance(relative, bool) or not isinstance(relative, int):
-        raise ValueError(f"{config.family}: expected max_relative_positions to be an integer, got {relative!r}; correct config.json")
+    relative = config.integer("max_relative_positions", -1)
     return relative if relative > 0 else config.trained_positions
 
 

@@ -4,7 +4,7 @@ from typing import Any, Mapping
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
-from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, joined, normalised_rows, same, whole
 from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
@@ -34,7 +34,7 @@ def describe(config: Settings) -> StackConfig:
         raise ValueError(f"deberta-v2: {rule}, got {buckets!r} and {relative}; correct config.json")
     by_bucket = {"version": "v2", "span": buckets, "max_relative": relative}
     encoding = {"name": "deberta", **terms(config), **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
-    return post_norm(config, [], [encoding], config.max_positions, segments(config))
+    return post_norm(config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0))
 
 
 def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:

@@ -44,14 +44,10 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for multi-token prediction are left out."""
-    for key, value in FIXED.items():
-        config.only(key, value, value)
-    config.take("num_nextn_predict_layers", None)
-    config.take("num_mtp_layers", None)
+    config.fixed(FIXED)
+    config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = layer(config, _attention(config))
-    inner, first = config.whole("moe_intermediate_size"), config.take("first_k_dense_replace")
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"deepseek_v3: expected first_k_dense_replace to be an integer of 0 or more, got {first!r}; correct config.json")
+    inner, first = config.whole("moe_intermediate_size"), config.integer("first_k_dense_replace", least=0)
     experts = with_experts(
         msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
         config.whole("n_routed_experts"),

@@ -13,8 +13,7 @@ from posenc_export.models.families.shared.settings import Settings
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints as the tanh approximation."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim")
     config.off("use_bidirectional_attention")
     if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
         rule = "expected hidden_activation to be null or gelu_pytorch_tanh"

@@ -21,8 +21,7 @@ WEIGHTS: Table = {
 
 def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
     """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
-    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "sliding_window")
     bias = config.flag("attention_bias", False)
     return attention(config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts)
 

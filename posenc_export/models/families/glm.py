@@ -9,8 +9,7 @@ from posenc_export.models.families.shared.settings import Settings
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. attention_bias applies to queries, keys and values, not to the output."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim")
     rotation = config.rotation(partial=True, layout="interleaved", share=0.5)
     kind = layer(config, attention(config, bias=config.flag("attention_bias", True)))
     return decoder(config, *alike(kind, config.layers, [rotation]))

@@ -9,8 +9,7 @@ from posenc_export.models.families.shared.settings import Settings
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window. A config without rotary keys is refused: transformers has a YaRN default."""
-    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "sliding_window")
     rotation, bias, window = config.rotation(theta=150000.0), config.flag("attention_bias", True), config.window("sliding_window")
     if rotation["name"] != "rope_yarn":
         raise ValueError(f"gpt_oss: expected rope_type yarn, got {rotation['name'].removeprefix('rope_')}; give its rope_parameters")

@@ -41,8 +41,7 @@ def _attention(config: Settings) -> List[LayerConfig]:
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has experts. Weights multiply the inputs of experts."""
-    for key in ("num_key_value_heads", "head_dim", "attention_chunk_size"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "attention_chunk_size")
     config.only("for_llm_compressor", False, False)
     step = config.whole("interleave_moe_layer_step", 1)
     experts_at = config.indices("moe_layers", range(step - 1, config.layers, step))

@@ -12,8 +12,7 @@ def describe(config: Settings) -> StackConfig:
 
     The scaling is applied before the rotation, with the same result, since the two commute.
     """
-    for key in ("num_key_value_heads", "head_dim", "rope_parameters"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "rope_parameters")
     keys = config.rotation_keys()
     given = dict(keys["rope_parameters"] or {})
     beta, _ = given.pop("llama_4_scaling_beta", None), given.pop("max_position_embeddings", None)

@@ -31,10 +31,8 @@ def describe(config: Settings) -> StackConfig:
     alibi_bias_max is used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
     """
     config.flatten("attn_config")
-    for key, value in {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}.items():
-        config.only(key, value, value)
-    for key in ("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"):
-        config.take(key, None)
+    config.fixed({**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}})
+    config.ignore(("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"))
     if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
         raise ValueError(f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}")
     clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")

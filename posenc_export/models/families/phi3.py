@@ -16,8 +16,7 @@ WEIGHTS: Table = {
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and two factors that are always 1."""
-    for key, value in {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1}.items():
-        config.only(key, value, value)
+    config.fixed({"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1})
     window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
     if rotation["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
         raise ValueError(f"phi3: expected rope_type default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")

@@ -8,8 +8,7 @@ from posenc_export.models.families.shared.settings import Settings
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a window. head_dim is required: transformers' default is 128."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim")
     rotation, used = config.rotation(), config.flag("use_sliding_window", False)
     window, first, bias = config.window("sliding_window", 4096), config.whole("max_window_layers", 28), config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias)), "head")

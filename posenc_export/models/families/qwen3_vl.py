@@ -9,8 +9,7 @@ from posenc_export.models.families.shared.vision import BASES, UNUSED, rotation_
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. head_dim is required: transformers' default is 128. Image features that DeepStack adds after the first layers are not supported."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim")
     rotation, bias = rotation_of_axes(config, 500000.0, (24, 20, 20)), config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias)), "head")
     return decoder(config, *alike(kind, config.layers, [rotation]))

@@ -1,7 +1,7 @@
 """RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs in place of learned positions."""
 
 from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
+from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.settings import Settings
 
@@ -13,7 +13,7 @@ def describe(config: Settings) -> StackConfig:
     config.only("rotary_value", False, False)
     as_wide_as_model(config)
     rotation = {"name": "rope", "layout": "interleaved"}
-    return post_norm(config, [], [rotation], config.max_positions, segments(config))
+    return post_norm(config, [], [rotation], config.max_positions, config.integer("type_vocab_size", least=0))
 
 
 FAMILY = Family(describe, weights("roformer."), base="roformer.", unused=(*UNUSED, SINES), further_weights=one_segment("roformer."))

@@ -59,8 +59,7 @@ def describe_decoder(config: Settings) -> StackConfig:
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
     """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with scale_decoder_outputs, by default if the head is tied."""
-    for key in ("task_specific_params", "tokenizer_class"):
-        config.take(key, None)
+    config.ignore(("task_specific_params", "tokenizer_class"))
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
     layers = config.whole("num_decoder_layers", config.layers)
@@ -70,8 +69,7 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
 
 def _layer(config: Settings, sees: Named) -> LayerConfig:
     """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any number of positions is possible."""
-    for key in UNREAD:
-        config.take(key, None)
+    config.ignore(UNREAD)
     config.only("is_decoder", False, False)
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named

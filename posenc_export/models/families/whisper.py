@@ -84,8 +84,7 @@ def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
 
 def _unread(config: Settings) -> None:
     config.only("scale_embedding", False, False)  # false in all published models; transformers does not read it
-    for key in UNREAD:
-        config.take(key, None)
+    config.ignore(UNREAD)
 
 
 def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:

@@ -33,13 +33,9 @@ UNREAD = ("end_n_top", "mem_len", "reuse_len", "start_n_top", "untie_r", "use_me
 
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of segments is zero."""
-    for key, value in {"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads}.items():
-        config.only(key, value, value)
-    for key in UNREAD:
-        config.take(key, None)
-    clamp = config.take("clamp_len", -1)
-    if isinstance(clamp, bool) or not isinstance(clamp, int):
-        raise ValueError(f"xlnet: expected clamp_len to be an integer, got {clamp!r}; correct config.json")
+    config.fixed({"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads})
+    config.ignore(UNREAD)
+    clamp = config.integer("clamp_len", -1)
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
     mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}

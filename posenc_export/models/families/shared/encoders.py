@@ -67,10 +67,8 @@ def encoder_only(config: Settings) -> None:
     Raises:
         ValueError: config.json describes a decoder.
     """
-    for key in UNREAD:
-        config.take(key, None)
-    for key, value in ENCODER.items():
-        config.only(key, value, value)
+    config.ignore(UNREAD)
+    config.fixed(ENCODER)
 
 
 def table_rows(config: Settings, unused: int = 0) -> int:
@@ -91,18 +89,6 @@ def table_rows(config: Settings, unused: int = 0) -> int:
         rule = f"expected max_positions to be {rows}, the rows of the position table"
         raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
     return rows
-
-
-def segments(config: Settings) -> int:
-    """Return the number of token types, 0 or more.
-
-    Raises:
-        ValueError: type_vocab_size is not an integer of 0 or more.
-    """
-    value = config.take("type_vocab_size")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{config.family}: expected type_vocab_size to be an integer of 0 or more, got {value!r}; correct config.json")
-    return value
 
 
 def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:
