@@ -7,22 +7,16 @@ import msgspec
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import Table, same
 from posenc_export.models.families.shared.settings import Settings
 
-LAYER = "transformer.h.{layer}."
 # Settings of Megatron, which transformers does not read.
 MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
 WEIGHTS: Table = {
     "tokens.embedding": same("transformer.word_embeddings"),
     "tokens.norm": same("transformer.word_embeddings_layernorm"),
-    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
-    QKV: grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": same(LAYER + "self_attention.dense"),
-    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    **megatron_layer("transformer.h.{layer}."),
     "norm": same("transformer.ln_f"),
     "head.linear": same("lm_head"),
 }

@@ -5,17 +5,14 @@ from typing import Any, Mapping
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import OURS, Table, same
 from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {
     "tokens.embedding": same("transformer.word_embeddings"),
-    QKV: grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": same(LAYER + "self_attention.dense"),
-    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    **megatron_layer(LAYER),
     "norm": same("transformer.ln_f"),
     "head.linear": same("lm_head"),
 }

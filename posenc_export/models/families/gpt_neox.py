@@ -3,19 +3,13 @@
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import OURS, QKV, Table, grouped, same
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import Table, same
 from posenc_export.models.families.shared.settings import Settings
 
-LAYER = "gpt_neox.layers.{layer}."
 WEIGHTS: Table = {
     "tokens.embedding": same("gpt_neox.embed_in"),
-    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
-    QKV: grouped(LAYER + "attention.query_key_value"),
-    OURS + "attention.projection.output": same(LAYER + "attention.dense"),
-    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": same(LAYER + "mlp.dense_4h_to_h"),
+    **megatron_layer("gpt_neox.layers.{layer}.", "attention."),
     "norm": same("gpt_neox.final_layer_norm"),
     "head.linear": same("embed_out"),
 }

@@ -3,8 +3,9 @@
 from typing import Dict
 
 from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoders import UNUSED, attention, encoder_only
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
+from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.plain import attention
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
 from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
@@ -41,10 +42,10 @@ def describe(config: Settings) -> StackConfig:
         order.append(name if index else "first")
         first = {"name": "none"} if index == 0 else norm
         kinds[order[-1]] = LayerConfig(
-            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [rotation_of[name]], bias, visible[name]), mlp=mlp
+            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, bias, encodings=(rotation_of[name],), sees=visible[name]), mlp=mlp
         )
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm)
+    return stack(config, kinds, order, tokens, norm=norm)
 
 
 def rotations(config: Settings) -> Dict[str, Named]:

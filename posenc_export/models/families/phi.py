@@ -3,21 +3,19 @@
 from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder
+from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.plain import layer, layer_norm
-from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
+from posenc_export.models.families.shared.rules import OURS, Table, same
 from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
-    "tokens.embedding": same("model.embed_tokens"),
-    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
-    QKV: joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    **SHARED,
     OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_layernorm"),
     OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_layernorm"),
     OURS + "attention.projection.output": same(LAYER + "self_attn.dense"),
     OURS + "mlp.up": same(LAYER + "mlp.fc1"),
     OURS + "mlp.down": same(LAYER + "mlp.fc2"),
     "norm": same("model.final_layernorm"),
-    "head.linear": same("lm_head"),
 }
 
 

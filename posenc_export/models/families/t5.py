@@ -1,9 +1,10 @@
 """T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): pre-norm layers, no biases, buckets of distances."""
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.encoders import reading_layers
+from posenc_export.models.families.shared.family import Family, stack
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Rule, Table, joined, keys_and_values, same
 from posenc_export.models.families.shared.settings import ACTIVATIONS, UNSUPPORTED, Settings
 
@@ -43,18 +44,10 @@ def describe_encoder(config: Settings) -> StackConfig:
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """Describe the decoder. Each layer of T5 becomes two: self-attention, then cross-attention with the MLP."""
+    """Describe the decoder."""
     layers, head = _decoder_size(config)
     kind = _layer(config, {"name": "causal"})
-    norm, own = kind.norms[0], kind.attention
-    reading = AttentionConfig(
-        heads=own.heads, kv_heads=own.heads, head_size=own.head_size, scale=1.0, sees={"name": "encoder"}, projection={"name": "queries"}
-    )
-    kinds = {
-        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
-        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=reading, mlp=kind.mlp),
-    }
-    return _stack(config, kinds, ("own", "encoder") * layers, head=head)
+    return _stack(config, *reading_layers(kind, layers, {"name": "queries"}, scale=1.0), head=head)
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
@@ -89,23 +82,8 @@ def _layer(config: Settings, sees: Named) -> LayerConfig:
     return LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)
 
 
-def _stack(
-    config: Settings,
-    kinds: Dict[str, LayerConfig],
-    order: Tuple[str, ...],
-    head: Optional[HeadConfig] = None,
-    key_values: Optional[KeyValuesConfig] = None,
-) -> StackConfig:
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=config.whole("vocab_size")),
-        layers=kinds,
-        order=order,
-        norm=next(iter(kinds.values())).norms[0],
-        head=head,
-        key_values=key_values,
-    )
+def _stack(config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ...], **output: Any) -> StackConfig:
+    return stack(config, kinds, order, TokensConfig(vocabulary=config.whole("vocab_size")), norm=next(iter(kinds.values())).norms[0], **output)
 
 
 def names(description: StackConfig, config: Mapping[str, Any]) -> Table:

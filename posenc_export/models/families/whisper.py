@@ -2,8 +2,9 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.config import HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.families.shared.encoders import reading_layers
+from posenc_export.models.families.shared.family import Family, stack
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
 from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
 from posenc_export.models.families.shared.settings import Settings
@@ -45,36 +46,18 @@ def describe_encoder(config: Settings) -> StackConfig:
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
     features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # fixed; activation_function applies to layers
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(features=features, encodings=(learned(config),)),
-        layers={"layer": kind},
-        order=("layer",) * config.layers,
-        norm=NORM,
-        key_values=KeyValuesConfig(size=size, bias=True),
-    )
+    tokens = TokensConfig(features=features, encodings=(learned(config),))
+    return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens, norm=NORM, key_values=KeyValuesConfig(size=size, bias=True))
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """Describe the decoder. Each layer of Whisper becomes two: self-attention, then cross-attention with the MLP."""
+    """Describe the decoder."""
     kind = _layer(config, {"name": "causal"})
-    own = LayerConfig(residual={"name": "alone"}, norms=(NORM,), attention=kind.attention, mlp={"name": "none"})
-    queries = {"name": "queries", "bias": True, "output_bias": True}
-    heads, size = kind.attention.heads, kind.attention.head_size
-    reading = AttentionConfig(heads=heads, kv_heads=heads, head_size=size, sees={"name": "encoder"}, projection=queries)
-    tied = config.flag("tie_word_embeddings", True)
-    layers, vocabulary = config.whole("decoder_layers"), config.whole("vocab_size")
+    tied, vocabulary = config.flag("tie_word_embeddings", True), config.whole("vocab_size")
+    layers = reading_layers(kind, config.whole("decoder_layers"), {"name": "queries", "bias": True, "output_bias": True})
     _unread(config)
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=vocabulary, encodings=(learned(config),)),
-        layers={"own": own, "encoder": LayerConfig(residual={"name": "pre"}, norms=(NORM, NORM), attention=reading, mlp=kind.mlp)},
-        order=("own", "encoder") * layers,
-        norm=NORM,
-        head=HeadConfig(tied=tied),
-    )
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=(learned(config),))
+    return stack(config, *layers, tokens, norm=NORM, head=HeadConfig(tied=tied))
 
 
 def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:

@@ -2,9 +2,10 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoders import UNUSED, attention, encoder_only
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.config import StackConfig, TokensConfig
+from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
+from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.plain import attention, layer
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, flat_heads, joined_heads, no_table, permuted, same, whole
 from posenc_export.models.families.shared.settings import Settings
 
@@ -38,11 +39,11 @@ def describe(config: Settings) -> StackConfig:
     clamp = config.integer("clamp_len", -1)
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
-    mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}
+    hidden, activation = config.whole("intermediate_size"), config.activation("ff_activation")
     encoding = {"name": "transformer_xl", "segments": "pairs", **({"clamp": clamp} if clamp > 0 else {})}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [encoding], bias=False), mlp=mlp)
+    kind = layer(attention(config, bias=False, encodings=(encoding,), sees={"name": "both"}), norm, hidden, activation, residual="post")
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), segments=SEGMENTS)
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
+    return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 
 
 def zero_segments(description: StackConfig, config: Mapping[str, Any]) -> Table:

@@ -1,8 +1,9 @@
 """Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm, and post-norm layers (Devlin et al. 2018, BERT, 3)."""
 
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.models.config import AttentionConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.families.shared.plain import attention, layer
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, plus_row, same
 from posenc_export.models.families.shared.settings import Settings
 
@@ -24,25 +25,6 @@ UNUSED = (
 )
 
 
-def attention(config: Settings, encodings: Sequence[Named] = (), bias: bool = True, sees: Optional[Named] = None) -> AttentionConfig:
-    """Describe attention with as many key heads as query heads.
-
-    Args:
-        config: keys of config.json.
-        encodings: encodings in the attention.
-        bias: whether all four projections have biases.
-        sees: which keys a query attends to; None for all.
-    """
-    return AttentionConfig(
-        heads=config.heads,
-        kv_heads=config.heads,
-        head_size=config.width // config.heads,
-        encodings=tuple(encodings),
-        sees=sees or {"name": "both"},
-        projection={"name": "grouped", "bias": bias, "output_bias": bias},
-    )
-
-
 def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[Named], max_positions: int, segments: int, **keys: Any) -> StackConfig:
     """Describe an encoder with the architecture of BERT.
 
@@ -54,11 +36,28 @@ def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[
         keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the epsilon of norms if config.json does not give it.
     """
     norm = {"name": "layer", "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps")}
-    mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation(keys.get("activation", "hidden_act")), "bias": True}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, in_layers), mlp=mlp)
+    hidden, activation = config.whole("intermediate_size"), config.activation(keys.get("activation", "hidden_act"))
+    kind = layer(attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}), norm, hidden, activation, residual="post")
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), encodings=tuple(on_tokens), segments=0 if segments == 1 else segments, norm=norm)
     encoder_only(config)
-    return StackConfig(width=config.width, max_positions=max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
+    return StackConfig(width=config.width, max_positions=max_positions, tokens=tokens, layers={"layer": kind}, order=("layer",) * config.layers)
+
+
+def reading_layers(kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers becomes two: self-attention, then cross-attention with the MLP.
+
+    Args:
+        kind: self-attention with the norms and the MLP of a layer.
+        layers: number of layers of the checkpoint.
+        projection, scale: fields of the cross-attention.
+    """
+    own, norm = kind.attention, kind.norms[0]
+    cross = AttentionConfig(heads=own.heads, kv_heads=own.heads, head_size=own.head_size, sees={"name": "encoder"}, projection=projection, scale=scale)
+    kinds = {
+        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
+        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=cross, mlp=kind.mlp),
+    }
+    return kinds, ("own", "encoder") * layers
 
 
 def encoder_only(config: Settings) -> None:
@@ -69,26 +68,6 @@ def encoder_only(config: Settings) -> None:
     """
     config.ignore(UNREAD)
     config.fixed(ENCODER)
-
-
-def table_rows(config: Settings, unused: int = 0) -> int:
-    """Return the number of positions of a model with a position table.
-
-    Args:
-        config: keys of config.json.
-        unused: number of rows at the beginning that no position uses.
-
-    Raises:
-        ValueError: another range was requested, or the table has no rows for positions.
-    """
-    rows = config.trained_positions - unused
-    if rows < 1:
-        rule = f"expected max_position_embeddings to be above {unused}, the number of unused rows"
-        raise ValueError(f"{config.family}: {rule}, got {config.trained_positions}; correct config.json")
-    if config.max_positions not in (rows, config.trained_positions):
-        rule = f"expected max_positions to be {rows}, the rows of the position table"
-        raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
-    return rows
 
 
 def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:

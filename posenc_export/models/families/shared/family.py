@@ -1,11 +1,16 @@
-"""What a family of checkpoints is."""
+"""What a family of checkpoints is, and the description of a model from its parts."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from posenc_export.models.config import StackConfig
+from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families.shared.rules import Table
 from posenc_export.models.families.shared.settings import Settings
+
+
+def stack(config: Settings, layers: Dict[str, LayerConfig], order: Sequence[str], tokens: TokensConfig, **parts: Any) -> StackConfig:
+    """Describe a model with the width and range in a config. parts: further fields of StackConfig."""
+    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=layers, order=tuple(order), **parts)
 
 
 def _no_rules(description: StackConfig, config: Mapping[str, Any]) -> Table:

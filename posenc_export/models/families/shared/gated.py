@@ -4,9 +4,10 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.families.shared.family import stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 LAYER = "model.layers.{layer}."
 WEIGHTS: Table = {
@@ -111,6 +112,21 @@ def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> Laye
     return with_attention(kind, sees={"name": "window", "size": window})
 
 
+def late_windows(config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Return kinds and order of layers, of which those from max_window_layers on have a window with use_sliding_window (Qwen).
+
+    Args:
+        config: keys of config.json.
+        kind: the layer.
+        rotation: encoding of all layers.
+        first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
+    """
+    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", first)
+    size = config.window("sliding_window", None if window is REQUIRED and not used else window)
+    types = ["sliding_attention" if used and size is not None and index >= first else "full_attention" for index in range(config.layers)]
+    return config.by_type(kind, [rotation], size if used else None, types)
+
+
 def decoder(
     config: Settings,
     layers: Dict[str, LayerConfig],
@@ -130,12 +146,11 @@ def decoder(
         head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
         tokens: further fields of TokensConfig.
     """
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
-        layers=layers,
-        order=tuple(order),
+    return stack(
+        config,
+        layers,
+        order,
+        TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
         norm=norm or next(iter(layers.values())).norms[0],
         head=msgspec.structs.replace(head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)),
     )

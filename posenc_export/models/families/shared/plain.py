@@ -3,7 +3,7 @@
 from typing import Any, Dict, Mapping, Optional
 
 from posenc_export.models.config import AttentionConfig, LayerConfig
-from posenc_export.models.families.shared.rules import Rule, joined, same
+from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, joined, same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -49,16 +49,40 @@ def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
 
 
 def learned(config: Settings) -> Dict[str, Any]:
-    """Describe learned positions, with a trained row for each position of the checkpoint.
+    """Describe learned positions, with a trained row for each position of the checkpoint. Raises ValueError as `table_rows`."""
+    table_rows(config)
+    return {"name": "learned"}
+
+
+def table_rows(config: Settings, unused: int = 0) -> int:
+    """Return the number of positions of a model with a position table.
+
+    Args:
+        config: keys of config.json.
+        unused: number of rows at the beginning that no position uses.
 
     Raises:
-        ValueError: another range than that of the checkpoint was requested.
+        ValueError: another range was requested, or the table has no rows for positions.
     """
-    if config.max_positions != config.trained_positions:
-        rows = config.trained_positions
-        rule = f"expected max_positions to be {rows}, the rows of the position table"
-        raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
-    return {"name": "learned"}
+    rows = config.trained_positions - unused
+    if rows < 1:
+        raise config.refusal(f"max_position_embeddings to be above {unused}, the number of unused rows", config.trained_positions)
+    if config.max_positions not in (rows, config.trained_positions):
+        rule = f"max_positions to be {rows}, the rows of the position table"
+        raise config.refusal(rule, config.max_positions, "leave it out and call grown(model, N)")
+    return rows
+
+
+def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str, Rule]:
+    """Return the rules of a layer of Megatron (BLOOM, Falcon, GPT-NeoX); `theirs` is the prefix of names, `attention` that of the attention within it."""
+    return {
+        OURS + "residual.attention_norm": same(theirs + "input_layernorm"),
+        QKV: grouped(theirs + attention + "query_key_value"),
+        OURS + "attention.projection.output": same(theirs + attention + "dense"),
+        OURS + "residual.mlp_norm": same(theirs + "post_attention_layernorm"),
+        OURS + "mlp.up": same(theirs + "mlp.dense_h_to_4h"),
+        OURS + "mlp.down": same(theirs + "mlp.dense_4h_to_h"),
+    }
 
 
 def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
