@@ -11,29 +11,10 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import acts, axes_of
 from posenc_export.models.attention import attention, check_direction
-from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.embedding_and_head import Features, Head, KeyValues, Text, Tokens
+from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
+from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.visibility import Visibility
-
-
-class SharedEncodings:
-    """Cache of the encodings of a model. Layers with equal encodings share one object and its tables."""
-
-    def __init__(self) -> None:
-        self._made: Dict[Tuple[str, Geometry], PositionEncoding] = {}
-
-    def get(self, specs: Sequence[Dict[str, Any]], geometry: Geometry) -> PositionEncoding:
-        """Return the encoding that `specs` describe. Equal specifications give the same object if the encoding can be shared.
-
-        Raises:
-            ValueError: as encodings.build_all.
-        """
-        key = (json.dumps(specs, sort_keys=True), geometry)
-        made = self._made.get(key) or encodings.build_all(specs, geometry)
-        if made.shared:
-            self._made[key] = made
-        return made
 
 
 class Mask(torch.nn.Module):
@@ -110,9 +91,8 @@ class Stack(torch.nn.Module):
         self.source: Dict[str, Any] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
         self.text = Text()
         self.config = config
-        width, kinds, shared = config.width, config.kinds, SharedEncodings()
-        self.token_encoding = shared.get(config.tokens.encodings, config.token_geometry)
-        built = [shared.get(kind.attention.encodings, kind.attention.geometry(width, config.max_positions)) for kind in kinds]
+        width, kinds = config.width, config.kinds
+        self.token_encoding, *built = _encodings(config)
         check_places([self.token_encoding], built)
         check_direction(self.token_encoding, config.token_geometry.causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
@@ -121,18 +101,20 @@ class Stack(torch.nn.Module):
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.masks, self.mask_of = _masks(kinds, built)
-        self.mask_of_encoder = [self.mask_of.index(index) in _readers(kinds) for index in range(len(self.masks))]
+        self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
+        self.mask_of_encoder = [self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
         self.kept_states = self.embed_states + sum(self.layer_states)
-        self.reads_encoder = [index in _readers(kinds) for index in range(len(kinds))]
         if self.segments and any(self.layer_states):
             raise ValueError("config: expected segments only in models without a cache, got causal layers; leave segments out")
 
     def _build_head(self) -> torch.nn.Module:
-        config = self.config.head
+        config, key_values = self.config.head, self.config.key_values
+        if key_values is not None:
+            return Head(self.config.width, key_values.size, HeadConfig(bias=key_values.bias), None)
         if config is None:
-            return torch.nn.Identity() if self.config.key_values is None else KeyValues(self.config.width, self.config.key_values)
+            return torch.nn.Identity()
         table = self.tokens.embedding.weight
         if config.tied and table.size(1) != self.config.width:
             rule = f"decoder: expected a token table of the model's width {self.config.width} for a tied head"
@@ -206,9 +188,18 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
                 raise ValueError(f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}")
 
 
-def _readers(kinds: Sequence[LayerConfig]) -> List[int]:
-    """Return the indices of the cross-attention layers."""
-    return [index for index, kind in enumerate(kinds) if kind.attention.reads_encoder]
+def _encodings(config: StackConfig) -> List[PositionEncoding]:
+    """Build the encoding of tokens and that of each layer. Equal specifications share one object and its tables, if the encoding can be shared."""
+    shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
+    built: List[PositionEncoding] = []
+    attentions = [kind.attention for kind in config.kinds]
+    in_layers = [(attention.encodings, attention.geometry(config.width, config.max_positions)) for attention in attentions]
+    for specs, geometry in ((config.tokens.encodings, config.token_geometry), *in_layers):
+        key = (json.dumps(specs, sort_keys=True), geometry)
+        built.append(shared.get(key) or encodings.build_all(specs, geometry))
+        if built[-1].shared:
+            shared[key] = built[-1]
+    return built
 
 
 def _keys_and_values(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]) -> List[List[np.ndarray]]:

@@ -1,10 +1,8 @@
 """BERT (Devlin et al. 2018): learned positions, post-norm layers, bidirectional attention."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.plain import table_rows
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

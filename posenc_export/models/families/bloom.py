@@ -4,12 +4,10 @@ from typing import Any, Dict, Mapping
 
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
 from posenc_export.models.families.shared.rules import Table, same
-from posenc_export.models.families.shared.settings import Settings
 
 # Settings of Megatron, which transformers does not read.
 MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")

@@ -2,11 +2,9 @@
 
 from typing import Any, Dict
 
-from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, with_attention
 from posenc_export.models.families.shared.rules import OURS, same
-from posenc_export.models.families.shared.settings import Settings
 
 
 def layer_norm(config: Settings) -> Dict[str, Any]:

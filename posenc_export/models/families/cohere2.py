@@ -1,10 +1,8 @@
 """Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R with rotation only in layers with a window."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.cohere import layer_norm
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer
-from posenc_export.models.families.shared.settings import Settings
 
 # Keys of published configs that transformers does not read, with the value that all published models have.
 FIXED = {

@@ -1,10 +1,8 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
-from posenc_export.models.config import Named, StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Named, Settings, StackConfig
 from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {

@@ -2,12 +2,10 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings, StackConfig
 from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, joined, normalised_rows, same, whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {

@@ -5,11 +5,9 @@ from typing import Any, Mapping, Optional, Tuple
 
 import msgspec
 
-from posenc_export.models.config import AttentionConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import AttentionConfig, Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, decoder, layer, with_experts
 from posenc_export.models.families.shared.rules import OURS, Table, experts, keys_then_values, rotated_first, same, whole
-from posenc_export.models.families.shared.settings import Settings
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
 # Keys of published configs that transformers does not read, with the value that all published models have.

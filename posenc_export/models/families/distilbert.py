@@ -1,11 +1,9 @@
 """DistilBERT (Sanh et al. 2019): BERT without segments, with other tensor names."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.plain import table_rows
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "distilbert.transformer.layer.{layer}."
 WEIGHTS: Table = {

@@ -1,10 +1,8 @@
 """ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower than the model, are refused."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.plain import table_rows
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

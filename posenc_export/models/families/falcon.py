@@ -2,12 +2,10 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
 from posenc_export.models.families.shared.rules import OURS, Table, same
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {

@@ -4,11 +4,9 @@ import math
 
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
 from posenc_export.models.families.shared.rules import OURS, one_plus
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

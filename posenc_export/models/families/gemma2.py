@@ -2,12 +2,10 @@
 
 import math
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import AttentionConfig, Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
-from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,

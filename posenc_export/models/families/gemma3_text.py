@@ -3,13 +3,11 @@
 import math
 from typing import Any, Dict
 
-from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.gemma2 import WEIGHTS as SHARED
 from posenc_export.models.families.gemma2 import scaled_attention
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, decoder, head_norm, layer
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 WEIGHTS: Table = {

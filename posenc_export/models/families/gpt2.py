@@ -1,11 +1,9 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, learned positions."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder, with_attention
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm, learned
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, same, transposed
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {

@@ -1,11 +1,9 @@
 """GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): parallel attention and MLP, partial rotation."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
 from posenc_export.models.families.shared.rules import Table, same
-from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": same("gpt_neox.embed_in"),

@@ -1,10 +1,8 @@
 """gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every second layer, experts with clamped units."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, attention, decoder, layer, with_experts
 from posenc_export.models.families.shared.rules import OURS, Table, every_other_column, same, whole
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,11 +1,9 @@
 """GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation of interleaved pairs, an output head with bias."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {

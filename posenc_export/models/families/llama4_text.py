@@ -4,11 +4,9 @@ from typing import List
 
 import msgspec
 
-from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, LayerConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, attention, decoder, layer, with_attention, with_experts
 from posenc_export.models.families.shared.rules import OURS, Table, half_of_columns, same, whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 
 def _rotated(config: Settings) -> List[bool]:

@@ -1,9 +1,7 @@
 """Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025, Scalable-Softmax Is Superior for Attention)."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, alike, attention, decoder, layer, windowed
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 

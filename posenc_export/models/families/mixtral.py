@@ -1,10 +1,8 @@
 """Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each token."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
 from posenc_export.models.families.shared.rules import OURS, Table, experts, same
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

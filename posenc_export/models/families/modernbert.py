@@ -2,12 +2,10 @@
 
 from typing import Dict
 
-from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
-from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.family import Family, LayerConfig, Named, Settings, StackConfig, TokensConfig, stack
 from posenc_export.models.families.shared.plain import attention
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 LAYER = "model.layers.{layer}."

@@ -1,11 +1,9 @@
 """MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2, and T5's relative bias shared by all layers."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.plain import table_rows
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, joined, same
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "mpnet.encoder.layer.{layer}.attention."
 WEIGHTS: Table = {

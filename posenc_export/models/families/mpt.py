@@ -1,11 +1,9 @@
 """MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of queries, keys and values."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
 from posenc_export.models.families.shared.rules import OURS, Table, same
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
 
 LAYER = "transformer.blocks.{layer}."
 WEIGHTS: Table = {

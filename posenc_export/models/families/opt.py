@@ -1,11 +1,9 @@
 """OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the position table begins with two unused rows."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
 from posenc_export.models.families.shared.rules import OURS, Table, rows_from, same
-from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": same("model.decoder.embed_tokens"),

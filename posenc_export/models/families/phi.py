@@ -1,12 +1,10 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.plain import layer, layer_norm
 from posenc_export.models.families.shared.rules import OURS, Table, same
-from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,

@@ -1,11 +1,9 @@
 """Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed projections, LongRoPE and partial rotation."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer, windowed
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.rules import QKV, Table, gate_and_up, same
-from posenc_export.models.families.shared.settings import Settings
 
 WEIGHTS: Table = {
     **SHARED,

@@ -1,9 +1,7 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama with biases of queries, keys and values, and none of the output."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, late_windows, layer
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,9 +1,7 @@
 """The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2 with rotation by time, height and width."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, late_windows, layer
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either, rotation_of_axes
 
 

@@ -2,11 +2,9 @@
 
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
 from posenc_export.models.families.shared.rules import OURS, Table, experts, same
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,9 +1,7 @@
 """The text model of Qwen3-VL (Qwen 2025, Qwen3-VL Technical Report): Qwen3 with rotation by time, height and width, interleaved over the frequencies."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import HEAD_NORMS, WEIGHTS, alike, attention, decoder, head_norm, layer
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.families.shared.vision import BASES, UNUSED, rotation_of_axes, text_keys
 
 

@@ -1,10 +1,8 @@
 """RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): BERT with positions that begin at row padding_idx + 1."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.plain import table_rows
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,9 +1,7 @@
 """RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs in place of learned positions."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 
 SINES = r"encoder\.embed_positions\.weight$"  # a table of sines and cosines, computed here
 

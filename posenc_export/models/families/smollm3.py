@@ -1,9 +1,7 @@
 """SmolLM3 (Bakouch et al. 2025): Llama without rotation in every fourth layer (Yang et al. 2025, Rope to Nope and Back Again)."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer, with_attention
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,10 +1,8 @@
 """StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, rotation of a quarter of each head."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, with_attention
 from posenc_export.models.families.shared.rules import OURS, stacked
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

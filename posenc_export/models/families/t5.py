@@ -2,11 +2,22 @@
 
 from typing import Any, Dict, Mapping, Tuple
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.family import (
+    ACTIVATIONS,
+    UNSUPPORTED,
+    AttentionConfig,
+    Family,
+    HeadConfig,
+    KeyValuesConfig,
+    LayerConfig,
+    Named,
+    Settings,
+    StackConfig,
+    TokensConfig,
+    stack,
+)
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Rule, Table, joined, keys_and_values, same
-from posenc_export.models.families.shared.settings import ACTIVATIONS, UNSUPPORTED, Settings
 
 LAYER = "encoder.block.{layer}."
 READ = LAYER + "layer.0.SelfAttention."

@@ -2,12 +2,10 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.config import HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.family import Family, HeadConfig, KeyValuesConfig, LayerConfig, Settings, StackConfig, TokensConfig, stack
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
 from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
-from posenc_export.models.families.shared.settings import Settings
 
 NORM = {"name": "layer", "epsilon": 1e-5}
 # Keys of training, of other tasks, of transformers' `generate` and of the other part.

@@ -2,12 +2,10 @@
 
 import math
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import REQUIRED, Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, alike, decoder
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer
 from posenc_export.models.families.shared.rules import OURS, Table, same
-from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 WEIGHTS: Table = {
     "tokens.embedding": same("model.embed_tokens"),

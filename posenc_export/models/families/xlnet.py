@@ -2,12 +2,10 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
-from posenc_export.models.families.shared.family import Family, stack
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, TokensConfig, stack
 from posenc_export.models.families.shared.plain import attention, layer
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, flat_heads, joined_heads, no_table, permuted, same, whole
-from posenc_export.models.families.shared.settings import Settings
 
 LAYER = "transformer.layer.{layer}."
 HEADS = LAYER + "rel_attn."
