@@ -80,9 +80,8 @@ LATENT: Table = {
     PROJECTION + "up": keys_then_values(READ + "kv_b_proj"),
 }
 EXPERTS: Table = {
-    OURS + "mlp.router": same(FEED + "gate"),
     OURS + "mlp.choose.correction": whole(FEED + "gate.e_score_correction_bias"),
-    **experts(*(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
+    **experts(FEED + "gate", *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
     **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
 }
 FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further_weights=_queries, further_unused=_prediction_layers)

@@ -24,7 +24,6 @@ def sandwich(config: Settings, bias: bool) -> LayerConfig:
     """Describe a layer with four norms.
 
     Args:
-        config: keys of config.json.
         bias: whether queries, keys and values have biases.
     """
     return layer(config, attention(config, bias), residual="sandwich", norms=4)

@@ -2,7 +2,7 @@
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
-from posenc_export.models.families.shared.rules import OURS, Table, experts, same
+from posenc_export.models.families.shared.rules import experts
 
 
 def describe(config: Settings) -> StackConfig:
@@ -14,8 +14,5 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 
-EXPERTS: Table = {
-    OURS + "mlp.router": same(LAYER + "block_sparse_moe.gate"),
-    **experts(*(LAYER + f"block_sparse_moe.experts.{{row}}.{name}.weight" for name in ("w1", "w3", "w2"))),
-}
+EXPERTS = experts(LAYER + "block_sparse_moe.gate", *(LAYER + f"block_sparse_moe.experts.{{row}}.{name}.weight" for name in ("w1", "w3", "w2")))
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

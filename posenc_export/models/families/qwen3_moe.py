@@ -4,7 +4,7 @@ import msgspec
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
-from posenc_export.models.families.shared.rules import OURS, Table, experts, same
+from posenc_export.models.families.shared.rules import experts
 
 
 def describe(config: Settings) -> StackConfig:
@@ -26,8 +26,5 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order)
 
 
-EXPERTS: Table = {
-    OURS + "mlp.router": same(LAYER + "mlp.gate"),
-    **experts(*(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
-}
+EXPERTS = experts(LAYER + "mlp.gate", *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")))
 FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **EXPERTS})

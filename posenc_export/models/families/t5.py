@@ -2,36 +2,12 @@
 
 from typing import Any, Dict, Mapping, Tuple
 
+from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import (
-    ACTIVATIONS,
-    UNSUPPORTED,
-    AttentionConfig,
-    Family,
-    HeadConfig,
-    KeyValuesConfig,
-    LayerConfig,
-    Named,
-    Settings,
-    StackConfig,
-    TokensConfig,
-    stack,
-)
-from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Rule, Table, joined, keys_and_values, same
+from posenc_export.models.families.shared.family import ACTIVATIONS, UNSUPPORTED, Family, Settings, stack
+from posenc_export.models.families.shared.rules import OURS, Rule, Table, joined, keys_and_values, same
 
-LAYER = "encoder.block.{layer}."
-READ = LAYER + "layer.0.SelfAttention."
-WEIGHTS: Table = {
-    "tokens.embedding": same("shared"),
-    OURS + "residual.attention_norm": same(LAYER + "layer.0.layer_norm"),
-    QKV: joined(READ + "q", READ + "k", READ + "v"),
-    OURS + "attention.projection.output": same(READ + "o"),
-    ENCODING + ".table": same("encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
-    OURS + "residual.mlp_norm": same(LAYER + "layer.1.layer_norm"),
-    OURS + "mlp.down": same(LAYER + "layer.1.DenseReluDense.wo"),
-    "norm": same("encoder.final_layer_norm"),
-}
-BLOCK = "decoder.block.{row}."
+WEIGHTS: Table = {"tokens.embedding": same("shared"), "norm": same("encoder.final_layer_norm")}
 # Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
 KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
 DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
@@ -97,41 +73,44 @@ def _stack(config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ..
     return stack(config, kinds, order, TokensConfig(vocabulary=config.whole("vocab_size")), norm=next(iter(kinds.values())).norms[0], **output)
 
 
+def _layer_rules(description: StackConfig, own: str, reading: str, block: str, mlp: int) -> Dict[str, Rule]:
+    """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and with the MLP; mlp: index of the MLP among the sublayers of `block`."""
+    read, feed = block + "layer.0.SelfAttention.", block + f"layer.{mlp}.DenseReluDense."
+    gated = description.kinds[-1].mlp["name"] == "gated"
+    return {
+        own + "residual.attention_norm": same(block + "layer.0.layer_norm"),
+        own + "attention.projection.qkv": joined(read + "q", read + "k", read + "v"),
+        own + "attention.projection.output": same(read + "o"),
+        own + "attention.encoding.table": same(block.partition(".")[0] + ".block.0.layer.0.SelfAttention.relative_attention_bias"),
+        reading + "residual.mlp_norm": same(block + f"layer.{mlp}.layer_norm"),
+        reading + "mlp.gate": same(feed + "wi_0"),
+        reading + "mlp.up": same(feed + ("wi_1" if gated else "wi")),
+        reading + "mlp.down": same(feed + "wo"),
+    }
+
+
 def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules for the first linear layers of the MLP."""
-    return _mlp(description, OURS + "mlp.", LAYER + "layer.1.DenseReluDense.")
+    """Return the rules of the encoder's layers."""
+    return _layer_rules(description, OURS, OURS, "encoder.block.{layer}.", 1)
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
-    module = BLOCK + "layer.1.EncDecAttention."
+    module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
     return {**names(description, config), "head.linear": keys_and_values(module + "k", module + "v", layers)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
-    table: Dict[str, Rule] = {}
+    table: Dict[str, Rule] = {"tokens.embedding": same("shared"), "norm": same("decoder.final_layer_norm"), "head.linear": same("lm_head")}
     for row in range(len(description.order) // 2):
         block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
-        read, cross = block + "layer.0.SelfAttention.", block + "layer.1.EncDecAttention."
-        table[own + "residual.attention_norm"] = same(block + "layer.0.layer_norm")
-        table[own + "attention.projection.qkv"] = joined(read + "q", read + "k", read + "v")
-        table[own + "attention.projection.output"] = same(read + "o")
-        table[own + "attention.encoding.table"] = same("decoder.block.0.layer.0.SelfAttention.relative_attention_bias")
+        table |= _layer_rules(description, own, reading, block, 2)
         table[reading + "residual.attention_norm"] = same(block + "layer.1.layer_norm")
-        table[reading + "attention.projection.query"] = same(cross + "q")
-        table[reading + "attention.projection.output"] = same(cross + "o")
-        table[reading + "residual.mlp_norm"] = same(block + "layer.2.layer_norm")
-        table[reading + "mlp.down"] = same(block + "layer.2.DenseReluDense.wo")
-        table |= _mlp(description, reading + "mlp.", block + "layer.2.DenseReluDense.")
-    return {**table, "tokens.embedding": same("shared"), "norm": same("decoder.final_layer_norm"), "head.linear": same("lm_head")}
-
-
-def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
-    if description.kinds[-1].mlp["name"] == "gated":
-        return {ours + "gate": same(theirs + "wi_0"), ours + "up": same(theirs + "wi_1")}
-    return {ours + "up": same(theirs + "wi")}
+        table[reading + "attention.projection.query"] = same(block + "layer.1.EncDecAttention.q")
+        table[reading + "attention.projection.output"] = same(block + "layer.1.EncDecAttention.o")
+    return table
 
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")

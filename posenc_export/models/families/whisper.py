@@ -2,8 +2,9 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
+from posenc_export.models.config import HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import Family, HeadConfig, KeyValuesConfig, LayerConfig, Settings, StackConfig, TokensConfig, stack
+from posenc_export.models.families.shared.family import Family, Settings, stack
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
 from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
 

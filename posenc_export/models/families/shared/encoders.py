@@ -29,7 +29,6 @@ def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[
     """Describe an encoder with the architecture of BERT.
 
     Args:
-        config: keys of config.json.
         on_tokens, in_layers: encodings of tokens, and in layers.
         max_positions: number of positions.
         segments: number of token types. A single type is added to the token table (`one_segment`).
@@ -74,7 +73,6 @@ def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:
     """Check that the token table is as wide as the model. A projection after the norm of a narrower table is not supported.
 
     Args:
-        config: keys of config.json.
         default: the family's default of embedding_size; None for the width of the model.
 
     Raises:

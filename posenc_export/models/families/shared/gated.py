@@ -29,7 +29,6 @@ def attention(config: Settings, bias: bool = False, output_bias: bool = False, *
     """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
 
     Args:
-        config: keys of config.json.
         bias, output_bias: whether queries, keys and values have biases, and whether the output projection has one.
         parts: further fields of AttentionConfig.
     """
@@ -54,7 +53,6 @@ def layer(
     """Describe a layer with a gated MLP.
 
     Args:
-        config: keys of config.json.
         attention: attention of the layer.
         activation: key of the activation in the config.
         mlp_bias: whether the MLP has biases.
@@ -116,7 +114,6 @@ def late_windows(config: Settings, kind: LayerConfig, rotation: Named, first: in
     """Return kinds and order of layers, of which those from max_window_layers on have a window with use_sliding_window (Qwen).
 
     Args:
-        config: keys of config.json.
         kind: the layer.
         rotation: encoding of all layers.
         first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
@@ -139,7 +136,6 @@ def decoder(
     """Describe the whole decoder.
 
     Args:
-        config: keys of config.json.
         layers, order: as in StackConfig.
         tied: the family's default of tie_word_embeddings.
         norm: norm after the last layer; None for the first norm of the layers.

@@ -11,7 +11,6 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
     """Describe attention with head size width / heads. Encodings are set later, for each layer.
 
     Args:
-        config: keys of config.json.
         bias: whether all projections have biases.
         kv_heads: number of key and value heads; None for as many as heads.
         clip: largest absolute value of queries, keys and values; None for no bound.
@@ -58,7 +57,6 @@ def table_rows(config: Settings, unused: int = 0) -> int:
     """Return the number of positions of a model with a position table.
 
     Args:
-        config: keys of config.json.
         unused: number of rows at the beginning that no position uses.
 
     Raises:

@@ -154,8 +154,8 @@ def stacked(name: str) -> Rule:
     return Rule(lambda kind, shape, attention: {name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}, lambda tensors, attention: torch.stack(tensors))
 
 
-def experts(gate: str, up: str, down: str) -> Table:
-    """Rules for the linear layers of experts, stacked to [experts,inputs,outputs], from weights [outputs,inputs] by name; `{row}` is the index of an expert."""
+def experts(router: str, gate: str, up: str, down: str) -> Table:
+    """Rules for experts: the module of the router, and names of weights [outputs,inputs], stacked to [experts,inputs,outputs]; `{row}` is the index of an expert."""
 
     def linears(name: str) -> Rule:
         return Rule(
@@ -163,7 +163,7 @@ def experts(gate: str, up: str, down: str) -> Table:
             lambda tensors, attention: torch.stack([tensor.t() for tensor in tensors]),
         )
 
-    return {f"{OURS}mlp.{ours}": linears(name) for ours, name in (("gates", gate), ("ups", up), ("downs", down))}
+    return {OURS + "mlp.router": same(router), OURS + "mlp.gates": linears(gate), OURS + "mlp.ups": linears(up), OURS + "mlp.downs": linears(down)}
 
 
 def rows_from(module: str, row: int) -> Rule:

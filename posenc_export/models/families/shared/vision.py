@@ -49,7 +49,6 @@ def rotation_of_axes(config: Settings, theta: float, sections: Sequence[int], pa
     """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call this before head_dim is taken.
 
     Args:
-        config: keys of config.json.
         theta, sections: the family's defaults of rope_theta and mrope_section.
         partial: whether the family supports partial rotation of heads.
 
