@@ -96,9 +96,7 @@ class Attention(torch.nn.Module):
                 seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
                 at = [positions[j] for j in seen]
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                most = max(scores.max(), sinks[head])
-                weights = np.exp(scores - most)
-                weighted_values[i, head] = weights @ oracle.values(head, v[seen, group], query, at) / (weights.sum() + np.exp(sinks[head] - most))
+                weighted_values[i, head] = float64.attend(scores, oracle.values(head, v[seen, group], query, at), sinks[head])
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:

@@ -55,6 +55,5 @@ class CrossAttention(torch.nn.Module):
             for i in range(len(x)):
                 scores = keys[group] @ q[i, head] * self.scale
                 scores = self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores
-                weights = np.exp(scores - scores.max())
-                weighted_values[i, head] = weights @ values[group] / weights.sum()
+                weighted_values[i, head] = float64.attend(scores, values[group])
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
