@@ -121,7 +121,7 @@ def _model(options: argparse.Namespace) -> Any:
 
 def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
     """Load the model of a folder, and extend its range with --longer."""
-    from posenc_export.models.context_extension import grown, to_hierarchical
+    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
     way, count = given.get("longer"), given.get("max_positions")
@@ -130,7 +130,7 @@ def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
     if count is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
     model = from_pretrained(folder, given.get("layer"), part=given.get("part"))
-    return to_hierarchical(model, count) if way == "hierarchical" else grown(model, count, way)
+    return to_hierarchical(model, count) if way == "hierarchical" else extend_positions(model, count, way)
 
 
 def _called(text: str) -> Any:

@@ -16,7 +16,7 @@ from posenc_export.models.stack import Stack
 M = TypeVar("M", bound=Union[Stack, AttentionBlock])
 
 
-def grown(model: M, max_positions: int, by: str = "copied") -> M:
+def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
     """Return a copy of a model with more rows in its table of learned positions.
 
     Other encodings are built again for the new range. Those that depend on max_positions, such as `normalized`, change with it.
@@ -36,7 +36,7 @@ def grown(model: M, max_positions: int, by: str = "copied") -> M:
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
     """Return a copy of a model whose M learned rows become the rows of `hierarchical`, for up to M^2 positions.
 
-    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in `grown`.
+    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in `extend_positions`.
 
     Args:
         model: a model with `learned` among its token encodings. It is not changed.

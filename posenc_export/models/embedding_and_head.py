@@ -95,11 +95,11 @@ class Features(torch.nn.Module):
 
     def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
-        made = self.stem(x, coordinates)
+        hidden = self.stem(x, coordinates)
         if self.scale != 1.0:
-            made = made * self.scale
-        made, present = self.encoding.embed_next(made, coordinates, states)
-        return self.norm(made), present
+            hidden = hidden * self.scale
+        hidden, present = self.encoding.embed_next(hidden, coordinates, states)
+        return self.norm(hidden), present
 
     def weight(self) -> Tensor:
         """Return a weight whose dtype is that of activations."""

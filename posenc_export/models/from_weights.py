@@ -26,12 +26,7 @@ ENCODING = "encoding."
 
 
 def pack(
-    weights: Mapping[str, Optional[Array]],
-    heads: int,
-    max_positions: int,
-    kv_heads: Optional[int] = None,
-    encoding: Union[str, Mapping[str, Any]] = "rope",
-    causal: bool = True,
+    weights: Mapping[str, Optional[Array]], heads: int, max_positions: int, kv_heads: Optional[int], encoding: Union[str, Mapping[str, Any]], causal: bool
 ) -> Tuple[BlockConfig, Dict[str, Tensor]]:
     """Derive the description of a block from its weights, and pack them.
 

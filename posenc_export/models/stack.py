@@ -70,8 +70,8 @@ class Layer(torch.nn.Module):
     ) -> np.ndarray:
         """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys and values [K,Q,D] of an encoder to [n,E], float64."""
         attention: Any = self.attention
-        given = encoded or (types,)
-        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, *given), self.mlp.exact))
+        further = encoded or (types,)
+        return np.asarray(self.residual.exact(x, lambda normed: attention.exact(normed, positions, places, *further), self.mlp.exact))
 
 
 class Stack(torch.nn.Module):
@@ -140,19 +140,19 @@ class Stack(torch.nn.Module):
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None for all tokens.
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])
-        given = states[self.kept_states :]
+        of_encoder = states[self.kept_states :]
         masks: List[Tensor] = []
         for index, mask in enumerate(self.masks):
-            masks.append(mask(positions, given[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
-        first, next_given = self.embed_states, 1
+            masks.append(mask(positions, of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
+        first, pair = self.embed_states, 1
         types = states[:0] if segments is None else [segments]  # some encodings of scores use token types; models with segments have no states
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
-            read = states[first:end] + types
+            layer_states = states[first:end] + types
             if self.reads_encoder[index]:
-                read, next_given = given[next_given : next_given + 2], next_given + 2
-            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, read)
-            present, first = present + carried, end
+                layer_states, pair = of_encoder[pair : pair + 2], pair + 2
+            x, new_states = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, layer_states)
+            present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)
         return self.head(self.norm(x)), present
@@ -217,13 +217,13 @@ def _keys_and_values(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
 
 def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> Tuple[torch.nn.ModuleList, List[int]]:
     """Return the distinct masks of a model, and the index of the mask of each layer."""
-    made: List[Mask] = []
+    masks: List[Mask] = []
     mask_of_layer: List[int] = []
     index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
         key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if acts(encoding, "bias") else 0)
         if key not in index:
-            index[key] = len(made)
-            made.append(Mask(build("sees", kind.attention.sees), encoding))
+            index[key] = len(masks)
+            masks.append(Mask(build("sees", kind.attention.sees), encoding))
         mask_of_layer.append(index[key])
-    return torch.nn.ModuleList(made), mask_of_layer
+    return torch.nn.ModuleList(masks), mask_of_layer

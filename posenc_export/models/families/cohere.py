@@ -16,7 +16,7 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. With use_qk_norm (Command R+), each head of queries and keys has a norm with separate weights."""
     config.take("model_max_length", None)  # not read by transformers
     rotation, norm, bias = config.rotation(theta=500000.0, layout="interleaved"), layer_norm(config), config.flag("attention_bias", False)
-    kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=norm)
+    kind = layer(config, attention(config, bias, bias), residual="parallel", norm=norm)
     if config.flag("use_qk_norm", False):
         kind = with_attention(kind, head_norm={"name": "each", "norm": {"name": "layer", "epsilon": norm["epsilon"]}})
     return decoder(config, *alike(kind, config.layers, [rotation]), tied=True, head=HeadConfig(scale=config.number("logit_scale")))

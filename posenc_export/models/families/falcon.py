@@ -38,10 +38,10 @@ def describe(config: Settings) -> StackConfig:
             raise ValueError(f"falcon: expected {rule}, got {got}; correct config.json")
     rotation = {"name": "alibi", "added": "before", "numerics": "bfloat16"} if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
-    residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
+    residual = "pre" if apart else "parallel_norms" if count == 2 else "parallel"
     bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)
     heads = kv_heads if new or many else 1
-    kind = layer(attention(config, bias, heads), layer_norm(config, "layer_norm_epsilon"), hidden, config.activation("activation", "gelu"), bias, residual, met)
+    kind = layer(attention(config, bias, heads), layer_norm(config, "layer_norm_epsilon"), hidden, config.activation("activation", "gelu"), bias, residual)
     return decoder(config, *alike(kind, config.layers, [rotation]), tied=True)
 
 

@@ -29,7 +29,7 @@ def describe(config: Settings) -> StackConfig:
     config.off("use_bidirectional_attention")
     config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
-    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich", norms=4)
+    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich")
     head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)), config.window("sliding_window")
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
     return decoder(config, *config.by_type(kind, [rotation], window, types), tied=True, head=head, scale=math.sqrt(config.width))

@@ -37,7 +37,7 @@ def describe(config: Settings) -> StackConfig:
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
     config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
     rotations = _rotations(config)
-    kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich", norms=4)
+    kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich")
     head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)), config.window("sliding_window")
     encodings = {name: [spec] for name, spec in rotations.items()}
     layers = config.by_type(head_norm(kind, "head"), encodings, window, config.pattern(6))

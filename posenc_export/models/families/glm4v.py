@@ -26,7 +26,7 @@ def sandwich(config: Settings, bias: bool) -> LayerConfig:
     Args:
         bias: whether queries, keys and values have biases.
     """
-    return layer(config, attention(config, bias), residual="sandwich", norms=4)
+    return layer(config, attention(config, bias), residual="sandwich")
 
 
 def describe(config: Settings) -> StackConfig:

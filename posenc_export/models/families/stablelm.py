@@ -16,8 +16,8 @@ def describe(config: Settings) -> StackConfig:
     size = config.width // config.heads
     config.only("head_dim", size, size)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
-    shape, norms = ("parallel", 1) if config.flag("use_parallel_residual", False) else ("pre", 2)
-    kind = layer(config, attention(config, bias=config.flag("use_qkv_bias", False)), residual=shape, norms=norms, norm=norm)
+    residual = "parallel" if config.flag("use_parallel_residual", False) else "pre"
+    kind = layer(config, attention(config, bias=config.flag("use_qkv_bias", False)), residual=residual, norm=norm)
     if config.flag("qk_layernorm", False):
         kind = with_attention(kind, head_norm={"name": "each", "norm": norm})
     return decoder(config, *alike(kind, config.layers, [rotation]))

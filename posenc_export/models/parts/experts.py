@@ -152,13 +152,13 @@ class Experts(torch.nn.Module):
             if emitting() and self.sparse:
                 return self._emitted(x, weights)
         by_expert = weights.transpose(1, 2).unsqueeze(3)
-        read = x.unsqueeze(1)
+        inputs = x.unsqueeze(1)
         if self.on_input:
-            read = read * by_expert
-        hidden = self.unit(_linear(read, self.gates, self.gates_bias), _linear(read, self.ups, self.ups_bias))
-        given = _linear(hidden, self.downs, self.downs_bias)
+            inputs = inputs * by_expert
+        hidden = self.unit(_linear(inputs, self.gates, self.gates_bias), _linear(inputs, self.ups, self.ups_bias))
+        outputs = _linear(hidden, self.downs, self.downs_bias)
         # Weights on the input do not multiply biases, which experts that were not chosen also have.
-        return (given * (by_expert.ne(0).to(given.dtype) if self.on_input else by_expert)).sum(1)
+        return (outputs * (by_expert.ne(0).to(outputs.dtype) if self.on_input else by_expert)).sum(1)
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:

@@ -45,12 +45,12 @@ class SigmoidOfChosen(torch.nn.Module):
     """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        found = torch.sigmoid(top)
-        return found / (found.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
+        weights = torch.sigmoid(top)
+        return weights / (weights.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        found = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
-        return np.array([one / sum(found) for one in found])
+        weights = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
+        return np.array([weight / sum(weights) for weight in weights])
 
 
 class Highest(torch.nn.Module):
@@ -102,8 +102,8 @@ class HighestInGroups(torch.nn.Module):
         scores = torch.sigmoid(logits) + self.correction
         grouped = scores.unflatten(-1, [self.groups, -1])
         best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
-        kept = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
-        chosen = torch.topk(torch.where(kept > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
+        in_best = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
+        chosen = torch.topk(torch.where(in_best > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
         return logits.gather(-1, chosen), chosen
 
     def exact(self, logits: np.ndarray) -> np.ndarray:

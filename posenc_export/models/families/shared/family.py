@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared.rules import Table
 from posenc_export.models.families.shared.settings import ACTIVATIONS, REQUIRED, UNSUPPORTED, Settings
+from posenc_export.models.parts import PARTS
 
 __all__ = ["ACTIVATIONS", "REQUIRED", "UNSUPPORTED", "Family", "Settings", "stack"]
 __all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "Named", "StackConfig", "TokensConfig"]
@@ -14,6 +15,11 @@ __all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "
 def stack(config: Settings, layers: Dict[str, LayerConfig], order: Sequence[str], tokens: TokensConfig, **parts: Any) -> StackConfig:
     """Describe a model with the width and range in a config. parts: further fields of StackConfig."""
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=layers, order=tuple(order), **parts)
+
+
+def norms_of(residual: str) -> int:
+    """Return the number of norms of an arrangement of residual sums."""
+    return len(PARTS["residual"][residual].NORMS)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import msgspec
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.family import stack
+from posenc_export.models.families.shared.family import norms_of, stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
@@ -47,7 +47,6 @@ def layer(
     activation: str = "hidden_act",
     mlp_bias: bool = False,
     residual: str = "pre",
-    norms: int = 2,
     norm: Optional[Dict[str, Any]] = None,
 ) -> LayerConfig:
     """Describe a layer with a gated MLP.
@@ -57,12 +56,11 @@ def layer(
         activation: key of the activation in the config.
         mlp_bias: whether the MLP has biases.
         residual: key of parts.PARTS["residual"].
-        norms: number of norms.
         norm: specification of all norms; None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
-    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
+    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms_of(residual), attention=attention, mlp=mlp)
 
 
 def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:

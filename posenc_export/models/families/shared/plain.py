@@ -3,6 +3,7 @@
 from typing import Any, Dict, Mapping, Optional
 
 from posenc_export.models.config import AttentionConfig, LayerConfig
+from posenc_export.models.families.shared.family import norms_of
 from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, joined, same
 from posenc_export.models.families.shared.settings import Settings
 
@@ -27,7 +28,7 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
 
 
 def layer(
-    attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre", norms: int = 2
+    attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre"
 ) -> LayerConfig:
     """Describe a layer with an MLP without gate.
 
@@ -36,10 +37,9 @@ def layer(
         norm: specification of all norms.
         hidden, activation, bias: hidden width and activation of the MLP, and whether it has biases.
         residual: key of parts.PARTS["residual"].
-        norms: number of norms.
     """
     mlp = {"name": "plain", "hidden": hidden, "activation": activation, "bias": bias}
-    return LayerConfig(residual={"name": residual}, norms=(dict(norm),) * norms, attention=attention, mlp=mlp)
+    return LayerConfig(residual={"name": residual}, norms=(dict(norm),) * norms_of(residual), attention=attention, mlp=mlp)
 
 
 def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
@@ -67,7 +67,7 @@ def table_rows(config: Settings, unused: int = 0) -> int:
         raise config.refusal(f"max_position_embeddings to be above {unused}, the number of unused rows", config.trained_positions)
     if config.max_positions not in (rows, config.trained_positions):
         rule = f"max_positions to be {rows}, the rows of the position table"
-        raise config.refusal(rule, config.max_positions, "leave it out and call grown(model, N)")
+        raise config.refusal(rule, config.max_positions, "leave it out and call extend_positions(model, N)")
     return rows
 
 

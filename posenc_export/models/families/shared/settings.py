@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 
-from posenc_export.models.config import LayerConfig
+from posenc_export.models.config import LayerConfig, Named
 from posenc_export.models.families.shared.keys import IGNORED, SPELLINGS
 from posenc_export.models.hugging_face import Spec, rope_spec
 
@@ -181,11 +181,7 @@ class Settings:
         return value
 
     def by_type(
-        self,
-        kind: LayerConfig,
-        encodings: Union[Sequence[Mapping[str, Any]], Mapping[str, Sequence[Mapping[str, Any]]]],
-        window: Optional[int],
-        default: Union[str, Sequence[str]],
+        self, kind: LayerConfig, encodings: Union[Sequence[Named], Mapping[str, Sequence[Named]]], window: Optional[int], default: Sequence[str]
     ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
         """Take layer_types, and return kinds and order of the layers: full_attention, or sliding_attention with a window.
 
@@ -193,12 +189,12 @@ class Settings:
             kind: the layer; its encodings and `sees` are replaced.
             encodings: encodings of all layers, or by layer type.
             window: window of sliding_attention; None if there is none.
-            default: type of each layer, or of all layers, if config.json has no layer_types.
+            default: type of each layer if config.json has no layer_types.
 
         Raises:
             ValueError: another type, or sliding_attention without a window.
         """
-        types = self.per_layer("layer_types", [default] * self.layers if isinstance(default, str) else default)
+        types = self.per_layer("layer_types", default)
         visible: Dict[str, Dict[str, Any]] = {"full_attention": {"name": "causal"}, "sliding_attention": {"name": "window", "size": window}}
         other = next((name for name in types if name not in visible), None)
         if other is not None or (window is None and "sliding_attention" in types):
