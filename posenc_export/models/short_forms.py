@@ -132,11 +132,9 @@ def _attentions(attention: AttentionConfig, encodings: Sequence[Mapping[str, Any
     """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}
-    return {f"layer_{turn}": msgspec.structs.replace(attention, encodings=_in_layer(encoding)) for turn, encoding in enumerate(encodings)}
-
-
-def _in_layer(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
-    on_tokens, in_layers = _placed(encoding)
-    if on_tokens:
-        raise ValueError(f"config: expected layer_encodings that act in layers, got {encoding['name']}, which acts on tokens; give it to the block")
-    return in_layers
+    placed = [_placed(encoding) for encoding in encodings]
+    for on_tokens, _ in placed:
+        if on_tokens:
+            rule = "config: expected layer_encodings that act in layers"
+            raise ValueError(f"{rule}, got {on_tokens[0]['name']}, which acts on tokens; give it to the block")
+    return {f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers) for index, (_, in_layers) in enumerate(placed)}

@@ -1,6 +1,5 @@
 """BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm after the token embedding."""
 
-from typing import Any, Dict, Mapping
 
 import msgspec
 
@@ -18,18 +17,12 @@ WEIGHTS: Table = {
     "norm": same("transformer.ln_f"),
     "head.linear": same("lm_head"),
 }
-SLICES = "slices"  # pretraining_tp, which other families ignore
-
-
-def keys(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of config.json with pretraining_tp under a name that is not ignored."""
-    return {SLICES if key == "pretraining_tp" else key: value for key, value in config.items()}
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no limit."""
     config.ignore(MEGATRON)
-    slices = config.take(SLICES, 1)
+    slices = config.values.get("pretraining_tp", 1)
     if config.flag("slow_but_exact", False) and slices != 1:  # transformers then leaves out the biases of two projections
         raise ValueError(f"bloom: expected slow_but_exact to be false with pretraining_tp above 1, got true and {slices!r}; set it to false")
     config.only("apply_residual_connection_post_layernorm", False, False)
@@ -41,4 +34,4 @@ def describe(config: Settings) -> StackConfig:
     return msgspec.structs.replace(described, tokens=msgspec.structs.replace(described.tokens, norm=norm))
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", keys=keys)
+FAMILY = Family(describe, WEIGHTS, base="transformer.")

@@ -1,6 +1,6 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
-from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, weights
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Named, Settings, StackConfig
 from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
 
@@ -27,11 +27,7 @@ def describe(config: Settings) -> StackConfig:
 
 
 def terms(config: Settings) -> Named:
-    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are used, which is the default.
-
-    Raises:
-        ValueError: pos_att_type has no term or an unknown term.
-    """
+    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are used, which is the default."""
     given = config.take("pos_att_type")
     found = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
     name = TERMS.get(tuple(sorted(found, key=str)), "") if isinstance(found, list) else ""
@@ -41,14 +37,10 @@ def terms(config: Settings) -> Named:
 
 
 def distances(config: Settings) -> int:
-    """Return the number of distances in each direction, and take the keys that all versions share.
-
-    Raises:
-        ValueError: attention without distances, or with absolute positions too.
-    """
+    """Return the number of distances in each direction, and take the keys that all versions share."""
     config.only("relative_attention", True, False)
     config.only("position_biased_input", False, True)
-    as_wide_as_model(config)
+    config.only("embedding_size", config.width, config.width)
     relative = config.integer("max_relative_positions", -1)
     return relative if relative > 0 else config.trained_positions
 

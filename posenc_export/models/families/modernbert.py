@@ -47,11 +47,7 @@ def describe(config: Settings) -> StackConfig:
 
 
 def rotations(config: Settings) -> Dict[str, Named]:
-    """Return the rotation of each layer type.
-
-    Raises:
-        ValueError: as rope_spec; rope_parameters that are not nested by layer type.
-    """
+    """Return the rotation of each layer type."""
     config.only("rope_scaling", None, None)
     given = config.take("rope_parameters", None)
     if given is None:

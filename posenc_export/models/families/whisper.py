@@ -31,11 +31,7 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
 
 
 def describe(config: Settings) -> NoReturn:
-    """Refuse the whole model: only its parts can be exported.
-
-    Raises:
-        ValueError: always.
-    """
+    """Refuse the whole model: only its parts can be exported."""
     raise ValueError("whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'")
 
 

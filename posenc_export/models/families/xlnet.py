@@ -1,6 +1,5 @@
 """XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention, post-norm layers. Only the content stream, without memory."""
 
-from typing import Any, Mapping
 
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig, TokensConfig, stack
@@ -44,9 +43,10 @@ def describe(config: Settings) -> StackConfig:
     return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 
 
-def zero_segments(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rule for the table of segments, which is zero."""
-    return {"tokens.segments": no_table(SEGMENTS, description.width)}
-
-
-FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further_weights=zero_segments)
+FAMILY = Family(
+    describe,
+    WEIGHTS,
+    base="transformer.",
+    unused=(*UNUSED, *NOT_READ),
+    further_weights=lambda description, config: {"tokens.segments": no_table(SEGMENTS, description.width)},
+)

@@ -9,7 +9,7 @@ from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions
 from posenc_export.models.parts.head_norms import Each, Heads, Projection
 from posenc_export.models.parts.mlps import Gated, Plain
-from posenc_export.models.parts.norms import Identity, LayerNorm, RMSNorm
+from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.residuals import AttentionOnly, OutputNorm, ParallelOneNorm, ParallelTwoNorms, PostNorm, PreNorm, SandwichNorm
 from posenc_export.models.parts.visibility import Both, Causal, Chunk, EncoderTokens, Near, Window
@@ -18,7 +18,7 @@ from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {"convolutions": Convolutions},
-    "norm": {"rms": RMSNorm, "layer": LayerNorm, "none": Identity},
+    "norm": NORMS,
     "head_norm": {"none": Identity, "head": Heads, "each": Each, "projection": Projection},
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
     "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near, "encoder": EncoderTokens},

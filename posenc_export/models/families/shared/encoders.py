@@ -60,25 +60,9 @@ def reading_layers(kind: LayerConfig, layers: int, projection: Named, scale: Opt
 
 
 def encoder_only(config: Settings) -> None:
-    """Take keys that do not affect hidden states, and refuse decoders.
-
-    Raises:
-        ValueError: config.json describes a decoder.
-    """
+    """Take keys that do not affect hidden states, and refuse decoders."""
     config.ignore(UNREAD)
     config.fixed(ENCODER)
-
-
-def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:
-    """Check that the token table is as wide as the model. A projection after the norm of a narrower table is not supported.
-
-    Args:
-        default: the family's default of embedding_size; None for the width of the model.
-
-    Raises:
-        ValueError: another embedding_size.
-    """
-    config.only("embedding_size", config.width, config.width if default is None else default)
 
 
 def weights(base: str) -> Table:
@@ -104,14 +88,6 @@ def weights(base: str) -> Table:
 
 
 def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
-    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`.
-
-    Args:
-        base: prefix of tensor names.
-    """
-    tokens = base + "embeddings."
-
-    def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
-        return {"tokens.embedding": plus_row(tokens + "word_embeddings", tokens + "token_type_embeddings")} if config.get("type_vocab_size") == 1 else {}
-
-    return lines
+    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`. base: prefix of tensor names."""
+    rule = plus_row(base + "embeddings.word_embeddings", base + "embeddings.token_type_embeddings")
+    return lambda description, config: {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}

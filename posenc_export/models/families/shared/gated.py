@@ -96,11 +96,7 @@ def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **p
 
 
 def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """Return the layer with an attention window, for families in which all layers have the same window.
-
-    Raises:
-        ValueError: layer_types with other values.
-    """
+    """Return the layer with an attention window, for families in which all layers have the same window."""
     if window is None:
         config.full_attention()
         return kind

@@ -18,19 +18,16 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gel
 
 
 class Settings:
-    """The keys of a config.json.
+    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing and has no default, and for values that it does not name.
 
     Args:
         values: contents of config.json.
         max_positions: number of positions of the model to build; None for max_position_embeddings.
-
-    Raises:
-        ValueError: sizes that are missing, contradictory or not integers above 0. Each method that takes a key refuses values that it does not name.
     """
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
-        self.padding_id = values.get("pad_token_id", REQUIRED)
+        self.values = values  # all keys, among them those that families ignore
         self._remaining = {key: value for key, value in values.items() if key != "model_type" and key not in IGNORED}
         for key, others in SPELLINGS.items():
             for other, readers in others.items():
@@ -152,7 +149,7 @@ class Settings:
 
     def padding(self, default: int) -> int:
         """Return the padding id, for families whose first position is the padding id + 1; `default` if the key is missing."""
-        self._remaining["pad_token_id"] = default if self.padding_id is REQUIRED else self.padding_id
+        self._remaining["pad_token_id"] = self.values.get("pad_token_id", default)
         return self.integer("pad_token_id", least=0)
 
     def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
@@ -190,9 +187,6 @@ class Settings:
             encodings: encodings of all layers, or by layer type.
             window: window of sliding_attention; None if there is none.
             default: type of each layer if config.json has no layer_types.
-
-        Raises:
-            ValueError: another type, or sliding_attention without a window.
         """
         types = self.per_layer("layer_types", default)
         visible: Dict[str, Dict[str, Any]] = {"full_attention": {"name": "causal"}, "sliding_attention": {"name": "window", "size": window}}
@@ -233,9 +227,6 @@ class Settings:
         Args:
             theta: the family's default of rope_theta.
             share: the family's default of partial_rotary_factor.
-
-        Raises:
-            ValueError: rope_parameters or rope_scaling is not a mapping.
         """
         keys = {key: self._remaining.pop(key) for key in ROTATION if key in self._remaining}
         for key in ("rope_parameters", "rope_scaling"):
@@ -256,9 +247,6 @@ class Settings:
             theta: the family's default of rope_theta.
             layout: layout of rotary pairs, "half" or "interleaved".
             share: the family's default of partial_rotary_factor.
-
-        Raises:
-            ValueError: as rope_spec; different rotations by layer type; partial rotation without `partial`.
         """
         spec = rope_spec(self.rotation_keys(theta, share))
         if "name" not in spec:
@@ -268,11 +256,7 @@ class Settings:
         return {**spec, **({"layout": layout} if layout != "half" else {})}
 
     def finish(self) -> None:
-        """Check that all keys were taken.
-
-        Raises:
-            ValueError: a key was not taken.
-        """
+        """Check that all keys were taken."""
         if self._remaining:
             key = sorted(self._remaining)[0]
             found = f"{key}={self._remaining[key]!r}"
