@@ -1,6 +1,5 @@
 """BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm after the token embedding."""
 
-
 import msgspec
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

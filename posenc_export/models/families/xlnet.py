@@ -1,6 +1,5 @@
 """XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention, post-norm layers. Only the content stream, without memory."""
 
-
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig, TokensConfig, stack
 from posenc_export.models.families.shared.plain import attention, layer

@@ -7,21 +7,21 @@ from typing import Any, Dict, Type
 
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions
-from posenc_export.models.parts.head_norms import Each, Heads, Projection
+from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNorms, SharedHeadNorm
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.residuals import AttentionOnly, OutputNorm, ParallelOneNorm, ParallelTwoNorms, PostNorm, PreNorm, SandwichNorm
-from posenc_export.models.parts.visibility import Both, Causal, Chunk, EncoderTokens, Near, Window
+from posenc_export.models.parts.visibility import Bidirectional, BidirectionalWindow, Causal, Chunk, EncoderTokens, Window
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {"convolutions": Convolutions},
     "norm": NORMS,
-    "head_norm": {"none": Identity, "head": Heads, "each": Each, "projection": Projection},
+    "head_norm": {"none": Identity, "head": SharedHeadNorm, "each": SeparateHeadNorms, "projection": ProjectionNorm},
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
-    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near, "encoder": EncoderTokens},
+    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Bidirectional, "near": BidirectionalWindow, "encoder": EncoderTokens},
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
     "residual": {
         "pre": PreNorm,

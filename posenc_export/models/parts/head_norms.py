@@ -11,7 +11,7 @@ from posenc_export.models.parts.norms import NORMS
 from posenc_export.shared import registry
 
 
-class Heads(torch.nn.Module):
+class SharedHeadNorm(torch.nn.Module):
     """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3).
 
     Args:
@@ -32,7 +32,7 @@ class Heads(torch.nn.Module):
         return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)
 
 
-class Each(Heads):
+class SeparateHeadNorms(SharedHeadNorm):
     """Norm over each head, with separate weights for each head (StableLM 2, Command R+).
 
     Args:
@@ -53,7 +53,7 @@ class Each(Heads):
         return super().exact(x) * numbers(self.weight)
 
 
-class Projection(torch.nn.Module):
+class ProjectionNorm(torch.nn.Module):
     """Norm over all heads together (OLMo 2).
 
     Args:

@@ -53,7 +53,7 @@ class SigmoidOfChosen(torch.nn.Module):
         return np.array([weight / sum(weights) for weight in weights])
 
 
-class Highest(torch.nn.Module):
+class TopExperts(torch.nn.Module):
     """The experts with the highest logits.
 
     Args:
@@ -74,7 +74,7 @@ class Highest(torch.nn.Module):
         return np.argsort(-logits, kind="stable")[: self.chosen]
 
 
-class HighestInGroups(torch.nn.Module):
+class TopExpertsOfBestGroups(torch.nn.Module):
     """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
 
     A group's rank is the sum of its two highest scores. `correction` balances the load and does not affect the weights of experts.
@@ -115,4 +115,4 @@ class HighestInGroups(torch.nn.Module):
 
 
 WEIGHTS = {"all": SoftmaxOverAll, "chosen": SoftmaxOverChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
-CHOICES = {"highest": Highest, "groups": HighestInGroups}
+CHOICES = {"highest": TopExperts, "groups": TopExpertsOfBestGroups}

@@ -64,7 +64,7 @@ class Chunk(Visibility):
         return query - query % self.chunk <= key <= query
 
 
-class Both(Visibility):
+class Bidirectional(Visibility):
     """All keys of the call (Devlin et al. 2018, BERT)."""
 
     after = -1
@@ -73,11 +73,11 @@ class Both(Visibility):
         return True
 
 
-class EncoderTokens(Both):
+class EncoderTokens(Bidirectional):
     """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3, encoder-decoder attention)."""
 
 
-class Near(Visibility):
+class BidirectionalWindow(Visibility):
     """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer; ModernBERT).
 
     Args:

@@ -27,9 +27,7 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
     )
 
 
-def layer(
-    attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre"
-) -> LayerConfig:
+def layer(attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre") -> LayerConfig:
     """Describe a layer with an MLP without gate.
 
     Args:
