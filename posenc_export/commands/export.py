@@ -112,7 +112,7 @@ def _model(options: argparse.Namespace) -> Any:
 
 def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder, and extend its range with --longer."""
-    from posenc_export.models.context_extension import grown, to_hierarchical
+    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
@@ -121,7 +121,7 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
     model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"))
-    return to_hierarchical(model, positions) if way == "hierarchical" else grown(model, positions, way)
+    return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
 
 
 def _model_of_function(text: str) -> Any:

@@ -21,6 +21,7 @@ def add_arguments(inspecting: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
+    from posenc_export.runtime.artefact import description
     from posenc_export.runtime.artefact import manifest as manifests
 
     manifest = manifests.read(options.folder)
@@ -31,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
     else:
-        print("\n".join(aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)))
+        lines = aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)
+        print("\n".join([*lines, "", *aligned(None, description.lines(manifest.config), WIDTH)]))
     return 0
 
 

@@ -31,7 +31,7 @@ class Learned(PositionEncoding):
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions, which have no row.
 
-    `posenc_export.grown` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
+    `posenc_export.extend_positions` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
 
     Args:
         geometry: max_positions rows of width E.
