@@ -30,7 +30,7 @@ def grown(model: M, max_positions: int, by: str = "copied") -> M:
         ValueError: as Learned.grown; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
     """
     index, learned = _found(model)
-    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.grown(max_positions, by))
+    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.extended(max_positions, by))
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:

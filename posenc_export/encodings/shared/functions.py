@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
 
 Function = Callable[..., Tensor]
 CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
@@ -86,18 +86,12 @@ class FunctionBias(PositionEncoding):
         """Call the function itself; TorchScript cannot compile every function, such as a lambda, and runs the trace instead."""
         return self.function(self.head, query, key)
 
-    def oracle(self) -> Oracle:
-        return FunctionBiasOracle(self)
 
-
-class FunctionBiasOracle(Oracle):
-    def __init__(self, encoding: FunctionBias) -> None:
-        self.encoding = type(encoding)
-
+class FunctionBiasOracle(Oracle, of=FunctionBias):
     def bias(self, head: int, query: int, key: int) -> float:
         with float64():
             score = self.encoding.function(*(torch.tensor(number) for number in (head, query, key)))
-        return float(_double(score, self.encoding))
+        return float(_double(score, type(self.encoding)))
 
 
 class FunctionRotation(PositionEncoding):
@@ -116,10 +110,9 @@ class FunctionRotation(PositionEncoding):
     __jit_ignored_attributes__ = ["function"]
     function: ClassVar[Function]
 
-    def __init__(self, geometry: Geometry, layout: str = "half") -> None:
+    def __init__(self, geometry: Geometry, layout: Layout = "half") -> None:
         super().__init__()
         name = type(self).__name__
-        check_choice(name, "layout", layout, LAYOUTS)
         if geometry.head_size % 2:
             raise ValueError(f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size")
         positions, pairs = torch.arange(geometry.max_positions)[:, None], torch.arange(geometry.head_size // 2)
@@ -135,28 +128,20 @@ class FunctionRotation(PositionEncoding):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
-    def oracle(self) -> Oracle:
-        return FunctionRotationOracle(self)
 
-
-class FunctionRotationOracle(Oracle):
+class FunctionRotationOracle(Oracle, of=FunctionRotation):
     def __init__(self, encoding: FunctionRotation) -> None:
-        self.encoding, self.interleaved = type(encoding), encoding.interleaved
+        super().__init__(encoding)
         self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        out, half = x.copy(), len(x) // 2
-        for k in range(half):
-            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + half)
-            turned = complex(x[a], x[b]) * cmath.exp(1j * self._angle(k, position))
-            out[a], out[b] = turned.real, turned.imag
-        return out
+        return multiply_pairs(x, [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)], self.encoding.interleaved)
 
     def _angle(self, pair: int, position: int) -> float:
         if (pair, position) not in self.angles:
             with float64():
                 angle = self.encoding.function(torch.tensor(pair), torch.tensor(position))
-            self.angles[pair, position] = float(_double(angle, self.encoding))
+            self.angles[pair, position] = float(_double(angle, type(self.encoding)))
         return self.angles[pair, position]
 
 

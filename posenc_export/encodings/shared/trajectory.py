@@ -29,7 +29,9 @@ class Trajectory(PositionEncoding):
 
     def __init__(self, name: str, geometry: Geometry, substeps: int = 1) -> None:
         super().__init__()
-        check_steps(name, geometry.max_positions, substeps)
+        if geometry.max_positions * substeps > MOST_STEPS:
+            positions = f"{geometry.max_positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
+            raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {positions}; choose fewer")
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
         self.register_load_state_dict_post_hook(prepare_loaded)
@@ -76,13 +78,6 @@ class Trajectory(PositionEncoding):
         return torch.stack(list(self.rows(weights, count, torch)))
 
 
-def check_steps(name: str, positions: int, substeps: int = 1) -> None:
-    """Raise ValueError if a table of positions takes more than MOST_STEPS steps."""
-    if positions * substeps > MOST_STEPS:
-        given = f"{positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
-        raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {given}; choose fewer")
-
-
 class Rows(torch.autograd.Function):
     """Look-up in a table, with gradients to the weights that the table was computed from."""
 
@@ -100,6 +95,6 @@ class Rows(torch.autograd.Function):
         with torch.enable_grad():
             leaves = [weight.detach().to(torch.float64).requires_grad_() for weight in weights]
             rows = ctx.recurrence(leaves, int(positions.max().clamp(min=0)) + 1)
-            found = torch.autograd.grad(torch.nn.functional.embedding(positions.clamp(min=0), rows), leaves, gradient.to(torch.float64), allow_unused=True)
-        pairs = zip(found, weights, strict=True)
+            gradients = torch.autograd.grad(torch.nn.functional.embedding(positions.clamp(min=0), rows), leaves, gradient.to(torch.float64), allow_unused=True)
+        pairs = zip(gradients, weights, strict=True)
         return None, None, None, *(torch.zeros_like(weight) if one is None else one.to(weight.dtype) for one, weight in pairs)
