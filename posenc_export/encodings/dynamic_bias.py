@@ -11,7 +11,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
 
 EPSILON = 1e-5  # default of torch.nn.LayerNorm
-BLOCK = 1 << 14  # distances per pass through the MLP
 
 
 class ExactLinear(torch.nn.Linear):
@@ -81,7 +80,7 @@ class DynamicBias(PositionEncoding):
         distances = np.arange(-self.ahead, self.furthest + 1, dtype=np.float64)
         if self.distance == "log":
             distances = np.sign(distances) * np.log1p(np.abs(distances))
-        self.table = Table(np.concatenate([self.network(block) for block in np.array_split(distances, -(-len(distances) // BLOCK))]))
+        self.table = Table(self.network(distances))
 
     def network(self, distances: np.ndarray) -> np.ndarray:
         """Biases [n,H] float64 of scaled distances s [n] float64."""

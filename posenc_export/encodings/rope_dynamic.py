@@ -125,9 +125,6 @@ def check_lengths(name: str, lengths: Lengths, keys: Keys) -> None:
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
-    def begin(self, positions: Sequence[int]) -> None:
-        self.longest = max(positions)
-
     def frequency(self, k: int, seen: int) -> float:
         if self.encoding.rounded is not None:
             return float(self.encoding.rounded[seen - 1, k])

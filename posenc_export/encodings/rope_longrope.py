@@ -125,9 +125,6 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
 
 
 class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
-    def begin(self, positions: Sequence[int]) -> None:
-        self.longest = max(positions)
-
     def frequency(self, k: int, far: bool) -> float:
         e = self.encoding
         return float(e.single[far][k] if e.single else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))

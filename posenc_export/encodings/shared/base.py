@@ -68,7 +68,8 @@ class Oracle:
         self.weights: Dict[str, np.ndarray] = {} if encoding is None else {name: in_float64(value) for name, value in encoding.named_parameters()}
 
     def begin(self, positions: Sequence[int]) -> None:
-        """Receive the positions of all tokens of a row before they are rotated; for encodings that depend on the length of a call."""
+        """Keep the largest position of a row, before its tokens are rotated; for encodings that depend on the length of a call."""
+        self.longest = max(positions)
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """Encode one token x [E], float64."""
