@@ -57,14 +57,19 @@ class ALiBi(PositionEncoding):
             raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
         self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
-        below = 2 ** int(math.log2(self.heads))
-        exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: self.heads]
         slopes = np.zeros(geometry.heads)
-        slopes[: self.heads] = 2.0 ** (-self.max_bias * exponents)
+        slopes[: self.heads] = _slopes(self.heads, self.max_bias)
         self.rounded = numerics == "bfloat16"
         self.slopes = Table(self.scale * slopes)
         products = torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None] * torch.from_numpy(slopes).float().bfloat16()
         self.products = Table(products.double().numpy() * self.scale)
+
+
+def _slopes(count: int, max_bias: float) -> np.ndarray:
+    """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice that power."""
+    below = 2 ** int(math.log2(count))
+    exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))
+    return 2.0 ** (-max_bias * exponents[:count])  # type: ignore[no-any-return]
 
 
 def _rounded(value: float) -> float:
