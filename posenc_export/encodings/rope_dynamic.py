@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, multiply_pairs, rotary_size, turn
+from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
 from posenc_export.ops import turned_keys
 from posenc_export.ops.angles import reduced_angle
 
@@ -134,7 +134,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         return math.pow(base, -2 * k / e.size)
 
     def angle(self, k: int, position: int, seen: int) -> float:
-        return turn(position, self.frequency(k, seen), self.encoding.single)
+        return angle_of(position, self.frequency(k, seen), self.encoding.single)
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
         """Rotate x [D] for a length; if it is already rotated for another length, by the difference."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.rope_dynamic import Keys, Lengths, check_lengths
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, multiply_pairs, rotary_size, turn
+from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
 from posenc_export.ops import two_rotations
 
 Factors = Union[str, Sequence[float]]
@@ -131,7 +131,7 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         e = self.encoding
-        angles = [turn(position, self.frequency(k, seen > e.original), bool(e.single)) for k in range(e.size // 2)]
+        angles = [angle_of(position, self.frequency(k, seen > e.original), bool(e.single)) for k in range(e.size // 2)]
         return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:

@@ -100,11 +100,11 @@ class RotationOracle(Oracle, of=Rotation):
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
-        angles = [turn(e.number(k, position), frequency, bool(e.single)) for k, frequency in enumerate(self.frequencies)]
+        angles = [angle_of(e.number(k, position), frequency, bool(e.single)) for k, frequency in enumerate(self.frequencies)]
         return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
 
 
-def turn(number: float, frequency: float, single: bool) -> float:
+def angle_of(number: float, frequency: float, single: bool) -> float:
     """number times frequency, an angle; rounded to float32 if single, as in transformers."""
     return float(np.float32(number) * np.float32(frequency)) if single else number * frequency
 
