@@ -11,6 +11,7 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
 
 EPSILON = 1e-5  # default of torch.nn.LayerNorm
+BLOCK = 1 << 14  # distances per pass through the MLP
 
 
 class ExactLinear(torch.nn.Linear):
@@ -72,7 +73,6 @@ class DynamicBias(PositionEncoding):
             torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)  # untrained biases of far keys stay small enough for float16
         self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0))
-        self.table = Table(np.zeros((1, geometry.heads)))
         self.prepare()
         self.register_load_state_dict_post_hook(prepare_loaded)
 
@@ -80,7 +80,7 @@ class DynamicBias(PositionEncoding):
         distances = np.arange(-self.ahead, self.furthest + 1, dtype=np.float64)
         if self.distance == "log":
             distances = np.sign(distances) * np.log1p(np.abs(distances))
-        self.table = Table(self.network(distances))
+        self.table = Table(np.concatenate([self.network(block) for block in np.array_split(distances, -(-len(distances) // BLOCK))]))
 
     def network(self, distances: np.ndarray) -> np.ndarray:
         """Biases [n,H] float64 of scaled distances s [n] float64."""
