@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.cross_attention import CrossAttention
 from posenc_export.models.linear_attention import LinearAttention
@@ -31,7 +31,7 @@ class Attention(torch.nn.Module):
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.by_content = acts(encoding, "rescore", "observe")
+        self.by_content = overrides(encoding, "rescore", "observe")
         given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
         if self.by_content and given:
             names = ", ".join(spec["name"] for spec in config.encodings)

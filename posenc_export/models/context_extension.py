@@ -24,13 +24,13 @@ def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
     Args:
         model: a model with `learned` among its token encodings. It is not changed.
         max_positions: new number of positions N; the range is 0 .. N - 1.
-        by: "copied" or "interpolated", as in Learned.grown. With "copied", positions of the old range keep their outputs.
+        by: "copied" or "interpolated", as in Learned.extended. With "copied", positions of the old range keep their outputs.
 
     Raises:
-        ValueError: as Learned.grown; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
+        ValueError: as Learned.extended; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
-    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.grown(max_positions, by))
+    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.extended(max_positions, by))
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:

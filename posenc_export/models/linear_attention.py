@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
 
@@ -35,7 +35,7 @@ class LinearAttention(torch.nn.Module):
         if config.heads != config.kv_heads or sees not in ("causal", "both"):
             rule = "linear attention: expected sees causal or both, and kv_heads equal to heads"
             raise ValueError(f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config")
-        if acts(encoding, "bias", "rescore", "observe"):
+        if overrides(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
             rule = "linear attention: expected encodings with hook embed or rotate, since there are no scores"
             raise ValueError(f"{rule}, got {names}; choose another encoding")

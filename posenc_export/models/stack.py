@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import acts, axes_of
+from posenc_export.encodings.shared.combined import axes_of, overrides
 from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
@@ -184,7 +184,7 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
         (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
     ):
         for one in found:
-            if acts(one, *hooks):
+            if overrides(one, *hooks):
                 raise ValueError(f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}")
 
 
@@ -221,7 +221,7 @@ def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> T
     mask_of_layer: List[int] = []
     index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
-        key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if acts(encoding, "bias") else 0)
+        key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if overrides(encoding, "bias") else 0)
         if key not in index:
             index[key] = len(masks)
             masks.append(Mask(build("sees", kind.attention.sees), encoding))

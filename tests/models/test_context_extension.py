@@ -41,7 +41,7 @@ def _inputs(name: str, tokens: int) -> np.ndarray:
 @pytest.mark.parametrize("offset", [0, 2])
 def test_copied_rows_repeat(offset: int) -> None:
     learned = _learned(offset)
-    table, made = learned.table.weight.detach().numpy(), learned.grown(LONGER, "copied").table.weight.detach().numpy()
+    table, made = learned.table.weight.detach().numpy(), learned.extended(LONGER, "copied").table.weight.detach().numpy()
     for row in range(LONGER + offset):
         old = row if row < offset else offset + (row - offset) % ROWS
         assert np.array_equal(made[row], table[old])
@@ -50,14 +50,14 @@ def test_copied_rows_repeat(offset: int) -> None:
 @pytest.mark.parametrize("rows", [ROWS, LONGER, 1000])
 def test_interpolated_rows_match_torch(rows: int) -> None:
     learned = _learned(offset=2)
-    table, made = learned.table.weight.detach(), learned.grown(rows, "interpolated").table.weight.detach()
+    table, made = learned.table.weight.detach(), learned.extended(rows, "interpolated").table.weight.detach()
     wanted = torch.nn.functional.interpolate(table[2:].double().T[None], size=rows, mode="linear", align_corners=True)[0].T
     assert torch.equal(made[:2], table[:2]) and worst_error(made[2:].numpy(), wanted.numpy()) <= tolerance("float32", 1, 1)
 
 
 def test_a_single_row_is_interpolated_to_itself() -> None:
     learned = Learned(Geometry(WIDTH, 4, 8, 1))
-    made = learned.grown(3, "interpolated").table.weight
+    made = learned.extended(3, "interpolated").table.weight
     assert torch.equal(made, learned.table.weight.expand(3, WIDTH))
 
 
