@@ -43,6 +43,11 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: DType
     axes: Axes
 
+    @property
+    def token_shape(self) -> Tuple[int, ...]:
+        """Sizes of one token of an input [B,S,*]: none for ids, (E,) for activations."""
+        return tuple(int(axis) for axis in self.axes[2:])
+
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that is kept between calls: output `present` of a call is input `past` of the next.

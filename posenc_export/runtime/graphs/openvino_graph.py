@@ -16,8 +16,7 @@ from posenc_export.runtime.artefact.rules import B, R, S, check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.graphs.openvino_requests import Arrays, Requests
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}

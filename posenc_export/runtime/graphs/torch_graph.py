@@ -7,8 +7,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 
 class TorchGraph:

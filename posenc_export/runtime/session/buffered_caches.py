@@ -8,8 +8,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.session.buffer import Buffer
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Slots, Step
+from posenc_export.runtime.session.state import Call, Feeds, Slots, Step
 
 GROWTH = 256  # slots added at a time to buffers of growing caches
 
@@ -73,12 +72,12 @@ class BufferedCaches:
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
         new = max(call.new for call in calls)
-        grown = self.with_columns(self.columns + new)
+        caches = self.with_columns(self.columns + new)
         outputs: List[Tuple[int, np.ndarray]] = []
         for call in calls:
-            outputs += enumerate(self.graph.run(grown, call), call.first)
+            outputs += enumerate(self.graph.run(caches, call), call.first)
         covered = {row for call in calls for row in range(call.first, call.first + call.rows)}
-        return outputs, grown.after(new, [row for row in range(self.rows) if row not in covered])
+        return outputs, caches.after(new, [row for row in range(self.rows) if row not in covered])
 
     def step(self, feeds: Feeds, rows: int) -> Step:
         return self.graph.step(self, feeds, rows)
