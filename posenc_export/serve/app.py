@@ -96,11 +96,7 @@ class Service:
             return self.refuse(503, STOPPED)
 
     def _built(self, body: bytearray) -> Tuple[protocol.CompletionRequest, Completion]:
-        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded.
-
-        Raises:
-            ValueError: one of the exceptions in STATUS.
-        """
+        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body)
         if asked.model not in (None, self.name):
             raise NotServed(f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
@@ -113,11 +109,7 @@ class Service:
             raise Refused(str(error)) from None
 
     def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion. Their first tokens arrive after this method has returned to the event loop.
-
-        Raises:
-            Refused, Full, Stopping: as for Engine.submit.
-        """
+        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive after this method has returned to the event loop."""
         self.engine.submit(list(completion.choices))
         self.open.update(dict.fromkeys(completion.choices, completion))
 

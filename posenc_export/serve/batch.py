@@ -7,8 +7,8 @@ from typing import Any, Deque, List, Sequence
 import numpy as np
 
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.session.sampling import choose
 from posenc_export.runtime.session.session import Session
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
 
@@ -69,11 +69,7 @@ class Batch:
             raise ValueError(f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context") from None
 
     def probe(self, rows: int) -> None:
-        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
-
-        Raises:
-            GraphError, MemoryError: the graph cannot run at all.
-        """
+        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows. Raise GraphError or MemoryError if the graph cannot run at all."""
         self.session.admit([[0]] * rows)
         self.session.step(np.zeros(rows, np.int64))
         self.session.reset()
@@ -99,11 +95,7 @@ class Batch:
         return made
 
     def step(self) -> List[Token]:
-        """Feed one token of every row. Return the generated tokens.
-
-        Raises:
-            GraphError: the graph failed; call `fail`.
-        """
+        """Feed one token of every row. Return the generated tokens. After a GraphError, call `fail`."""
         logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
         likeliest = logits.argmax(-1).tolist()
         made = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]

@@ -57,11 +57,7 @@ class CompletionRequest(BaseModel):
 
 
 def parse(body: Union[bytes, bytearray]) -> CompletionRequest:
-    """Parse the body of a request.
-
-    Raises:
-        Refused: the body is not JSON, has unknown fields, or a field has a wrong type or is outside its range.
-    """
+    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a wrong type or outside its range."""
     try:
         asked = CompletionRequest.model_validate_json(body)
     except ValidationError as error:

@@ -47,7 +47,7 @@ class Request:
     Args:
         prompt: token ids.
         max_tokens: largest number of tokens to generate.
-        temperature, top_k, top_p: as for runtime.session.sampling.choose.
+        temperature, top_k, top_p: as for runtime.session.generation.choose.
         seed: seed of sampling; gives the same tokens as Session.generate with this seed.
         stop_ids: ids that end the row.
     """
@@ -88,11 +88,7 @@ class Stopping(RuntimeError):
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:
-    """Check that an artefact can be served.
-
-    Raises:
-        ValueError: the model is not a decoder, it reads an encoder, its target does not support admit and retire, or the context exceeds the range of positions.
-    """
+    """Raise ValueError unless an artefact is a decoder without encoder whose target supports admit and retire, and the context is within its range."""
     if manifest.kind != "decoder":
         raise ValueError(f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load")
     if manifest.encoder:
@@ -105,11 +101,7 @@ def check_model(manifest: Manifest, limits: Limits) -> None:
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
-    """Check a request against the limits and the vocabulary.
-
-    Raises:
-        Refused: the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit.
-    """
+    """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit."""
     count = len(request.prompt)
     if not 1 <= count <= limits.prompt:
         raise Refused(f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length")

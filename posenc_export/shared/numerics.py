@@ -102,11 +102,7 @@ def cell_error(errors: "Errors", rounds: bool) -> float:
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite.
-
-    Raises:
-        ValueError: different shapes.
-    """
+    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite. Raise ValueError for different shapes."""
     made = Errors()
     made.add(actual, expected)
     return made.largest
@@ -129,11 +125,7 @@ class Errors:
         return math.sqrt(self._squares / (self._expected_squares or 1.0)) if math.isfinite(self.largest) else math.inf
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
-        """Compare two arrays of the same shape.
-
-        Raises:
-            ValueError: different shapes.
-        """
+        """Compare two arrays of the same shape, or raise ValueError."""
         if actual.shape != expected.shape:
             raise ValueError(f"numerics: expected two arrays of the same shape, got {actual.shape} and {expected.shape}")
         if not actual.size:

@@ -36,11 +36,7 @@ Entry = Union[bytes, Stored]
 
 
 def check_archive(stream: BinaryIO) -> None:
-    """Check the directory of a zip archive, without reading its entries.
-
-    Raises:
-        ValueError: not a zip archive; a compressed or encrypted entry; two entries with one name; too many entries, or together larger than the file.
-    """
+    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none, compressed, encrypted, too large, or has two entries with one name."""
     with _opened(stream):
         pass
 

@@ -27,11 +27,7 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
     instructions: Annotated[List[Text], Meta(max_length=256)]
 
     def check(self) -> None:
-        """Check that this machine is like the one that compiled the code.
-
-        Raises:
-            ValueError: torch has another version, or the processor another name or other instruction sets.
-        """
+        """Raise ValueError unless torch has the version, and this processor the name and the instruction sets, that the code was compiled for."""
         here = on_this_machine(self.artefact)
         if self.torch != here.torch:
             _refuse(f"torch {self.torch}", here.torch)

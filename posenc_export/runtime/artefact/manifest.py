@@ -67,7 +67,13 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     seal = content.pop("seal", None)
     if seal != digest_of(content):
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
-    manifest = _manifest(folder, content)
+    try:
+        manifest = msgspec.convert(content, Manifest)
+        rules.check(manifest)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
     return manifest
@@ -91,17 +97,6 @@ def _content(folder: Path) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
     return content
-
-
-def _manifest(folder: Path, content: Any) -> Manifest:
-    try:
-        manifest = msgspec.convert(content, Manifest)
-        rules.check(manifest)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
-    except ValueError as error:
-        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
-    return manifest
 
 
 def _short(value: Any) -> str:

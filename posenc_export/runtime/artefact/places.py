@@ -84,20 +84,16 @@ def _own(folder: Path, kind: Kind) -> Set[str]:
 
 
 def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
-    """Return the first path in a folder that is not in `own`. Only subfolders with own files are searched.
-
-    Args:
-        above: path of the folder, with a slash at its end, as `own` has it.
-    """
+    """Return the first path in a folder, given as `above` with a slash at its end, that is not in `own`. Only subfolders with own files are searched."""
     for name in sorted(os.listdir(folder)):
         path, whole = folder / name, above + name
-        found: Optional[str] = whole
+        foreign: Optional[str] = whole
         if path.is_symlink() or not path.is_dir():
-            found = None if whole in own else whole
+            foreign = None if whole in own else whole
         elif any(isinstance(each, str) and each.startswith(f"{whole}/") for each in own):
-            found = _foreign(path, own, f"{whole}/")
-        if found is not None:
-            return found
+            foreign = _foreign(path, own, f"{whole}/")
+        if foreign is not None:
+            return foreign
     return None
 
 

@@ -123,11 +123,7 @@ def _put(made: Path, place: Path) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths atomically. Return False if the operating system or the file system does not support it.
-
-    Raises:
-        OSError: the exchange failed for another reason.
-    """
+    """Exchange two paths atomically. Return False if the operating system or the file system does not support it; raise OSError if it fails."""
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
         return False
@@ -151,20 +147,16 @@ def _sweep(parent: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             continue
         with suppress(OSError):  # another export removes or renames the folder now, or it belongs to another user
-            _sweep_one(path)
-
-
-def _sweep_one(path: Path) -> None:
-    if path.name.startswith(files.ASIDE):
-        place = path.with_name(path.name.removeprefix(files.ASIDE))
-        shutil.rmtree(path) if place.exists() else os.rename(path, place)
-    elif STAGING.fullmatch(path.name) and fcntl is not None:
-        lock = _lock(path, wait=False)
-        if lock is not None:  # no running export uses the folder
-            try:
-                shutil.rmtree(path)
-            finally:
-                os.close(lock)
+            if path.name.startswith(files.ASIDE):
+                place = path.with_name(path.name.removeprefix(files.ASIDE))
+                shutil.rmtree(path) if place.exists() else os.rename(path, place)
+            elif STAGING.fullmatch(path.name):
+                lock = _lock(path, wait=False)
+                if lock is not None:  # no running export uses the folder
+                    try:
+                        shutil.rmtree(path)
+                    finally:
+                        os.close(lock)
 
 
 def _sync_tree(folder: Path) -> None:

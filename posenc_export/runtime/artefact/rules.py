@@ -23,11 +23,7 @@ TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64
 
 
 def check(manifest: Manifest) -> None:
-    """Check that the fields of a manifest do not contradict each other.
-
-    Raises:
-        ValueError: a rule does not hold; the message gives the first one.
-    """
+    """Raise ValueError if fields of a manifest contradict each other; the message gives the first rule that does not hold."""
     _check_names(manifest)
     _check_ends(manifest)
     _check_inputs(manifest)

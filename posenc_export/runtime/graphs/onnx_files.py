@@ -43,11 +43,7 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Check that a graph reads only files that the manifest lists, since only their digests are compared.
-
-    Raises:
-        ValueError: the graph names another file, or path is not an ONNX model.
-    """
+    """Raise ValueError unless a graph reads only files that the manifest lists, since only their digests are compared, and is an ONNX model."""
     with path.open("rb") as stream:
         if not path.stat().st_size:
             raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
@@ -62,11 +58,7 @@ def check_external(path: Path, manifest: Manifest) -> None:
 
 
 def locations(content: Buffer) -> Set[str]:
-    """Return the external data files that the tensors of a serialised ModelProto name.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-    """
+    """Return the external data files that the tensors of a serialised ModelProto name. Raise ValueError if it is no protocol buffer."""
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
 
@@ -115,11 +107,7 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while loading a file into a ValueError of one line.
-
-    Raises:
-        ValueError: ONNX Runtime did not load the file; the message gives the first line of its reason.
-    """
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
 
     errors = (UnicodeDecodeError, *(getattr(states, name) for name in REFUSALS))  # UnicodeDecodeError: the graph holds names that are not UTF-8

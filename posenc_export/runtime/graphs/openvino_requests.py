@@ -33,11 +33,7 @@ class Requests:
         self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Run the graph. `outputs` are written.
-
-        Raises:
-            GraphError: OpenVINO failed.
-        """
+        """Run the graph. `outputs` are written. Raise GraphError if OpenVINO fails."""
         try:
             request = self._idle.pop()
         except IndexError:

@@ -21,22 +21,14 @@ CHOICE = "TopK"  # operator of routers; near ties between experts are decided di
 
 
 def check_threads(threads: Any) -> None:
-    """Check a number of threads.
-
-    Raises:
-        ValueError: it is neither None nor a whole number 1 .. MOST_THREADS.
-    """
+    """Raise ValueError unless threads is None or a whole number 1 .. MOST_THREADS."""
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads is not None and not (whole and 1 <= threads <= MOST_THREADS):
         raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
 
 
 def check_name(name: str, manifest: Manifest) -> None:
-    """Check that a provider exists and can run an artefact, as far as the manifest tells.
-
-    Raises:
-        ValueError: the name is unknown, or the provider lacks the target or an operator of the artefact.
-    """
+    """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the target or an operator of the artefact."""
     if name not in NAMES:
         raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:

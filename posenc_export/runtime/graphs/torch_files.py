@@ -94,11 +94,7 @@ def _nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[
 
 
 def read_program(path: Path, manifest: Manifest) -> Any:
-    """Read the torch.export.ExportedProgram of model.pt2, without running code.
-
-    Raises:
-        ValueError: as for `load_torch`.
-    """
+    """Read the torch.export.ExportedProgram of model.pt2, without running code. Raise ValueError as `load_torch` does."""
     import torch
 
     with path.open("rb") as stream:
@@ -114,22 +110,14 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk.
-
-    Raises:
-        ValueError: the archive is refused.
-    """
+    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk."""
     with _refusing_archive(path), path.open("rb") as stream:
         check_archive(stream)
 
 
 @contextmanager
 def _refusing_archive(path: Path) -> Iterator[None]:
-    """Say which file an archive is that is refused.
-
-    Raises:
-        ValueError: the archive is refused.
-    """
+    """Name the file in the ValueError that refuses an archive."""
     try:
         yield
     except ValueError as error:
@@ -137,11 +125,7 @@ def _refusing_archive(path: Path) -> Iterator[None]:
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
-    """Compare the inputs and outputs of a program with the manifest: number of tensors, and their nesting.
-
-    Raises:
-        ValueError: number or nesting differ.
-    """
+    """Raise ValueError unless a program takes and returns as many tensors as the manifest lists, in the same nesting."""
     from torch.utils import _pytree
 
     positions = [state for state in manifest.states if state.past == "past_positions"]
@@ -162,11 +146,7 @@ def _damaged(path: Path, error: Exception) -> ValueError:
 
 @contextmanager
 def _refusing_damage(path: Path) -> Iterator[None]:
-    """Replace what torch raises while it builds a program from damaged JSON.
-
-    Raises:
-        ValueError: the program cannot be built.
-    """
+    """Replace what torch raises while it builds a program from damaged JSON by ValueError."""
     import torch
 
     verification = torch._export.verifier.SpecViolationError  # its only base is Exception

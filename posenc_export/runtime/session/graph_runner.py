@@ -29,10 +29,7 @@ class GraphRunner:
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
     def prefill(self, state: SessionState, first: int, arguments: PrefillArguments, commit: Callable[[SessionState], None]) -> np.ndarray:
-        """Feed rows, starting at row `first`, chunk by chunk. Return the requested outputs [B,S,*], see PrefillArguments.padded_outputs.
-
-        `commit` is called with the state after each chunk.
-        """
+        """Feed rows, starting at row `first`, chunk by chunk, and `commit` the state after each. Return the requested outputs (PrefillArguments.padded_outputs)."""
         chunks: List[List[np.ndarray]] = [[] for _ in arguments.tokens]
         for begin in range(0, int(arguments.counts.max()), arguments.chunk):
             end = begin + arguments.chunk
@@ -68,11 +65,7 @@ class GraphRunner:
         return last, state.replace(settled_length=length, slots=slots, caches=caches)
 
     def with_stepper(self, state: SessionState) -> SessionState:
-        """Return the state with a stepper that feeds one token per row.
-
-        Raises:
-            ValueError: no position or no cache slot is left.
-        """
+        """Return the state with a stepper that feeds one token per row. Raise ValueError if no position or no cache slot is left."""
         assert state.caches is not None
         manifest, cache_manager, length = self.manifest, self.cache_manager, state.settled_length
         tokens, one = manifest.inputs[0], np.ones(state.rows, np.int64)

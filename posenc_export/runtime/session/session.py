@@ -250,7 +250,7 @@ class Session:
         Args:
             prompt: ids of each row, [B,S] or a list of rows.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p, seed: as for sampling.choose, with a random generator of this seed.
+            temperature, top_k, top_p, seed: as for generation.choose, with a random generator of this seed.
             stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
             encoder: as for `prefill`.
 

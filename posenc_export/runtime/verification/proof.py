@@ -73,11 +73,7 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
-    """Check a tolerance that the user gives.
-
-    Raises:
-        ValueError: it is not a number above 0 and below 1. Outputs of zeros have an error of 1.
-    """
+    """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of zeros have an error of 1."""
     if tolerance is not None and not 0 < tolerance < 1:
         raise ValueError(f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default")
 
