@@ -20,13 +20,13 @@ class Row:
 
     Attributes:
         unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
-        made: number of generated tokens.
+        generated: number of generated tokens.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.unread: Deque[int] = deque(request.prompt)
-        self.made = 0
+        self.generated = 0
         self.random = np.random.default_rng(request.seed)
 
     def take(self, count: int) -> List[int]:
@@ -140,6 +140,6 @@ class Batch:
         """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
         request = row.request
         token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
-        row.made += 1
+        row.generated += 1
         row.unread.append(token)
-        return Token(request, token, STOP if token in request.stop_ids else LENGTH if row.made == request.max_tokens else "")
+        return Token(request, token, STOP if token in request.stop_ids else LENGTH if row.generated == request.max_tokens else "")

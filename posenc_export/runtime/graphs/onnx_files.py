@@ -4,27 +4,11 @@ import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Set, Tuple, Union
+from typing import Dict, Iterator, List, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
-REFUSALS = (  # exceptions in onnxruntime.capi.onnxruntime_pybind11_state
-    "EngineError",
-    "EPFail",
-    "Fail",
-    "InvalidArgument",
-    "InvalidGraph",
-    "InvalidProtobuf",
-    "ModelLoadCanceled",
-    "ModelLoaded",
-    "ModelRequiresCompilation",
-    "NoModel",
-    "NoSuchFile",
-    "NotFound",
-    "NotImplemented",
-    "RuntimeException",
-)
 # For each message type of onnx.proto: the field numbers that lead to tensors, and the message type of each.
 FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -49,10 +33,10 @@ def check_external(path: Path, manifest: Manifest) -> None:
             raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
-                found = locations(content)
+                names = locations(content)
             except ValueError as error:
                 raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
-    for name in sorted(found):
+    for name in sorted(names):
         if name not in manifest.files:
             raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
 
@@ -73,7 +57,9 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
         if kind == 0:
             _, at = _varint(view, at, end)
             continue
-        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
+        if kind not in (2, *LENGTHS):
+            raise ValueError(f"wire type {kind}")
+        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _varint(view, at, end)
         at = start + length
         if at > end:
             raise ValueError("a field that extends past the end of the file")
@@ -83,12 +69,6 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
             yield from _locations(view, start, at, FIELDS[message][field], depth + 1)
     if entry[1] == b"location":
         yield entry[2].decode("utf-8", "replace")
-
-
-def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
-    if kind != 2:
-        raise ValueError(f"wire type {kind}")
-    return _varint(view, at, end)
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
@@ -110,7 +90,8 @@ def refused(path: Path) -> Iterator[None]:
     """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
 
-    errors = (UnicodeDecodeError, *(getattr(states, name) for name in REFUSALS))  # UnicodeDecodeError: the graph holds names that are not UTF-8
+    own: List[Type[Exception]] = [kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    errors: Tuple[Type[Exception], ...] = (UnicodeDecodeError, *own)  # UnicodeDecodeError: the graph holds names that are not UTF-8
     try:
         yield
     except errors as error:
