@@ -14,7 +14,7 @@ BYTES = 256
 
 
 class Pieces(Protocol):
-    """Incremental decoder of one row: token ids to text."""
+    """Incremental decoder of one row, from token ids to text."""
 
     def push(self, token: int) -> str:
         """Return the text that a token adds, empty while a character is incomplete. Raise ValueError if the token cannot be decoded."""
@@ -43,9 +43,8 @@ def codec(folder: Path, manifest: Manifest) -> Codec:
     if "tokenizer.json" in manifest.files:
         return TokenizerCodec(folder)
     if manifest.vocabulary != BYTES:
-        found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
-        raise ValueError(f"text: {rule}, got {found}; pass token ids through posenc_export.load")
+        rule, got = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})", f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        raise ValueError(f"text: expected {rule}, got {got}; pass token ids through posenc_export.load")
     return ByteCodec()
 
 

@@ -3,7 +3,7 @@
 from typing import Any, Optional
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.shared.numerics import bfloat16_noise
+from posenc_export.shared.numerics import BFLOAT16_NOISE
 from posenc_export.shared.suggestion import suggestion
 
 MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
@@ -62,4 +62,4 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 
 def noise(name: str) -> float:
     """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance): that of bfloat16, otherwise 0."""
-    return bfloat16_noise() if name == "openvino-bf16" else 0.0
+    return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0

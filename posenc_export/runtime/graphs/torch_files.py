@@ -35,9 +35,9 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
-    path, read = folder / graph_file(manifest), {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
+    load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
     with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns of its deprecation at every call
-        run = read(path, manifest)
+        run = load(folder / graph_file(manifest), manifest)
     return TorchGraph(limited(run, threads) if threads else run, manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
 
 
