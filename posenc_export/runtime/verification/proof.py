@@ -8,9 +8,10 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 
 import hashlib
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, cast
 
 import numpy as np
 
@@ -182,8 +183,8 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    made = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
-    return [row[: ENCODED - 3 * index] for index, row in enumerate(made)]
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
 def fill_chunk(manifest: Manifest) -> int:
@@ -223,26 +224,16 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    found: Proof = {
-        "passed": False,
-        "tolerance": accuracy.tolerance,
-        "provider": session.provider,
-        "machine": machine_of(session),
-        "cells": cells,
-        "bounds": bounds,
-        "failures": failures,
-    }
-    found["passed"] = passes(found)
-    return found
+    errors = {"cells": cells, "bounds": bounds, "failures": failures}
+    made: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
+    return cast(Proof, {"passed": passes(made), **made})
 
 
 def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
-    found = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+    described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
     for name in (distribution, f"{distribution}-gpu"):
-        try:
-            return f"{found} {metadata.version(name).partition('+')[0]}"
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            return f"{described} {metadata.version(name).partition('+')[0]}"
+    return described

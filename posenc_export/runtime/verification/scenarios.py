@@ -124,9 +124,9 @@ class RowCursors:
         parts = [row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)]
         result = self.session.prefill(parts, logits_to_keep=logits_to_keep, **how)
         for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
-            kept = min(logits_to_keep, end - at)
-            made = result[row, result.shape[1] - kept :] if logits_to_keep else result[row, : end - at]
-            yield made, self.full[row][end - len(made) : end]
+            last = min(logits_to_keep, end - at)
+            outputs = result[row, result.shape[1] - last :] if logits_to_keep else result[row, : end - at]
+            yield outputs, self.full[row][end - len(outputs) : end]
         self.at = ends
 
     def step(self, times: int) -> Pairs:
