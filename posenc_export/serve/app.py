@@ -233,8 +233,8 @@ async def _body(request: Request) -> bytearray:
 
 async def _collected(completion: Completion) -> List[Part]:
     """Collect all pieces of each choice into one."""
-    found = [Part(index, "", [], "") for index in range(len(completion.choices))]
+    wholes = [Part(index, "", [], "") for index in range(len(completion.choices))]
     async for index, text, ids, ended in completion.parts():
-        before = found[index]
-        found[index] = Part(index, before.text + text, before.ids + ids, ended)
-    return found
+        before = wholes[index]
+        wholes[index] = Part(index, before.text + text, before.ids + ids, ended)
+    return wholes

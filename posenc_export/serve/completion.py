@@ -14,19 +14,12 @@ LOG = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """A piece of a choice.
+    """A piece of a choice."""
 
-    Args:
-        choice: index of the choice.
-        text: new text.
-        ids: new token ids.
-        ended: STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty.
-    """
-
-    choice: int
-    text: str
-    ids: List[int]
-    ended: str
+    choice: int  # its index
+    text: str  # new text
+    ids: List[int]  # new token ids
+    ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
 
 
 class Choice:

@@ -87,7 +87,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._prepare():
-                self._turn()
+                self._run_once()
         except (GraphError, MemoryError) as error:
             LOG.critical("engine: expected the graph to run, got %s (%s); the engine has ended, start the server again", type(error).__name__, error)
         finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
@@ -113,7 +113,7 @@ class Engine:
         self._batch.leave(list(cancelled))
         return bool(self._waiting or self._batch.rows or self.state == "ready")
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         try:
             failed = self._delivered(self._batch.read(self._waiting))
             if self._batch.rows:

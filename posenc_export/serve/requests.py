@@ -13,26 +13,17 @@ CONTEXT = 4096  # default number of tokens of a row, unless the range of positio
 class Limits:
     """Limits of a server.
 
-    Args:
-        rows: number of requests decoded together.
-        queue: number of requests waiting for a row.
-        context: tokens of a prompt and its continuation together; also the cache slots per row.
-        prompt: tokens of a prompt.
-        tokens: tokens of a continuation.
-        chunk: prompt tokens fed between two steps of the running rows.
-        seconds: time from the arrival of a request to the end of its response.
-
     Raises:
         ValueError: a limit is below 1.
     """
 
-    rows: int = 16
-    queue: int = 64
-    context: int = CONTEXT
-    prompt: int = CONTEXT - 1
-    tokens: int = 4095
-    chunk: int = 256
-    seconds: int = 600
+    rows: int = 16  # number of requests decoded together
+    queue: int = 64  # number of requests waiting for a row
+    context: int = CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
+    prompt: int = CONTEXT - 1  # tokens of a prompt
+    tokens: int = 4095  # tokens of a continuation
+    chunk: int = 256  # prompt tokens fed between two steps of the running rows
+    seconds: int = 600  # time from the arrival of a request to the end of its response
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -42,37 +33,23 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt to continue in one row. Requests are compared by identity.
+    """A prompt to continue in one row. Requests are compared by identity."""
 
-    Args:
-        prompt: token ids.
-        max_tokens: largest number of tokens to generate.
-        temperature, top_k, top_p: as for runtime.session.generation.choose.
-        seed: seed of sampling; gives the same tokens as Session.generate with this seed.
-        stop_ids: ids that end the row.
-    """
-
-    prompt: Tuple[int, ...]
-    max_tokens: int
-    temperature: float = 0.0
+    prompt: Tuple[int, ...]  # token ids
+    max_tokens: int  # largest number of tokens to generate
+    temperature: float = 0.0  # as for runtime.session.generation.choose
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
-    stop_ids: Tuple[int, ...] = ()
+    seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
+    stop_ids: Tuple[int, ...] = ()  # ids that end the row
 
 
 class Token(NamedTuple):
-    """A generated token, or the end of a failed row.
-
-    Args:
-        request: request of the row.
-        id: the token id; -1 if the row has failed.
-        ended: STOP, LENGTH or FAILED for the last token of a row, otherwise empty.
-    """
+    """A generated token, or the end of a failed row."""
 
     request: Request
-    id: int
-    ended: str
+    id: int  # -1 if the row has failed
+    ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
 
 
 class Refused(ValueError):

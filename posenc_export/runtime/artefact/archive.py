@@ -18,15 +18,10 @@ HEADER = 30  # bytes of the header before an entry, without its name and extra f
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of an entry that stays in its file.
+    """The content of an entry that stays in its file."""
 
-    Args:
-        offset: first byte in the file.
-        size: number of bytes.
-    """
-
-    offset: int
-    size: int
+    offset: int  # first byte in the file
+    size: int  # number of bytes
 
     def __len__(self) -> int:
         return self.size

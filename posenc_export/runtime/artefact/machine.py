@@ -12,19 +12,12 @@ Text = Annotated[str, Meta(max_length=256)]
 
 
 class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
-    """Native code of an artefact, and the machine and libraries it was compiled for.
+    """Native code of an artefact, and the machine and libraries it was compiled for."""
 
-    Args:
-        artefact: digest of the pt2 artefact it was compiled from.
-        torch: version of torch that compiled it.
-        processor: name of the CPU.
-        instructions: instruction sets of the CPU, as torch names them.
-    """
-
-    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    torch: Text
-    processor: Text
-    instructions: Annotated[List[Text], Meta(max_length=256)]
+    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of the pt2 artefact it was compiled from
+    torch: Text  # version of torch that compiled it
+    processor: Text  # name of the CPU
+    instructions: Annotated[List[Text], Meta(max_length=256)]  # instruction sets of the CPU, as torch names them
 
     def check(self) -> None:
         """Raise ValueError unless torch has the version, and this processor the name and the instruction sets, that the code was compiled for."""

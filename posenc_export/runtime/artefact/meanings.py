@@ -13,19 +13,12 @@ from posenc_export.runtime.artefact.schema import Manifest, State
 
 @dataclass(frozen=True)
 class Meaning:
-    """Description of one graph input.
+    """Description of one graph input."""
 
-    Args:
-        shape: dtype and axes.
-        says: meaning of its values.
-        when: artefacts that have this input.
-        first: its value in the first call, on a row of S tokens.
-    """
-
-    shape: str
-    says: str
-    when: str
-    first: str
+    shape: str  # dtype and axes
+    says: str  # meaning of its values
+    when: str  # artefacts that have this input
+    first: str  # its value in the first call, on a row of S tokens
 
 
 INPUTS: Dict[str, Meaning] = {

@@ -12,29 +12,18 @@ HEAD = 4096  # bytes of a file in which its mark is
 
 
 class Kind(NamedTuple):
-    """A kind of folders that a command writes.
+    """A kind of folders that a command writes."""
 
-    Args:
-        where: start of error messages, the command.
-        name: what the folder holds.
-        listing: name of its JSON file whose key "files" lists the others.
-    """
-
-    where: str
-    name: str
-    listing: str
+    where: str  # start of error messages, the command
+    name: str  # what the folder holds
+    listing: str  # name of its JSON file whose key "files" lists the others
 
 
 class Form(NamedTuple):
-    """A form of files that a command writes.
+    """A form of files that a command writes."""
 
-    Args:
-        where: start of error messages, the command.
-        mark: bytes in the first HEAD bytes of every file of this form.
-    """
-
-    where: str
-    mark: bytes
+    where: str  # start of error messages, the command
+    mark: bytes  # stands in the first HEAD bytes of every file of this form
 
 
 ARTEFACT, PAGE = Kind("export", "an artefact", FILE_NAME), Kind("page", "a page", "page.json")

@@ -19,25 +19,15 @@ SHOWN = 200  # most characters of an argument that an error message quotes
 
 @dataclass(frozen=True)
 class PrefillArguments:
-    """Checked arguments of a prefill, without padding.
+    """Checked arguments of a prefill, without padding."""
 
-    Args:
-        tokens: valid tokens of each row, [count] or [count,E].
-        attributes: attributes of these tokens.
-        counts: number of tokens of each row [B].
-        columns: columns of these tokens in the caller's input, for each row [count].
-        shape: B and S of the caller's input.
-        chunk: number of tokens of a row to feed at a time.
-        logits_to_keep: number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens.
-    """
-
-    tokens: List[np.ndarray]
-    attributes: TokenAttributes
-    counts: np.ndarray
-    columns: List[np.ndarray]
-    shape: Tuple[int, ...]
-    chunk: int
-    logits_to_keep: int
+    tokens: List[np.ndarray]  # valid tokens of each row, [count] or [count,E]
+    attributes: TokenAttributes  # attributes of these tokens
+    counts: np.ndarray  # number of tokens of each row [B]
+    columns: List[np.ndarray]  # columns of these tokens in the caller's input, for each row [count]
+    shape: Tuple[int, ...]  # B and S of the caller's input
+    chunk: int  # number of tokens of a row to feed at a time
+    logits_to_keep: int  # number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens
 
     def requested_in(self, begin: int, end: int) -> np.ndarray:
         """Return how many of the tokens begin .. end - 1 of each row have their outputs requested [B]; these are the last ones of the range."""

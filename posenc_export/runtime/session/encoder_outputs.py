@@ -16,13 +16,9 @@ MASK = "encoder_attention_mask"
 
 @dataclass(frozen=True)
 class EncoderOutputs:
-    """The graph inputs listed in Manifest.encoder, for all rows.
+    """The graph inputs listed in Manifest.encoder, for all rows."""
 
-    Args:
-        arrays: encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
-    """
-
-    arrays: Dict[str, np.ndarray]
+    arrays: Dict[str, np.ndarray]  # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D]
 
     def select(self, window: slice) -> Dict[str, np.ndarray]:
         """Return the graph inputs of a range of rows."""

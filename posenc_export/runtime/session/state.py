@@ -16,18 +16,11 @@ Slots = Union[slice, np.ndarray]
 
 @dataclass(frozen=True)
 class Call:
-    """One run of the graph on consecutive rows.
+    """One run of the graph on consecutive rows."""
 
-    Args:
-        first: index of the first row.
-        rows: number of rows.
-        new: number of columns S. Calls for single rows may differ in it.
-        feeds: graph inputs of these rows, without the caches.
-    """
-
-    first: int
-    rows: int
-    new: int
+    first: int  # index of the first row
+    rows: int  # number of rows
+    new: int  # number of columns S; calls for single rows may differ in it
     feeds: Feeds
 
 
@@ -91,27 +84,16 @@ class Caches(Protocol):
 
 @dataclass(frozen=True)
 class SessionState:
-    """The rows of a session and their content.
+    """The rows of a session and their content."""
 
-    Args:
-        settled_length: number of tokens of each row [B] int64, without those that the stepper has read.
-        start: position of the first token of each row [B] int64.
-        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
-        caches: None before the first call.
-        histories: one history per row if states are replaced by each call; otherwise empty.
-        stepper: reads further tokens one at a time; the tokens that it has read count as part of this state.
-        moves: pairs (source, target) of rows whose in-place states must still be copied.
-        encoder_outputs: of each row, if the model reads an encoder.
-    """
-
-    settled_length: np.ndarray
-    start: np.ndarray
-    slots: np.ndarray
-    caches: Optional[Caches] = None
-    histories: Tuple[RowHistory, ...] = ()
-    stepper: Optional[Stepper] = None
-    moves: Tuple[Tuple[int, int], ...] = ()
-    encoder_outputs: Optional[EncoderOutputs] = None
+    settled_length: np.ndarray  # number of tokens of each row [B] int64, without those that the stepper has read
+    start: np.ndarray  # position of the first token of each row [B] int64
+    slots: np.ndarray  # whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
+    caches: Optional[Caches] = None  # None before the first call
+    histories: Tuple[RowHistory, ...] = ()  # one history per row if states are replaced by each call; otherwise empty
+    stepper: Optional[Stepper] = None  # reads further tokens one at a time; the tokens that it has read count as part of this state
+    moves: Tuple[Tuple[int, int], ...] = ()  # pairs (source, target) of rows whose in-place states must still be copied
+    encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @property
     def rows(self) -> int:

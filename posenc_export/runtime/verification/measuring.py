@@ -36,47 +36,29 @@ MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison.
+    """One comparison."""
 
-    Args:
-        name: name in the certificate.
-        pairs: drives an empty session and yields pairs of actual and expected outputs.
-        against: name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference.
-    """
-
-    name: str
-    pairs: Callable[[Session], Pairs]
-    against: str = ""
+    name: str  # in the certificate
+    pairs: Callable[[Session], Pairs]  # drives an empty session and yields pairs of actual and expected outputs
+    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference
 
 
 @dataclass(frozen=True)
 class Part:
-    """Cells that one worker measures in sequence.
+    """Cells that one worker measures in sequence."""
 
-    Args:
-        title: name for progress messages.
-        cells: yields the cells, after it has run those on which others depend.
-        long: whether the cells need more than proof.SHORT tokens.
-    """
-
-    title: str
-    cells: Callable[[Session], Iterator[Cell]]
-    long: bool = False
+    title: str  # name for progress messages
+    cells: Callable[[Session], Iterator[Cell]]  # yields the cells, after it has run those on which others depend
+    long: bool = False  # whether the cells need more than proof.SHORT tokens
 
 
 @dataclass
 class Measured:
-    """Errors of an artefact on the grid.
+    """Errors of an artefact on the grid, by name of a cell."""
 
-    Args:
-        cells: error of each cell by name (numerics.cell_error).
-        bounds: tolerance of the cells whose tolerance is not that of the artefact.
-        failures: by name of a cell, the message of the graph that failed in it.
-    """
-
-    cells: Dict[str, float] = field(default_factory=dict)
-    bounds: Dict[str, float] = field(default_factory=dict)
-    failures: Dict[str, str] = field(default_factory=dict)
+    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
+    bounds: Dict[str, float] = field(default_factory=dict)  # tolerance of the cells whose tolerance is not that of the artefact
+    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed in the cell
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""

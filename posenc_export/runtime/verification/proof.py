@@ -38,15 +38,10 @@ WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far the outputs of a correct artefact may be from those of its module.
+    """How far the outputs of a correct artefact may be from those of its module."""
 
-    Args:
-        tolerance: bound of the error of a cell (numerics.cell_error) that is compared with the module.
-        noise: root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded.
-    """
-
-    tolerance: float
-    noise: float = 0.0
+    tolerance: float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
+    noise: float = 0.0  # root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded
 
     @property
     def rounds(self) -> bool:
@@ -81,17 +76,11 @@ def check_tolerance(tolerance: Optional[float]) -> None:
 
 @dataclass(frozen=True)
 class AttributeCase:
-    """Tokens with attributes: coordinates, segments or both.
+    """Tokens with attributes: coordinates, segments or both."""
 
-    Args:
-        tokens: [2,L] or [2,L,E].
-        mask: attention mask [2,L]; with segments, the first row has left padding.
-        attributes: arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
-    """
-
-    tokens: np.ndarray
-    mask: np.ndarray
-    attributes: Dict[str, np.ndarray]
+    tokens: np.ndarray  # [2,L] or [2,L,E]
+    mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
+    attributes: Dict[str, np.ndarray]  # arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both
 
 
 @dataclass(frozen=True)

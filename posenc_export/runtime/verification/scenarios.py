@@ -17,24 +17,15 @@ Scenario = Callable[["Session", "Case"], Pairs]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending.
+    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending."""
 
-    Args:
-        tokens: inputs [B,L] int64 or [B,L,E].
-        full: outputs of the full pass [B,L,V] or [B,L,E].
-        start: position of the first token.
-        fork_at: index of the first token in which `tokens` and `other` differ.
-        other, other_full: inputs and full pass of the same rows with the second ending.
-        encoder: encoder outputs of each row [q,N], if the model reads an encoder.
-    """
-
-    tokens: np.ndarray
-    full: np.ndarray
-    start: int
-    fork_at: int
-    other: np.ndarray
+    tokens: np.ndarray  # inputs [B,L] int64 or [B,L,E]
+    full: np.ndarray  # outputs of the full pass [B,L,V] or [B,L,E]
+    start: int  # position of the first token
+    fork_at: int  # index of the first token in which `tokens` and `other` differ
+    other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
-    encoder: Optional[Sequence[np.ndarray]] = None
+    encoder: Optional[Sequence[np.ndarray]] = None  # encoder outputs of each row [q,N], if the model reads an encoder
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
