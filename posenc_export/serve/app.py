@@ -137,8 +137,8 @@ class Service:
                 yield event(protocol.failure(FAILURE, "server_error"))
                 return
             if part.text or part.ended or asked.return_token_ids:
-                made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield event({**head, "choices": [made], **without_counts})
+                choice = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
+                yield event({**head, "choices": [choice], **without_counts})
         if counts:
             yield event({**head, "choices": [], "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
         yield "data: [DONE]\n\n"

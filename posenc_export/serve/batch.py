@@ -83,24 +83,24 @@ class Batch:
         Raises:
             GraphError: the graph failed on the rest of a prompt; call `fail`.
         """
-        room, made = self.limits.chunk, []
+        room, tokens = self.limits.chunk, []
         for index, row in enumerate(self.rows):
             room -= self._continue_prompt(index, row, room)
         while room > 0 and waiting and len(self.rows) < self.limits.rows:
             row = Row(waiting[0])
             part = row.take(room)
             room -= len(part)
-            made += self._enter(row, part)
+            tokens += self._enter(row, part)
             waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
-        return made
+        return tokens
 
     def step(self) -> List[Token]:
         """Feed one token of every row. Return the generated tokens. After a GraphError, call `fail`."""
         logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
         likeliest = logits.argmax(-1).tolist()
-        made = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
-        self.leave([token.request for token in made if token.ended])
-        return made
+        tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
+        self.leave([token.request for token in tokens if token.ended])
+        return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
@@ -124,9 +124,9 @@ class Batch:
             LOG.error("%s; a prompt of %d tokens was not read", error, len(row.request.prompt))
             return [Token(row.request, -1, FAILED)]
         self.rows.append(row)
-        made = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
-        self.leave([token.request for token in made if token.ended])
-        return made
+        tokens = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
+        self.leave([token.request for token in tokens if token.ended])
+        return tokens
 
     def _continue_prompt(self, index: int, row: Row, room: int) -> int:
         """Feed up to `room` more tokens of a row's prompt, except the last unread token, which the next step feeds. Return the number of tokens fed."""

@@ -130,11 +130,11 @@ class Stops:
         if places:
             self.found, self._held = True, ""
             return text[: min(places)]
-        held = max((size for string in self.strings for size in range(1, len(string)) if text.endswith(string[:size])), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        held_back = max((size for string in self.strings for size in range(1, len(string)) if text.endswith(string[:size])), default=0)
+        self._held = text[len(text) - held_back :]
+        return text[: len(text) - held_back]
 
     def rest(self) -> str:
         """Return the text that was held back, at the end of the row."""
-        held, self._held = self._held, ""
-        return held
+        held_back, self._held = self._held, ""
+        return held_back

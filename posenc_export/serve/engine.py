@@ -124,8 +124,8 @@ class Engine:
         if failed and not self._batch.rows:
             self._batch.probe(1)  # one prompt can fail alone; a graph that runs no more ends the engine
 
-    def _delivered(self, made: List[Token]) -> int:
+    def _delivered(self, tokens: List[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""
-        if made:
-            self.deliver(made)
-        return sum(token.ended == FAILED for token in made)
+        if tokens:
+            self.deliver(tokens)
+        return sum(token.ended == FAILED for token in tokens)

@@ -71,8 +71,8 @@ def check_model(manifest: Manifest, limits: Limits) -> None:
     if manifest.encoder:
         raise ValueError("serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder")
     if manifest.layout != "rows":
-        found = f"target {manifest.target} with signature {manifest.signature}"
-        raise ValueError(f"serve: expected rows with cache slots of their own, got {found}; export target ort or onnx-static with signature positions")
+        got = f"target {manifest.target} with signature {manifest.signature}"
+        raise ValueError(f"serve: expected rows with cache slots of their own, got {got}; export target ort or onnx-static with signature positions")
     if limits.context > manifest.max_positions:
         raise ValueError(f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range")
 

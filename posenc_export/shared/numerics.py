@@ -93,9 +93,9 @@ def cell_error(errors: "Errors", rounds: bool) -> float:
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite. Raise ValueError for different shapes."""
-    made = Errors()
-    made.add(actual, expected)
-    return made.largest
+    errors = Errors()
+    errors.add(actual, expected)
+    return errors.largest
 
 
 class Errors:

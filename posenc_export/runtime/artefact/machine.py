@@ -30,8 +30,8 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
             _refuse("the instruction sets", f"a processor {'with' if name in here.instructions else 'without'} {name}")
 
 
-def _refuse(rule: str, found: str) -> NoReturn:
-    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {found}; run `posenc compile` again on this machine")
+def _refuse(rule: str, got: str) -> NoReturn:
+    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {got}; run `posenc compile` again on this machine")
 
 
 def on_this_machine(artefact: str) -> Compiled:

@@ -35,7 +35,7 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
         OSError: the folder cannot be written.
     """
     manifest = read_alone(folder, digest)
-    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (proof["provider"], proof["machine"])]
+    others = [other for other in manifest.proofs if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])]
     write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
 
 
@@ -82,7 +82,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
 def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
-        inside = sorted(found.parent.name for found in folder.glob(f"*/{FILE_NAME}"))
+        inside = sorted(path_inside.parent.name for path_inside in folder.glob(f"*/{FILE_NAME}"))
         remedy = f"give one of its subfolders {', '.join(inside)}" if inside else "give a folder that `posenc export` wrote"
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:

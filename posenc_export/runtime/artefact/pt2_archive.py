@@ -61,8 +61,8 @@ def _root(entries: Mapping[str, Entry]) -> str:
     return next(iter(entries), "").split("/")[0] + "/"
 
 
-def _refuse(rule: str, found: str) -> NoReturn:
-    raise ValueError(f"expected {rule}, got {found}")
+def _refuse(rule: str, got: str) -> NoReturn:
+    raise ValueError(f"expected {rule}, got {got}")
 
 
 def _parsed(name: str, content: Entry) -> Any:

@@ -64,20 +64,20 @@ class StagingFolder:
             os.close(self._lock)
         self._drop_parents()
 
-    def publish(self, made: Sequence[Path]) -> None:
+    def publish(self, finished: Sequence[Path]) -> None:
         """Move one finished folder to each destination. If one of them cannot be moved, none is.
 
         Raises:
             ValueError: check_folder refuses a destination that has changed since construction.
             OSError: the system refuses, or the disk is full; every destination is unchanged.
         """
-        for folder in made:
+        for folder in finished:
             _sync_tree(folder)
         files.sync(self.path)
         done: List[Tuple[Path, Path, bool]] = []
         with _locked(self.parent):
             try:
-                for folder, place in zip(made, self.places, strict=True):
+                for folder, place in zip(finished, self.places, strict=True):
                     check_folder(place, self.kind)
                     done.append((folder, place, _put(folder, place)))
                 files.sync(self.parent)
@@ -103,20 +103,20 @@ def _absolute(folder: Path) -> Path:
     return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
-def _put(made: Path, place: Path) -> bool:
-    """Move `made` to `place`, and an existing folder at `place` to `made`. Return whether such a folder existed."""
+def _put(finished: Path, place: Path) -> bool:
+    """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return whether such a folder existed."""
     if not place.exists() or not os.listdir(place):
-        os.rename(made, place)  # also replaces an empty folder
+        os.rename(finished, place)  # also replaces an empty folder
         return False
-    if not exchange(made, place):
+    if not exchange(finished, place):
         aside = place.with_name(files.ASIDE + place.name)
         os.rename(place, aside)  # until the next rename, files.locate finds the artefact under this name
         try:
-            os.rename(made, place)
-            os.rename(aside, made)
+            os.rename(finished, place)
+            os.rename(aside, finished)
         except OSError:
             if place.exists():
-                os.rename(place, made)
+                os.rename(place, finished)
             os.rename(aside, place)
             raise
     return True

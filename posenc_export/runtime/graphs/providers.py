@@ -38,10 +38,10 @@ def check_name(name: str, manifest: Manifest) -> None:
         raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
-    found = not_for_openvino(manifest) if name in OPENVINO else None
-    if found is not None:
+    missing = not_for_openvino(manifest) if name in OPENVINO else None
+    if missing is not None:
         rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
-        raise ValueError(f"runtime: expected {rule} for provider {name}, got {found}; give provider cpu")
+        raise ValueError(f"runtime: expected {rule} for provider {name}, got {missing}; give provider cpu")
     if name == "openvino-bf16" and CHOICE in manifest.operators:
         raise ValueError(f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino")
 

@@ -87,8 +87,8 @@ def _nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
         *single, states = arguments
-        made = run(*single, *states)
-        return made[0], made[first_state:]
+        outputs = run(*single, *states)
+        return outputs[0], outputs[first_state:]
 
     return call
 
@@ -131,11 +131,11 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
     positions = [state for state in manifest.states if state.past == "past_positions"]
     others = [0] * (len(manifest.states) - len(positions))
     taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
-    given = (*[0] * (1 + len(positions)), others)
-    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, given)):
-        if found != _pytree.tree_structure(wanted):
+    returned = (*[0] * (1 + len(positions)), others)
+    for what, spec, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, returned)):
+        if spec != _pytree.tree_structure(wanted):
             rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
-            got = "none" if found is None else f"{found.num_leaves} tensors in another nesting"
+            got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
             raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
 
 

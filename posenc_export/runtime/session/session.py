@@ -271,8 +271,8 @@ class Session:
         length = state.settled_length
         starts = arguments.starts(self.manifest, state.start, length, counts, start)
         arguments.check_room(self.manifest, self._cache_manager.capacity, starts, length if length.any() else np.zeros_like(starts), counts)
-        given = encoder_outputs.for_rows(self.manifest, state.encoder_outputs, length, len(starts), encoder, encoder_attention_mask)
-        return state if length.any() else self._cache_manager.opened(state, starts).replace(encoder_outputs=given)
+        outputs = encoder_outputs.for_rows(self.manifest, state.encoder_outputs, length, len(starts), encoder, encoder_attention_mask)
+        return state if length.any() else self._cache_manager.opened(state, starts).replace(encoder_outputs=outputs)
 
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:

@@ -256,9 +256,9 @@ def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndar
     session.reset()
     for first in range(0, length, chunk):
         end = min(first + chunk, length)
-        kept = max(0, end - max(compared, first))
-        made = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(kept, 1))
-        parts.append(made[:, made.shape[1] - kept :])
+        count = max(0, end - max(compared, first))
+        outputs = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(count, 1))
+        parts.append(outputs[:, outputs.shape[1] - count :])
     return tokens, np.concatenate(parts, axis=1)
 
 
@@ -268,8 +268,8 @@ def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))
         begin, encoder = max(compared, first), proof.encoder_rows(session.manifest, 1) if first == 0 else None
-        made = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
+        outputs = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
         if begin < end:
-            yield made, last[:, begin - compared : end - compared]
+            yield outputs, last[:, begin - compared : end - compared]
     if length > 1:
         yield session.step(tokens[:, -1]), last[:, -1]

@@ -152,13 +152,13 @@ def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
     """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
     length, cells = length_of(manifest), {}
     tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
-    given = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
-    if given:
-        cells["coordinates"] = AttributeCase(tokens, whole, given)
+    grid = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
+    if grid:
+        cells["coordinates"] = AttributeCase(tokens, whole, grid)
     if manifest.segments:
         padded = whole.copy()
         padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
-        cells["segments"] = AttributeCase(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
+        cells["segments"] = AttributeCase(tokens, padded, {**grid, "token_types": numbers((2, length), "segments", manifest.segments)})
     return cells
 
 
@@ -214,8 +214,8 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
     errors = {"cells": cells, "bounds": bounds, "failures": failures}
-    made: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
-    return cast(Proof, {"passed": passes(made), **made})
+    content: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
+    return cast(Proof, {"passed": passes(content), **content})
 
 
 def machine_of(session: Session) -> str:
