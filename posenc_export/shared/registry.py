@@ -49,19 +49,19 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
     if not isinstance(spec, Mapping) or "name" not in spec:
         raise ValueError(f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}")
     name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
-    given = {key: value for key, value in spec.items() if key != "name"}
-    for key, value in given.items():
+    values = {key: value for key, value in spec.items() if key != "name"}
+    for key, value in values.items():
         check_known(kind, name, key, known)
         _check_type(kind, name, key, value, known[key])
         for attribute, rule, holds, remedy in LIMITS:
             limit = getattr(classes[name], attribute, {}).get(key)
             if limit is not None and value is not None and not holds(value, limit):
                 raise ValueError(f"{kind} {name}: expected {key} {rule} {limit}, got {value}; {remedy}")
-    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in given]
+    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in values]
     if missing:
-        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(given) or 'none'}")
+        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}")
     with enough_memory(f"{kind} {name}"):
-        return classes[name](*context, **given)
+        return classes[name](*context, **values)
 
 
 def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> None:
