@@ -189,9 +189,11 @@ def attend(
         scores = softcap * torch.tanh(products(q, keys) * (scale / softcap))
         nothing = mask.amax(dim=-1, keepdim=True).eq(float("-inf"))
         return mix(shares(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
-    y = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
-    ).transpose(1, 2).flatten(2)
+    y = (
+        torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1))
+        .transpose(1, 2)
+        .flatten(2)
+    )
     return y if content is None else y.to(dtype)
 
 

@@ -5,7 +5,7 @@ Inside `semantic_graph()`, the operations of core.py emit these nodes instead of
 
 import contextlib
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Attribute(Generic[K]):
     """An attribute of a node. Numbers are stored as floats."""
 
     def __init__(self, kind: Type[K]) -> None:
-        self.kind = kind
+        self.kind: Type[K] = kind
 
     def __set_name__(self, owner: Type["Node"], name: str) -> None:
         self.name, owner.attributes = name, (*owner.attributes, name)
@@ -83,7 +83,7 @@ class Node:
         """Emit a node and return its output, with the dtype of `like`. fields: each input and attribute by name."""
         assert fields.keys() == {*cls.inputs, *cls.attributes}, f"{cls.__name__} got {', '.join(fields)}"
         sources: List[Optional[Tensor]] = [fields[name] for name in cls.inputs]
-        attributes = {name: float(fields[name]) for name in cls.attributes}
+        attributes: Dict[str, Any] = {name: float(fields[name]) for name in cls.attributes}
         return torch.onnx.ops.symbolic(f"{DOMAIN}::{cls.__name__}", sources, attributes, dtype=like.dtype, shape=list(shape), version=1)
 
     @classmethod
@@ -184,7 +184,7 @@ class SuffixSum(Node):
 
 
 class RowsAtCounts(Node):
-    q, keys, mask, rows = Input(), OptionalInput(), Input(), Input()
+    q, keys, mask, rows = Input(), Input(), Input(), Input()
     heads, kv_heads = Attribute(int), Attribute(int)
 
 

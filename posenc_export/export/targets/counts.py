@@ -11,7 +11,6 @@ KEYS_PER_ROW = 4  # keys that are counted first, for each row of the table: enou
 
 def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of all keys: [B,H,S,T]."""
-    assert node.keys is not None
     return _rows_at(op, _gates(op, node, node.keys, node.mask), node.rows)
 
 

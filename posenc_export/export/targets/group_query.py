@@ -41,7 +41,8 @@ class GroupQuery:
         Returns:
             Output [B,S,H*D], keys and values with the new ones, and with `with_weights` the softmax.
         """
-        rotation, heads, tables, attributes = self.rotation(q, k), [q, k, self.new_value], [None, None], dict(self.attributes)
+        rotation, heads, attributes = self.rotation(q, k), [q, k, self.new_value], dict(self.attributes)
+        tables: List[Optional[ir.Value]] = [None, None]
         if rotation is None:
             heads = [rotated(op, value) for value in heads]
         else:
@@ -67,7 +68,7 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
     """Return what the nodes in place of an Attend have in common. The caches `key` and `value` append to are widened to their head size."""
     attention_mask, mask = ort_slots.by_columns(op), Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
-    attributes = {"num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
+    attributes: Dict[str, Any] = {"num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
     lengths = ort_slots.lengths(op) if attention_mask is None else ort_slots.lengths_of_mask(op, attention_mask)
     if attention_mask is not None or mask.chunk:
         bias = _sum(op, node.mask, node.content)

@@ -3,7 +3,7 @@
 import collections
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping, Sequence, Type
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -11,9 +11,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.targets import external_data, int8_cache
-from posenc_export.export.targets.rewriter import Builder, Fusion, Lowering, drop_unused, finish, fuse, lower, replace_nodes
+from posenc_export.export.targets.rewriter import Builder, Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
-from posenc_export.ops.graph import Node
 from posenc_export.runtime.artefact import files, meanings
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
@@ -29,7 +28,7 @@ SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 def write_onnx(
     source: Source,
     manifest: Manifest,
-    lowering: Sequence[Mapping[Type[Node], Lowering]],
+    lowering: Sequence[Table],
     folder: Path,
     few_bits: Callable[[str], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
@@ -122,7 +121,7 @@ def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
         value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
-    drop_unused(model)
+    common.RemoveUnusedNodesPass()(model)
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)

@@ -1,9 +1,11 @@
 """Target `onnx`: ai.onnx operators, opset 23; caches are past inputs and present outputs."""
 
+from typing import Any, Dict, Tuple
+
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, standard, turned_keys, waves
-from posenc_export.export.targets.rewriter import Builder
+from posenc_export.export.targets import content, counts, experts, standard, turned_keys, two_rotations
+from posenc_export.export.targets.rewriter import Builder, Table
 from posenc_export.ops import graph
 
 
@@ -22,25 +24,34 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
         return standard.attend(op, node)
     key, value = appended
     heads = [op.merge_heads(part) for part in (node.q, key.new, value.new)]
-    attributes = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
+    attributes: Dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
     y, present_key, present_value = op.several(3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes)
     key.output.replace_all_uses_with(present_key, replace_graph_outputs=True)
     value.output.replace_all_uses_with(present_value, replace_graph_outputs=True)
     return y
 
 
-LOWERING = (
+LOWERING: Tuple[Table, ...] = (
     {
-        **standard.LOWERING,
-        graph.CollectByDistance: collected.collect_by_distance,
-        graph.RowsAtCounts: counts.rows_at_counts,
-        graph.AttendTurnedKeys: turned_keys.attend,
-        graph.WaveProducts: waves.wave_products,
+        graph.Rotate: standard.rotate,
         graph.AppendPositions: append_positions,
         graph.FitPositions: standard.as_is,
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,
         graph.Attend: attend,
+        graph.AttendTurnedKeys: turned_keys.attend,
+        graph.JoinRotations: two_rotations.key,
+        graph.ChooseRotation: two_rotations.query,
+        graph.Products: content.products,
+        graph.WaveProducts: content.wave_products,
+        graph.Pick: content.pick,
+        graph.SuffixSum: content.suffix_sum,
+        graph.RowsAtCounts: counts.rows_at_counts,
+        graph.CollectByDistance: content.collect_by_distance,
+        graph.WeightedValues: standard.weighted_values,
+        graph.SelectTokens: standard.select_tokens,
+        graph.Recur: standard.recur,
+        graph.Experts: experts.dense,
     },
     {graph.Append: append},  # those that were not merged into an Attention node
 )

@@ -2,8 +2,8 @@
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, standard, turned_keys, waves
-from posenc_export.export.targets.rewriter import Builder
+from posenc_export.export.targets import onnx_growing, standard
+from posenc_export.export.targets.rewriter import Builder, Table
 from posenc_export.ops import graph
 
 
@@ -22,17 +22,5 @@ def fit_positions(op: Builder, node: graph.FitPositions) -> ir.Value:
     return op.Pad(node.key_positions, op.Concat(op.constant([0]), missing, axis=0), -1, [1])
 
 
-LOWERING = (
-    {
-        **standard.LOWERING,
-        graph.CollectByDistance: collected.collect_by_distance,
-        graph.RowsAtCounts: counts.rows_at_counts,
-        graph.AttendTurnedKeys: turned_keys.attend,
-        graph.WaveProducts: waves.wave_products,
-        graph.Append: append,
-        graph.AppendPositions: append_positions,
-        graph.FitPositions: fit_positions,
-        graph.Distances: standard.distances,
-        graph.Mask: standard.mask,
-    },
-)
+CACHES: Table = {graph.Append: append, graph.AppendPositions: append_positions, graph.FitPositions: fit_positions, graph.Attend: standard.attend}
+LOWERING = ({**onnx_growing.LOWERING[0], **CACHES},)

@@ -4,10 +4,12 @@ With position_ids, rows are compact: the tokens of a row fill its first slots. D
 rotate by slot, which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node, and the mask is added as a bias.
 """
 
+from typing import Tuple
+
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, experts, ort_attention, ort_slots, standard, waves
-from posenc_export.export.targets.rewriter import FLOAT, Builder
+from posenc_export.export.targets import content, counts, experts, onnx_growing, ort_attention, ort_slots, standard
+from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
 from posenc_export.ops import graph
 
 
@@ -20,8 +22,17 @@ def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
     if not ort_slots.in_slots(op, node.key_positions):
-        return waves.wave_products(op, node)
-    return waves.consecutive_wave_products(op, node, ort_slots.first_position(op), ort_slots.total(op))
+        return content.wave_products(op, node)
+    return content.consecutive_wave_products(op, node, ort_slots.first_position(op), ort_slots.total(op))
+
+
+def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
+    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
+    append = graph.Append.of(node.keys)
+    if append is None or op.dtype != "float32":
+        return counts.rows_at_counts(op, node)
+    node.node.replace_input_with(1, None)  # no longer a reader of the cache
+    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
@@ -38,8 +49,8 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     """Use that differences of slots of compact rows are distances."""
     if ort_slots.in_slots(op, node.key_positions) and node.left:
-        return collected.collect_from_slots(op, node, ort_slots.cache_position(op))
-    return collected.collect_by_distance(op, node)
+        return content.collect_from_slots(op, node, ort_slots.cache_position(op))
+    return content.collect_by_distance(op, node)
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
@@ -53,28 +64,18 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
     return buffer
 
 
-def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
-    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
-    append = graph.Append.of(node.keys)
-    if append is None or op.dtype != "float32":
-        return counts.rows_at_counts(op, node)
-    node.node.replace_input_with(1, None)  # no longer a reader of the cache
-    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
-
-
-MERGED = (graph.ChooseRotation, graph.JoinRotations, graph.Rotate)  # nodes of standard.LOWERING that Attend may merge
-LOWERING = (
+LATER = (graph.Mask, graph.ChooseRotation, graph.JoinRotations, graph.Rotate)  # nodes that are not merged into GroupQueryAttention
+LOWERING: Tuple[Table, ...] = (
     {
-        **{kind: lowering for kind, lowering in standard.LOWERING.items() if kind not in MERGED},
+        **{kind: lowering for kind, lowering in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: append_positions,
-        graph.FitPositions: standard.as_is,
         graph.Distances: distances,
         graph.Attend: ort_attention.attend,
-        graph.CollectByDistance: collect_by_distance,
-        graph.RowsAtCounts: rows_at_counts,
         graph.AttendTurnedKeys: ort_attention.attend_turned,
         graph.WaveProducts: wave_products,
+        graph.RowsAtCounts: rows_at_counts,
+        graph.CollectByDistance: collect_by_distance,
         graph.Experts: experts.sparse,
     },
-    {graph.Append: append, graph.Mask: standard.mask, **{kind: standard.LOWERING[kind] for kind in MERGED}},  # nodes that were not merged into GroupQueryAttention
+    {graph.Append: append, **{kind: onnx_growing.LOWERING[0][kind] for kind in LATER}},
 )

@@ -18,6 +18,7 @@ FLOAT, DOUBLE, INT32, INT64 = (int(dtype) for dtype in (ir.DataType.FLOAT, ir.Da
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
 Lowering = Callable[["Builder", Any], ir.Value]  # takes a semantic node of ops/graph.py
+Table = Mapping[Type[graph.Node], Lowering]
 NodeLowering = Callable[["Builder", ir.Node], Optional[ir.Value]]  # returns None to leave the node
 Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
 Fusion = Callable[["Builder", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
@@ -81,7 +82,7 @@ class Builder:
             condition: bool [].
             then, otherwise: emit the nodes of a branch with the builder they get. Each output is made by a node of the branch, which may read values of the graph.
         """
-        branches = {"then_branch": self._branch("then", then), "else_branch": self._branch("else", otherwise)}
+        branches: Dict[str, Any] = {"then_branch": self._branch("then", then), "else_branch": self._branch("else", otherwise)}
         outputs = self.several(len(branches["then_branch"].outputs), "If", condition, **branches)
         for value in outputs:
             value.type = ir.TensorType(self.onnx_dtype)
@@ -114,7 +115,7 @@ class Builder:
         return self.graph.initializers[name]
 
     def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
-        value = ir.Value(name=tensor.name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.register_initializer(value)
         return value
 
@@ -165,7 +166,7 @@ class Builder:
         return marked
 
 
-def lower(op: Builder, table: Mapping[Type[graph.Node], Lowering]) -> None:
+def lower(op: Builder, table: Table) -> None:
     """Lower every semantic node whose class is in the table, in graph order."""
     by_name = {kind.__name__: kind for kind in table}
     for node in list(op.graph):
@@ -201,7 +202,7 @@ def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
             for old, value in replaced:
                 old.replace_all_uses_with(value, replace_graph_outputs=True)
                 op.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
-    drop_unused(op.model)
+    common.RemoveUnusedNodesPass()(op.model)
 
 
 def finish(op: Builder) -> None:
@@ -216,7 +217,7 @@ def finish(op: Builder) -> None:
             _replace(node, new.Reshape(split.x, [0, 0, split.heads, -1]), new.nodes)
         elif node.domain == graph.DOMAIN and node.op_type == "OnGrid":
             _read_constant(op, OnGrid(node))
-    drop_unused(op.model)
+    common.RemoveUnusedNodesPass()(op.model)
     op.constants.clear()  # unused ones were removed from the graph
     common.TopologicalSortPass()(op.model)  # a table may use a value that an earlier table emitted further down
     common.CommonSubexpressionEliminationPass()(op.model)
@@ -233,11 +234,6 @@ def _read_constant(op: Builder, read: OnGrid) -> None:
             transposed = op.weight(f"{weight.name}.transposed", lambda: np.ascontiguousarray(numbers_of(weight).T))
             reader.outputs[0].replace_all_uses_with(transposed)
     read.output.replace_all_uses_with(weight)
-
-
-def drop_unused(model: ir.Model) -> None:
-    """Remove nodes and initialisers that no graph output depends on."""
-    common.RemoveUnusedNodesPass()(model)
 
 
 def constant_of(value: ir.Value) -> ir.Value:

@@ -6,7 +6,6 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets import experts, two_rotations
 from posenc_export.export.targets.rewriter import FLOAT, INT32, Builder, size
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
@@ -98,7 +97,7 @@ def whole_mask(op: Builder, node: Attend) -> ir.Value:
     return wide if node.content is None else op.Add(wide, node.content)
 
 
-def scores_of(node: Attend) -> Dict[str, float]:
+def scores_of(node: Attend) -> Dict[str, Any]:
     """Return the attributes of an attention node for scaling and capping scores."""
     return {"scale": node.scale, **({"softcap": node.softcap} if node.softcap else {})}
 
@@ -143,11 +142,6 @@ def _with_sinks(op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mas
 Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]  # nodes with grouped heads
 
 
-def products(op: Builder, node: graph.Products) -> ir.Value:
-    """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
-    return products_of(op, node, node.q, node.keys)
-
-
 def products_of(op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None) -> ir.Value:
     """Products of q [B,S,H,D] and keys [B,K,T,D] with the heads of a node: [B,H,S,T] float32. queries: S, [1], needed if T may be 0."""
     by_head = op.Transpose(in_float(op, q), perm=[0, 2, 1, 3])
@@ -184,22 +178,6 @@ def select_tokens(op: Builder, node: graph.SelectTokens) -> ir.Value:
     return op.GatherND(node.x, op.Unsqueeze(node.index, [2]), batch_dims=1)
 
 
-def pick(op: Builder, node: graph.Pick) -> ir.Value:
-    """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
-    return op.GatherElements(node.rows, for_every_head(op, node.index, node.rows), axis=-1)
-
-
-def for_every_head(op: Builder, index: ir.Value, like: ir.Value) -> ir.Value:
-    """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
-    known = like.shape is not None and isinstance(like.shape[1], int)
-    heads = op.constant([size(like, 1)]) if known else op.Shape(like, start=1, end=2)
-    return op.Expand(index, op.Concat(op.constant([1]), heads, [1, 1], axis=0))
-
-
-def suffix_sum(op: Builder, node: graph.SuffixSum) -> ir.Value:
-    return op.CumSum(node.x, -1, reverse=1, exclusive=int(not node.own))
-
-
 def recur(op: Builder, node: graph.Recur) -> ir.Value:
     """GRU over the first `count` tokens of each row. A row with count 0 keeps its hidden vector."""
     sources = (node.x, node.hidden, node.weight, node.recurrent, node.bias, node.recurrent_bias)
@@ -233,18 +211,3 @@ def in_float(op: Builder, value: ir.Value) -> ir.Value:
     if cast is not None and cast.op_type == "Cast" and cast.inputs[0] is not None and cast.inputs[0].dtype == ir.DataType.FLOAT:
         return cast.inputs[0]
     return op.Cast(value, to=FLOAT)
-
-
-LOWERING: Dict[Any, Any] = {
-    graph.Rotate: rotate,
-    graph.Attend: attend,
-    graph.Products: products,
-    graph.WeightedValues: weighted_values,
-    graph.SelectTokens: select_tokens,
-    graph.JoinRotations: two_rotations.key,
-    graph.ChooseRotation: two_rotations.query,
-    graph.Pick: pick,
-    graph.SuffixSum: suffix_sum,
-    graph.Recur: recur,
-    graph.Experts: experts.dense,
-}
