@@ -11,7 +11,8 @@ from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.parts.routing import CHOICES, WEIGHTS
-from posenc_export.ops.nodes import emitting, node
+from posenc_export.ops import graph
+from posenc_export.ops.graph import emitting
 from posenc_export.shared import registry
 
 
@@ -165,8 +166,8 @@ class Experts(torch.nn.Module):
         """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so the input is multiplied before the node if there is one expert."""
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
-        sources = [x, weights, self.gates, self.gates_bias, self.ups, self.ups_bias, self.downs, self.downs_bias]
-        return node("Experts", sources, {"chosen": float(self.choose.chosen), **self.unit.swiglu}, x, [x.size(0), x.size(1), x.size(2)])
+        matrices = {name: getattr(self, name) for part in ("gates", "ups", "downs") for name in (part, f"{part}_bias")}
+        return graph.Experts.emit(x, x.shape, x=x, weights=weights, **matrices, chosen=self.choose.chosen, **self.unit.swiglu)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
