@@ -32,7 +32,7 @@ class ALiBi(PositionEncoding):
         ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or numerics.
     """
 
-    above = {"max_bias": 0.0, "scale": 0.0}
+    above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""

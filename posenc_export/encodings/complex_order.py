@@ -34,7 +34,7 @@ class ComplexOrder(PositionEncoding):
         ValueError: odd width, base not above 1, unknown frequencies or phases.
     """
 
-    above = {"base": 1.0}
+    above = {"base": 1}
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,token_width] of the token table, positions [B,S] int64 to [B,S,E]."""

@@ -34,7 +34,7 @@ class FIRE(PositionEncoding):
     """
 
     works_in = ("causal",)
-    above = {"threshold": 0.0}
+    above = {"threshold": 0}
     least = {"hidden": 1}
     most = {"hidden": 4096}
 

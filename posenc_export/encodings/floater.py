@@ -32,7 +32,7 @@ class FLOATER(Trajectory):
         ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in total.
     """
 
-    above = {"step": 0.0}
+    above = {"step": 0}
     least = {"hidden": 1, "substeps": 1}
     most = {"hidden": 4096, "substeps": 1024}
 

@@ -34,7 +34,7 @@ class FoX(PositionEncoding):
     """
 
     shared = False
-    above = {"scale": 0.0}
+    above = {"scale": 0}
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]

@@ -34,7 +34,7 @@ class FoXPair(PositionEncoding):
 
     shared = False
     works_in = ("causal",)
-    above = {"scale": 0.0}
+    above = {"scale": 0}
     least = {"size": 1}
     most = {"size": 4096}
 

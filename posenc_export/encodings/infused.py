@@ -30,7 +30,7 @@ class Infused(PositionEncoding):
         ValueError: unknown table, base not above 1, sinusoids with an odd head size.
     """
 
-    above = {"base": 1.0}
+    above = {"base": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""

@@ -27,7 +27,7 @@ class PoPE(PositionEncoding):
     """
 
     shared = False
-    above = {"theta": 0.0}
+    above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same dtypes."""

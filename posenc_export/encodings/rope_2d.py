@@ -36,7 +36,7 @@ class RoPE2D(PositionEncoding):
 
     axes = 2
     shared = False
-    above = {"theta": 0.0}
+    above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""

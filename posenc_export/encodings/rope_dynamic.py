@@ -49,7 +49,7 @@ class RoPEDynamic(PositionEncoding):
 
     chunk = 8
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
-    above = {"theta": 0.0}
+    above = {"theta": 0}
     least = {"factor": 1, "original_max_positions": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class RoPELinear(Rotary):
         ValueError: see RoPE; a factor not above 0.
     """
 
-    above = {"theta": 0.0, "factor": 0.0}
+    above = {"theta": 0, "factor": 0}
 
     def frequency(self, k: int) -> float:
         return float(1 / (self.factor * self.theta ** (2 * k / self.size)))

@@ -51,7 +51,7 @@ class RoPELongRoPE(PositionEncoding):
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
-    above = {"theta": 0.0}
+    above = {"theta": 0}
     least = {"original_max_positions": 2}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

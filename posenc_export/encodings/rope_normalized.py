@@ -40,7 +40,7 @@ class RoPENormalized(RotaryGrid):
             highest not above 0.
     """
 
-    above = {"theta": 0.0, "highest": 0.0}
+    above = {"theta": 0, "highest": 0}
     least = {"rows": 0, "columns": 0, "frames": 0}
 
     def frequency(self, k: int) -> float:

@@ -21,7 +21,7 @@ class RoPEProportional(Rotary):
         ValueError: see RoPE; share outside 0 .. 1, factor below 1.
     """
 
-    above = {"theta": 0.0, "share": 0.0}
+    above = {"theta": 0, "share": 0}
     least = {"factor": 1}
     most = {"share": 1}
 

@@ -29,7 +29,7 @@ class Sandwich(PositionEncoding):
         ValueError: odd dims, base not above 1.
     """
 
-    above = {"base": 1.0}
+    above = {"base": 1}
     least = {"dims": 2}
     most = {"dims": 1 << 16}
 

@@ -32,7 +32,7 @@ class Sinusoidal(PositionEncoding):
         ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not above 1, negative offset.
     """
 
-    above = {"base": 1.0}
+    above = {"base": 1}
     least = {"offset": 0}
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

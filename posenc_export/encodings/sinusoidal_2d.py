@@ -33,7 +33,7 @@ class Sinusoidal2D(PositionEncoding):
     """
 
     axes = 2
-    above = {"base": 1.0}
+    above = {"base": 1}
     least = {"rows": 0, "columns": 0}
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class XPos(PositionEncoding):
         ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range whose factors overflow float32.
     """
 
-    above = {"theta": 0.0, "gamma": 0.0, "scale_base": 0.0}
+    above = {"theta": 0, "gamma": 0, "scale_base": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""

@@ -33,7 +33,7 @@ class Gentle(ALiBi):
 class Limited(PositionEncoding):
     """Adds -rate |i - j|, or nothing; its oracle reads parameter and weight of the encoding."""
 
-    above, most = {"rate": 0.0}, {"rate": 4.0}
+    above, most = {"rate": 0}, {"rate": 4}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         return None if self.kind == "none" else -self.rate * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs() * self.weight
@@ -85,8 +85,8 @@ def as_before() -> Iterator[None]:
     ("spec", "message"),
     [
         ("limited:kind=square", "encoding limited: expected kind to be one of linear, none, got 'square'"),
-        ("limited:rate=0", "encoding limited: expected rate above 0.0, got 0.0; choose a larger one"),
-        ("limited:rate=5", "encoding limited: expected rate of at most 4.0, got 5.0; choose a smaller one"),
+        ("limited:rate=0", "encoding limited: expected rate above 0, got 0.0; choose a larger one"),
+        ("limited:rate=5", "encoding limited: expected rate of at most 4, got 5.0; choose a smaller one"),
     ],
 )
 def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: str) -> None:

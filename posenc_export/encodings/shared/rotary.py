@@ -61,7 +61,7 @@ class Rotation(PositionEncoding):
         ValueError: a magnitude that is not above 0 and finite.
     """
 
-    above = {"theta": 0.0}
+    above = {"theta": 0}
 
     def __init__(self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0, numbers: Optional[Tensor] = None) -> None:
         super().__init__()
