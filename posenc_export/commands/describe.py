@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict
 
-from posenc_export.commands.export import BLOCK, MEANING, PART
+from posenc_export.commands.export import PART
+from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
@@ -15,11 +16,8 @@ SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
 def add_arguments(describing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc describe`."""
     describing.add_argument("model", help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a preset, or the word block")
-    for name, default in SIZES.items():
-        choices = ("causal", "bidirectional") if name == "attention" else None
-        describing.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=MEANING[name])
+    add_block(describing, SIZES)
     describing.add_argument("--part", choices=("encoder", "decoder"), help=PART.partition(";")[0])
-    describing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
