@@ -77,7 +77,7 @@ class Shaw(PositionEncoding):
             content = content + scale * ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
         if self.mixed == "plain":
             return ops.attend(q, keys, values, mask, content, scale)
-        y, shares = ops.attend_with_shares(q, keys, values, mask, content, scale)
+        y, shares = ops.attend_with_weights(q, keys, values, mask, content, scale)
         relative = ops.collect_by_distance(shares, positions, key_positions, self.left, self.right) @ (table if mixed is None else mixed.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
