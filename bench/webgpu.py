@@ -1,4 +1,4 @@
-"""Compare decoders of one layer with each encoding on ONNX Runtime's WebGPU provider with their references, and write the errors to docs/webgpu.md.
+"""Compare decoders of one layer with each encoding on ONNX Runtime's WebGPU provider with their references, and write the errors to docs/runtimes/webgpu.md.
 
     python -m bench.webgpu export FOLDER [--target TARGET ...] [--encoding NAME ...]
     python -m bench.webgpu run FOLDER --adapter NAME [--json FILE]
@@ -21,7 +21,7 @@ from posenc_export.runtime.verification import at_load
 from posenc_export.shared import json_rows
 
 RESULTS = Path("bench/results/webgpu.json")
-PAGE = Path("docs/webgpu.md")
+PAGE = Path("docs/runtimes/webgpu.md")
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -93,7 +93,7 @@ def table(rows: List[Dict[str, Any]]) -> str:
 
 
 def write_page(results: Path) -> None:
-    """Replace the table in docs/webgpu.md."""
+    """Replace the table in docs/runtimes/webgpu.md."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table(json.loads(results.read_text()))}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
