@@ -132,7 +132,7 @@ LOWERINGS = (
         "export/targets/group_query.py",
         'number(rotation, "interleaved")}',
         "0}",
-        "tests/models/test_from_weights.py::test_weights_of_either_layout_give_the_reference_attention",
+        "tests/export/test_parity.py::test_interleaved_pairs_are_rotated_by_the_fused_node",
     ),
     ("export/targets/onnx_static.py", "pads, rewriter.constant(-1)", "pads, rewriter.constant(0)", _parity("learned", "onnx-static")),
     ("export/targets/onnx_growing.py", "node), past_key, past_value]", "node), past_value, past_key]", _parity("rope", "onnx")),
