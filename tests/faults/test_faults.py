@@ -8,7 +8,7 @@ WINDOWED = [f"windowed {variant}" for variant in ("fox", "fox_pair", "inkling-ne
 ENCODERS = [f"encoder {variant}" for variant in ("learned", "learned_2d", "transformer_xl-segments")]
 
 
-@pytest.mark.parametrize("model", ["rope", "fox", "two thetas", *WINDOWED, *ENCODERS])  # the parity tests check the others
+@pytest.mark.parametrize("model", ["rope", "fox", "shaw-bert", "two thetas", *WINDOWED, *ENCODERS])  # the parity tests check the others
 def test_a_correct_module_passes(model: str) -> None:
     assert not correct(model).detects()
 
