@@ -202,7 +202,7 @@ RUNTIME = (
     ("runtime/artefact/rules.py", "if found != value.dtype:", "if not found:", "tests/runtime/graphs/test_graph_files.py"),
     ("runtime/artefact/rules.py", "if state.update not in updates:", "if not state.update:", "tests/runtime/artefact/test_manifest.py"),
     ("runtime/artefact/files.py", "if found != listed:", "if found.bytes != listed.bytes:", "tests/export/targets/test_external_data.py"),
-    ("shared/numerics.py", "2 * max(noise, error)", "20 * max(noise, error)", "tests/shared/test_numerics.py"),
+    ("shared/numerics.py", "2 * max(noise, error)", "20 * max(noise, error)", "tests/shared/test_numerics.py -k divisions_may_differ"),
 )
 PROGRAMS = (
     ("serve/batch.py", "len(row.unread) - 1)", "len(row.unread))", "tests/serve/test_engine.py"),

@@ -106,6 +106,10 @@ def test_the_error_of_a_graph_is_shown_as_what_it_is() -> None:
     assert "got session: expected the graph to run, got RuntimeError: no kernel at 'a'" in str(VerificationError(certificate))
 
 
+def test_divisions_may_differ_by_twice_the_noise_or_twice_the_error_of_the_full_pass() -> None:
+    assert [division_tolerance(*given, 0.1) for given in ((0.01, 0.001), (0.001, 0.01), (0.2, 0.001))] == [0.02, 0.02, 0.1]
+
+
 def test_divisions_are_compared_with_the_artefacts_own_full_pass(tmp_path: Path) -> None:
     made = export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16").certificate
     assert made is not None
