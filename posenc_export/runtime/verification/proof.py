@@ -229,7 +229,7 @@ def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
     described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
-    for name in (distribution, f"{distribution}-gpu"):
+    for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"
     return described
