@@ -4,7 +4,7 @@ import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Set, Tuple, Union
+from typing import Dict, Iterator, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -113,6 +113,13 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
     raise ValueError("an integer of more than ten bytes")
 
 
+def load_errors() -> Tuple[Type[BaseException], ...]:
+    """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError: the graph holds names that are not UTF-8."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
+
+    return (UnicodeDecodeError, RuntimeError, *(getattr(states, name) for name in REFUSALS))
+
+
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
     """Turn errors of ONNX Runtime while loading a file into a ValueError of one line.
@@ -120,12 +127,9 @@ def refused(path: Path) -> Iterator[None]:
     Raises:
         ValueError: ONNX Runtime did not load the file; the message gives the first line of its reason.
     """
-    from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
-
-    errors = (UnicodeDecodeError, *(getattr(states, name) for name in REFUSALS))  # UnicodeDecodeError: the graph holds names that are not UTF-8
     try:
         yield
-    except errors as error:
+    except load_errors() as error:
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"
