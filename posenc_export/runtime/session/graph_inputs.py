@@ -76,6 +76,16 @@ def build(
     return {value.name: makers[value.name]() for value in manifest.inputs}
 
 
+def count_padding(feeds: Feeds, new: int) -> None:
+    """Let every row of a first call have all `new` columns, padding included.
+
+    GroupQueryAttention with a bias on CUDA (ONNX Runtime 1.31) subtracts the columns from the length of each row to get its cached tokens. For a shorter row that is
+    negative, and shifts its causal mask. Tokens see no padding, which follows them, and the next tokens overwrite it.
+    """
+    if "seqlens_k" in feeds:
+        feeds["seqlens_k"][...] = new - 1
+
+
 def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray) -> None:
     """Check that `counts` [B] more tokens fit into the range of positions and into in-place caches of `capacity` slots.
 

@@ -24,6 +24,7 @@ class GraphRunner:
     def __init__(self, manifest: Manifest, memory: CacheManager, device: str) -> None:
         self.manifest, self.memory = manifest, memory
         self._fewest = 0 if device == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
+        self._whole_rows = device == "cuda"  # whether the first tokens of rows are announced with their padding (graph_inputs.count_padding)
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
     def read(self, state: SessionState, first: int, given: PrefillArguments, commit: Callable[[SessionState], None]) -> List[List[np.ndarray]]:
@@ -140,4 +141,6 @@ class GraphRunner:
         window = slice(first, first + len(x))
         kept = np.maximum(kept, self._fewest)
         built = graph_inputs.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])
+        if self._whole_rows and not state.held[window].any():
+            graph_inputs.count_padding(built, x.shape[1])
         return Call(first, len(x), x.shape[1], {**built, **(state.encoded.select(window) if state.encoded else {})})

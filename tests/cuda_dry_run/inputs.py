@@ -1,0 +1,28 @@
+"""Inputs for calls of any artefact."""
+
+from typing import Dict
+
+import numpy as np
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session import graph_inputs
+
+ENCODED = 11  # tokens of the encoder's sequence, for decoders that read one
+
+
+def tokens(manifest: Manifest, batch: int, new: int) -> np.ndarray:
+    """Return tokens [B,S], or vectors [B,S,E] for a block."""
+    if manifest.vocabulary:
+        return (np.arange(batch * new).reshape(batch, new) % manifest.vocabulary).astype(np.int64)
+    return np.ones((batch, new, int(manifest.inputs[0].axes[-1])), manifest.inputs[0].dtype)
+
+
+def feeds(manifest: Manifest, batch: int, new: int, past: int, slots: int) -> Dict[str, np.ndarray]:
+    """Return all graph inputs but the states, for rows of equal length with `past` cached tokens, whose step may read `slots` slots."""
+    counts, lengths, none = np.full(batch, new), np.full(batch, past), np.zeros(batch, np.int64)
+    grid = np.broadcast_to(np.arange(past, past + new), (manifest.axes, batch, new))
+    given = graph_inputs.build(manifest, tokens(manifest, batch, new), {"grid": grid}, counts, none + 1, lengths, none, np.ones((batch, past), bool))
+    if "total_sequence_length" in given:
+        given["total_sequence_length"][...] = slots
+    sizes = {"batch_size": batch, "encoder_sequence_length": ENCODED}
+    return given | {value.name: np.ones([sizes.get(axis, axis) for axis in value.axes], value.dtype) for value in manifest.encoder}
