@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
 import onnx
@@ -34,10 +34,18 @@ def placement(folder: Path) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/optimised.onnx"
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=[(cuda.NAME, cuda.OPTIONS)], enable_fallback=0)
-        nodes = onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node
+        nodes = list(_nodes(onnx.load(options.optimized_model_filepath, load_external_data=False).graph))
     on_cpu = [node.op_type for part in session.get_provider_graph_assignment_info() if part.ep_name != cuda.NAME for node in part.get_nodes()]
     copies = [f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type.startswith("Memcpy")]
     return {"nodes": len(nodes) - len(copies), "on_cpu": sorted(on_cpu), "memcpy": copies}
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph and of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g)
 
 
 def step_of(model: Any) -> Dict[str, Any]:
@@ -92,8 +100,8 @@ def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
     """Return everything that the dry run finds about an artefact; "error" if it does not load or run."""
     found: Dict[str, Any] = {}
     try:
-        found |= placement(folder)
         model = load(folder, provider="cuda")
+        found |= placement(folder)
         if model.manifest.states:
             found |= {"step": step_of(model), "capture": captured(folder, model.manifest)}
         if with_grid:
@@ -103,11 +111,11 @@ def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
     return found
 
 
-def main(arguments: List[str] = None) -> None:  # type: ignore[assignment]
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--no-grid", action="store_true")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     with np.errstate(all="ignore"):
         print(json.dumps(checked(options.folder, not options.no_grid)))
 

@@ -43,8 +43,12 @@ def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
 
 def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
     """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
+    return append_at(rewriter, node, *ort_slots.written(rewriter, node))
+
+
+def append_at(rewriter: Rewriter, node: ir.Node, first: ir.Value, total: ir.Value) -> ir.Value:
+    """`append` from slots first [B] on; other nodes read slots 0 .. total - 1, [1]."""
     past, new, _ = node.inputs
-    first, total = ort_slots.written(rewriter, node)
     update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
     buffer = rewriter.emit("TensorScatter", [past, update, first], attributes={"axis": 2})
     valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), total, rewriter.constant([2])])

@@ -149,6 +149,7 @@ def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
     values = [Value("token_type_ids", "int64", (B, S))] if manifest.segments else []
     values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
     values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
+    values += [Value("slots", "int64", (T,))] if manifest.target == "ort-cuda" else []
     if manifest.signature == "positions":
         values.append(Value("position_ids", "int64", ids))
         values += [Value("logits_index", "int64", (B, R))] if manifest.kind == "decoder" else []

@@ -75,22 +75,33 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
     if depth > 4 * DEEPEST:
         raise ValueError("graphs that are nested too deeply")
     entry = {1: b"", 2: b""}
+    for field, kind, start, stop in fields(view, at, end):
+        if message == "entry" and kind and field in entry:
+            entry[field] = bytes(view[start:stop])
+        elif kind == 2 and field in FIELDS[message]:
+            yield from _locations(view, start, stop, FIELDS[message][field], depth + 1)
+    if entry[1] == b"location":
+        yield entry[2].decode("utf-8", "replace")
+
+
+def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
+    """Yield the fields of the message that a protocol buffer has at at .. end - 1: number, wire type, and start and end of the content, or an integer twice.
+
+    Raises:
+        ValueError: the content is not a protocol buffer.
+    """
     while at < end:
         tag, at = _varint(view, at, end)
         field, kind = tag >> 3, tag & 7
         if kind == 0:
-            _, at = _varint(view, at, end)
+            number, at = _varint(view, at, end)
+            yield field, kind, number, number
             continue
         length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
         at = start + length
         if at > end:
             raise ValueError("a field that extends past the end of the file")
-        if message == "entry" and field in entry:
-            entry[field] = bytes(view[start:at])
-        elif kind == 2 and field in FIELDS[message]:
-            yield from _locations(view, start, at, FIELDS[message][field], depth + 1)
-    if entry[1] == b"location":
-        yield entry[2].decode("utf-8", "replace")
+        yield field, kind, start, at
 
 
 def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import TokenAttributes
 
+STEP_SLOTS = 128  # scores of slots that hold no token are computed too
 Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
 
 
@@ -71,9 +72,19 @@ def build(
         # The kernel needs at least one token: slot 0 of a row without tokens is written, and overwritten by its first token.
         "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),
         "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
+        "slots": lambda: np.arange(int((length + counts).max())),
         "attention_mask": lambda: np.concatenate((slots, inside), axis=1).astype(np.int64),
     }
     return {value.name: makers[value.name]() for value in manifest.inputs}
+
+
+def count_slots(feeds: Feeds, capacity: int) -> int:
+    """Let steps of one token that take slots as an input count a multiple of STEP_SLOTS of them, so that the input changes once in as many steps. Return their number."""
+    count = min(-(-len(feeds["slots"]) // STEP_SLOTS) * STEP_SLOTS, capacity)
+    feeds["slots"] = np.arange(count)
+    if "total_sequence_length" in feeds:
+        feeds["total_sequence_length"][...] = count
+    return count
 
 
 def count_padding(feeds: Feeds, new: int) -> None:

@@ -90,10 +90,14 @@ class GraphRunner:
         room = manifest.max_positions - int((state.start + state.held).max())
         if any(each.update == "in_place" for each in manifest.states):
             room = min(room, memory.most - int(state.held.max()), caches.capacity - memory.used(state))
+        constant = [*(state.encoded.arrays if state.encoded else ())]
+        if manifest.input("slots") is not None:
+            room = min(room, graph_inputs.count_slots(built, caches.capacity) - memory.used(state))
+            constant += ["slots", "total_sequence_length"]
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
         given = state.encoded.arrays if state.encoded else {}
-        return state.replace(caches=caches, stepper=Stepper(caches, {**built, **given}, source, manifest.vocabulary, room, given))
+        return state.replace(caches=caches, stepper=Stepper(caches, {**built, **given}, source, manifest.vocabulary, room, constant))
 
     def with_coordinates(self, state: SessionState, window: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
         """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
