@@ -16,6 +16,7 @@ FEEDS: Dict[str, str] = {
     "first_position": "integers(INT64, 0, 0, SIZES(1, 1))",
     "seqlens_k": "integers(INT32, held + count - 1, 0, SIZES(1))",
     "total_sequence_length": "integers(INT32, held + count, 0, NULL, 0)",
+    "slots": "integers(INT64, 0, 1, SIZES(held + count))",
 }
 DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32", "int8": "INT8"}
 PROGRAM = Template("""// Run model.onnx with the C API of ONNX Runtime alone. Written by `posenc inspect FOLDER --runtime c`.

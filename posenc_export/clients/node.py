@@ -18,6 +18,7 @@ FEEDS: Dict[str, str] = {
     "first_position": 'tensor("int64", [1, 1], start)',
     "seqlens_k": 'tensor("int32", [1], held + count - 1)',
     "total_sequence_length": 'tensor("int32", [], held + count)',
+    "slots": "integers([...Array(held + count).keys()], [held + count])",
 }
 PROGRAM = Template("""// Run model.onnx with onnxruntime-node alone. Written by `posenc inspect FOLDER --runtime node`.
 //

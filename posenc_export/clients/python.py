@@ -19,6 +19,7 @@ FEEDS: Dict[str, str] = {
     "first_position": "np.array([[start]], np.int64)",
     "seqlens_k": "np.array([held + new - 1], np.int32)",
     "total_sequence_length": "np.array(held + new, np.int32)",
+    "slots": "np.arange(held + new)",
 }
 PROGRAM = Template('''"""Run model.onnx with $title and numpy alone. Written by `posenc inspect FOLDER --runtime $language`.
 
