@@ -24,5 +24,7 @@ def feeds(manifest: Manifest, batch: int, new: int, past: int, slots: int) -> Di
     given = graph_inputs.build(manifest, tokens(manifest, batch, new), {"grid": grid}, counts, none + 1, lengths, none, np.ones((batch, past), bool))
     if "total_sequence_length" in given:
         given["total_sequence_length"][...] = slots
+    if "slots" in given:
+        given["slots"] = np.arange(slots)
     sizes = {"batch_size": batch, "encoder_sequence_length": ENCODED}
     return given | {value.name: np.ones([sizes.get(axis, axis) for axis in value.axes], value.dtype) for value in manifest.encoder}

@@ -33,8 +33,8 @@ if [ ! -d "$include/crt" ]; then
 fi
 rm -rf stub && mkdir stub
 library libcudart.so.13 "$from"/cudart_*.c -Wl,--version-script="$from/cudart.map"
-library libcublas.so.13 "$from/cublas.c" -Wl,--version-script="$from/cublas.map"
-library libcublasLt.so.13 "$from/cublasLt.c" -Wl,--version-script="$from/cublasLt.map"
+library libcublas.so.13 "$from/cublas.c" -Wl,--version-script="$from/cublas.map" stub/libcudart.so.13 # whose log they write to
+library libcublasLt.so.13 "$from/cublasLt.c" -Wl,--version-script="$from/cublasLt.map" stub/libcudart.so.13
 library libcurand.so.10 "$from/curand.c"
 library libcuda.so.1 "$from/cuda.c"
 g++ -O1 -shared -fPIC -Wall -o stub/tensorrt_shim.so "$from/tensorrt_shim.cc"
