@@ -74,13 +74,15 @@ def check(manifest: Manifest, known: Iterable[str], file: str) -> None:
         file: name of the graph file that the program opens.
 
     Raises:
-        ValueError: the artefact has another graph file, reads an encoder, or has an input that is not in `known`.
+        ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an input that is not in `known`.
     """
     if graph_file(manifest) != file:
         remedy = "export target torchscript" if file == "model.pt" else "export target onnx or ort, or print it for libtorch"
         raise ValueError(f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}")
     if manifest.encoder:
         raise ValueError("inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; run it with posenc_export.load")
+    if manifest.passed_dtype != manifest.dtype:
+        raise ValueError(f"inspect: expected an artefact in float32 or float16 for --runtime, got {manifest.dtype}; run it with posenc_export.load")
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
         raise ValueError(f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load")

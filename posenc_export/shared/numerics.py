@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
-BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16, in which no artefact is stored
+BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 BUFFER = 1 << 16  # numbers compared at a time
 HEADROOM = 1.25  # largest representable cached value, relative to the largest value of the channel in the calibration data
 ROOM = 10.0  # bound of the error of a graph that rounds activations, relative to the error of one product

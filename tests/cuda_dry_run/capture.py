@@ -9,6 +9,7 @@ import onnxruntime
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
+from posenc_export.runtime.session.buffer import Buffer
 from tests.cuda_dry_run.inputs import feeds
 from tests.cuda_dry_run.record import Record, recording
 
@@ -22,10 +23,10 @@ class FixedCall:
     """A call that is bound once, to tensors on the device.
 
     Args:
-        states: tensors of the states before and after the call, by name.
+        states: buffers of the states before and after the call, by name.
     """
 
-    def __init__(self, session: Any, manifest: Manifest, states: Dict[str, Any], batch: int, new: int, past: int, slots: int) -> None:
+    def __init__(self, session: Any, manifest: Manifest, states: Dict[str, Buffer], batch: int, new: int, past: int, slots: int) -> None:
         self.session, self.binding, self.arrays, self.values = session, session.io_binding(), feeds(manifest, batch, new, past, slots), {}
         for name, array in self.arrays.items():
             if name == ON_HOST:
@@ -34,8 +35,8 @@ class FixedCall:
                 self.values[name] = on_device(array)
                 self.binding.bind_ortvalue_input(name, self.values[name])
         for state in manifest.states:
-            self.binding.bind_ortvalue_input(state.past, states[state.past])
-            self.binding.bind_ortvalue_output(state.present, states[state.present])
+            for name, bind in ((state.past, self.binding.bind_input), (state.present, self.binding.bind_output)):
+                bind(name, "cuda", 0, states[name].element, states[name].shape, states[name].address)
         output = manifest.outputs[0]
         self.output = on_device(np.zeros([batch, 1 if manifest.input("logits_index") else new, int(output.axes[-1])], output.dtype))
         self.binding.bind_ortvalue_output(output.name, self.output)
@@ -82,13 +83,13 @@ def plan(session: Any, manifest: Manifest) -> List[Tuple[FixedCall, int, bool]]:
     return [prompts[0], (steps[1], 1, False), (steps[1], 1, True), prompts[1], (steps[1], 1, True), (steps[3], 3, False), (steps[3], 3, True), (steps[1], 1, True)]
 
 
-def states_of(manifest: Manifest, batch: int, capacity: int) -> Dict[str, Any]:
-    """Return tensors of all states. States written in place have one tensor, replaced ones one for reading and one for writing."""
-    found: Dict[str, Any] = {}
+def states_of(manifest: Manifest, batch: int, capacity: int) -> Dict[str, Buffer]:
+    """Return buffers of all states. States written in place have one buffer, replaced ones one for reading and one for writing."""
+    found: Dict[str, Buffer] = {}
     for state in manifest.states:
         shape = [batch, *(capacity if isinstance(axis, str) else axis for axis in state.axes[1:])]
-        found[state.past] = on_device(np.full(shape, state.fill, state.dtype))
-        found[state.present] = found[state.past] if state.update == "in_place" else on_device(np.full(shape, state.fill, state.dtype))
+        found[state.past] = Buffer(shape, state.dtype, state.fill, "cuda")
+        found[state.present] = found[state.past] if state.update == "in_place" else Buffer(shape, state.dtype, state.fill, "cuda")
     return found
 
 

@@ -139,7 +139,7 @@ def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target
 
 
 def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected dtype float16 for target ort-cuda, got float32"):
+    with pytest.raises(ValueError, match="expected dtype float16 or bfloat16 for target ort-cuda, got float32"):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
     with pytest.raises(ValueError, match="expected signature positions for target ort-cuda, got mask"):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")

@@ -97,6 +97,6 @@ TARGETS = {
         {"positions": "rows"},  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
-        ("float16",),  # GroupQueryAttention has no float32 kernel for CUDA
+        ("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
     ),
 }

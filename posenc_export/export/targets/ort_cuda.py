@@ -61,7 +61,7 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """
     manifest = write_onnx(source, manifest, LOWERING, folder, Fused, ort_layers.FUSIONS)
     found = cuda_placement.placed(folder / FILE_NAME)
-    if not found.runs:
+    if not found.runs and manifest.dtype != "float32":  # in which a graph of half precision is verified on the CPU
         rule, remedy = "a graph that ONNX Runtime's CUDA provider runs", "change the model, or choose target onnx-static or ort"
         raise ValueError(f"export: expected {rule} for target {manifest.target}, got one that {found.said()}; {remedy}")
     return manifest

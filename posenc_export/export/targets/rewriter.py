@@ -35,7 +35,7 @@ class Rewriter:
         self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
         self._on_grid = dict(on_grid)
         self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
-        self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
+        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(dtype, ir.DataType.FLOAT)
         self._at: Optional[ir.Node] = None
         self._branch: Optional[ir.Graph] = None
         self._constants: Dict[Any, ir.Value] = {}

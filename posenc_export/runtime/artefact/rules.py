@@ -19,7 +19,7 @@ GRAPHS = {
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
-TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
 
 
 def check(manifest: Manifest) -> None:
@@ -126,12 +126,12 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
         if type(number) is not int:
             _refuse("whole numbers for the sizes of the model in config", repr(number)[:60])
     of_chosen = manifest.kind == "decoder" and manifest.input("logits_index") is not None
-    given = Value(output, manifest.dtype, (B, R if of_chosen else S, size))
+    given = Value(output, manifest.passed_dtype, (B, R if of_chosen else S, size))
     if _reads_features(manifest):  # the configuration does not give the number of features of a token
         if len(first.axes) != 3 or not isinstance(first.axes[2], int):
-            _refuse(f"inputs[0] to be input_features {manifest.dtype} [{B},{S},features]", _line(first))
-        return Value("input_features", manifest.dtype, (B, S, first.axes[2])), given
-    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, width)), given
+            _refuse(f"inputs[0] to be input_features {manifest.passed_dtype} [{B},{S},features]", _line(first))
+        return Value("input_features", manifest.passed_dtype, (B, S, first.axes[2])), given
+    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.passed_dtype, (B, S, width)), given
 
 
 def _reads_features(manifest: Manifest) -> bool:
@@ -187,8 +187,8 @@ def _check_encoder(manifest: Manifest) -> None:
     for index, value in enumerate(pairs):
         kind, sizes = ("key", "value")[index % 2], value.axes[1::2]
         named = value.name.startswith("past_key_values.") and value.name.endswith(f".encoder.{kind}")
-        if not named or value.dtype != manifest.dtype or value.axes[::2] != (B, Q) or not all(isinstance(size, int) for size in sizes):
-            _refuse(f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} {manifest.dtype} [{B},heads,{Q},head size]", _line(value))
+        if not named or value.dtype != manifest.passed_dtype or value.axes[::2] != (B, Q) or not all(isinstance(size, int) for size in sizes):
+            _refuse(f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} {manifest.passed_dtype} [{B},heads,{Q},head size]", _line(value))
         if value.axes != pairs[index - index % 2].axes:
             _refuse(f"encoder[{index + 1}] to have the axes of its key", _line(value))
 

@@ -39,20 +39,26 @@ def choose_provider(name: str, manifest: Manifest) -> str:
     The first artefact that the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that says why.
 
     Raises:
-        ValueError: the machine lacks what the provider needs, or the artefact has operators without kernels for it.
+        ValueError: the machine lacks what the provider needs, or the artefact has operators or a dtype without kernels for it.
     """
     host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in onnxruntime.get_available_providers())):
-        return "cpu"
+        return _on_cpu(manifest)
     if host_only:
         remedy = "export target onnx-static, or ort-cuda for half precision"
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got {name}; {remedy}")
     found = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
     if found is None:
         return "cuda"
-    if name == "cuda":
+    if name == "cuda" or manifest.dtype == "bfloat16":
         raise ValueError(f"runtime: expected a machine that can run provider cuda, got {found.found}; {found.remedy}")
     _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {found.found}; {found.remedy}")
+    return "cpu"
+
+
+def _on_cpu(manifest: Manifest) -> str:
+    if manifest.dtype == "bfloat16":
+        raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
     return "cpu"
 
 
@@ -147,6 +153,6 @@ class OrtGraph:
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             before, after = caches.shapes(state, rows, new)
             offset = 0 if state.update == "append" else first * past.row_bytes
-            binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
-            binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
+            binding.bind_input(state.past, past.device, 0, past.element, before, past.address + offset)
+            binding.bind_output(state.present, present.device, 0, present.element, after, present.address + offset)
         return binding

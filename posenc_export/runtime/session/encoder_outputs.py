@@ -60,12 +60,12 @@ def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], c
     if given is None:
         raise ValueError("session: expected encoder=, the outputs of the encoder for each row, got none; run the encoder's artefact on the source first")
     numbers = sum(_row_size(value) for value in manifest.encoder[1:])
-    value = Value("encoder", manifest.dtype, ("batch_size", "encoder_sequence_length", numbers))
+    value = Value("encoder", manifest.passed_dtype, ("batch_size", "encoder_sequence_length", numbers))
     columns, padded = arguments.align(given, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence")
-    tokens = np.zeros((count, max(lengths), numbers), manifest.dtype)
+    tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
     mask = (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)
