@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Callable, Dict
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources

@@ -222,7 +222,7 @@ class _Planner:
         return None
 
 
-def _repeated(parameters: Sequence[str], count: int) -> List[str]:
+def _repeated(parameters: List[str], count: int) -> List[str]:
     """Return one parameter for each of `count` values."""
     if "..." in parameters:
         return [*parameters[:-1], *[parameters[-2]] * count][:count]
