@@ -10,7 +10,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.buffer import Buffer
-from tests.cuda_dry_run.inputs import feeds
+from tests.cuda_dry_run.inputs import feeds, runner_of
 from tests.cuda_dry_run.record import Record, recording
 
 CAPACITY = 512
@@ -27,7 +27,7 @@ class FixedCall:
     """
 
     def __init__(self, session: Any, manifest: Manifest, states: Dict[str, Buffer], batch: int, new: int, past: int, slots: int) -> None:
-        self.session, self.binding, self.arrays, self.values = session, session.io_binding(), feeds(manifest, batch, new, past, slots), {}
+        self.session, self.binding, self.arrays, self.values = session, session.io_binding(), feeds(manifest, runner_of(manifest), batch, new, past, slots), {}
         for name, array in self.arrays.items():
             if name == ON_HOST:
                 self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

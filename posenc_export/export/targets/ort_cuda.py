@@ -2,54 +2,52 @@
 size that is computed on the device would be copied there in every step."""
 
 from pathlib import Path
+from typing import Tuple
 
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
 from posenc_export.export.targets.onnx_file import FILE_NAME, write_onnx
 from posenc_export.export.targets.quantized_weights import Fused
-from posenc_export.export.targets.rewriter import Rewriter, number, producer
+from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
 from posenc_export.export.trace import Source
+from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
 
 
-def slots(rewriter: Rewriter) -> ir.Value:
+def slots(op: Builder) -> ir.Value:
     """Return the input with the numbers of the slots that a call may read, [T] int64: 0, 1, ... T-1, at least to the last valid slot of the longest row."""
-    return rewriter.input("slots", ort_slots.INT64, ["total_sequence_length"])
+    return op.input("slots", ir.DataType.INT64, ["total_sequence_length"])
 
 
-def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
     """Key positions of compact rows: the position in slot 0 of each row, plus the slot."""
-    return rewriter.emit("Add", [ort_slots.first_position(rewriter), slots(rewriter)])
+    return op.Add(ort_slots.first_position(op), slots(op))
 
 
-def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def distances(op: Builder, node: graph.Distances) -> ir.Value:
     """Subtract slots of queries from slots of keys, as `ort.distances`."""
-    if ort_slots.of_call(rewriter, node.inputs[1]):
-        return standard.distances(rewriter, node)
-    keys, queries = (rewriter.emit("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)}) for value in (slots(rewriter), ort_slots.cache_position(rewriter)))
-    return rewriter.emit("Sub", [keys, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])
+    if ort_slots.of_call(op, node.k_positions):
+        return standard.distances(op, node)
+    return op.Sub(op.Cast(slots(op), to=FLOAT), op.Unsqueeze(op.Cast(ort_slots.cache_position(op), to=FLOAT), [1, 3]))
 
 
-def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write new keys or values into the buffer in place. Nodes that read all slots get a slice of those that are counted, whose number is known on the host."""
-    first = rewriter.emit("Gather", [ort_slots.cache_position(rewriter), rewriter.constant(0)], attributes={"axis": 1})
-    return ort.append_at(rewriter, node, first, rewriter.emit("Shape", [slots(rewriter)]))
+    return ort.append_at(op, node, op.Gather(ort_slots.cache_position(op), 0, axis=1), op.Shape(slots(op)))
 
 
-def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def attend(op: Builder, node: graph.Attend) -> ir.Value:
     """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA, take standard operators."""
-    mask = producer(node.inputs[3], "Mask")
-    has_bias = mask is None or mask.inputs[2] is not None or number(mask, "chunk") > 0
-    if has_bias and standard.sinks_of(node) is not None:
-        return standard.attend(rewriter, node)
-    return ort_attention.attend(rewriter, node)
+    mask = graph.Mask.of(node.mask)
+    has_bias = mask is None or mask.bias is not None or mask.chunk > 0
+    return standard.attend(op, node) if has_bias and node.sinks is not None else ort_attention.attend(op, node)
 
 
-LOWERING = (
-    {**ort.LOWERING[0], "AppendPositions": append_positions, "Distances": distances, "Attend": attend},
-    {**ort.LOWERING[1], "Append": append},
+LOWERING: Tuple[Table, ...] = (
+    {**ort.LOWERING[0], graph.AppendPositions: append_positions, graph.Distances: distances, graph.Attend: attend},
+    {**ort.LOWERING[1], graph.Append: append},
 )
 
 

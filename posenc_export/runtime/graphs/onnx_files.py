@@ -4,27 +4,11 @@ import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Set, Tuple, Type, Union
+from typing import Dict, Iterator, List, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
-REFUSALS = (  # exceptions in onnxruntime.capi.onnxruntime_pybind11_state
-    "EngineError",
-    "EPFail",
-    "Fail",
-    "InvalidArgument",
-    "InvalidGraph",
-    "InvalidProtobuf",
-    "ModelLoadCanceled",
-    "ModelLoaded",
-    "ModelRequiresCompilation",
-    "NoModel",
-    "NoSuchFile",
-    "NotFound",
-    "NotImplemented",
-    "RuntimeException",
-)
 # For each message type of onnx.proto: the field numbers that lead to tensors, and the message type of each.
 FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -43,30 +27,22 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Check that a graph reads only files that the manifest lists, since only their digests are compared.
-
-    Raises:
-        ValueError: the graph names another file, or path is not an ONNX model.
-    """
+    """Raise ValueError unless a graph reads only files that the manifest lists, since only their digests are compared, and is an ONNX model."""
     with path.open("rb") as stream:
         if not path.stat().st_size:
             raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
-                found = locations(content)
+                names = locations(content)
             except ValueError as error:
                 raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
-    for name in sorted(found):
+    for name in sorted(names):
         if name not in manifest.files:
             raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
 
 
 def locations(content: Buffer) -> Set[str]:
-    """Return the external data files that the tensors of a serialised ModelProto name.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-    """
+    """Return the external data files that the tensors of a serialised ModelProto name. Raise ValueError if it is no protocol buffer."""
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
 
@@ -85,11 +61,7 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
 
 
 def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
-    """Yield the fields of the message that a protocol buffer has at at .. end - 1: number, wire type, and start and end of the content, or an integer twice.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-    """
+    """Yield the fields of the message at at .. end - 1: number, wire type, and start and end of the content, or an integer twice. Raise ValueError if it is none."""
     while at < end:
         tag, at = _varint(view, at, end)
         field, kind = tag >> 3, tag & 7
@@ -97,17 +69,13 @@ def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int,
             number, at = _varint(view, at, end)
             yield field, kind, number, number
             continue
-        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
+        if kind not in (2, *LENGTHS):
+            raise ValueError(f"wire type {kind}")
+        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _varint(view, at, end)
         at = start + length
         if at > end:
             raise ValueError("a field that extends past the end of the file")
         yield field, kind, start, at
-
-
-def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
-    if kind != 2:
-        raise ValueError(f"wire type {kind}")
-    return _varint(view, at, end)
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
@@ -124,23 +92,23 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
     raise ValueError("an integer of more than ten bytes")
 
 
-def load_errors() -> Tuple[Type[BaseException], ...]:
+def load_errors() -> Tuple[Type[Exception], ...]:
     """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError: the graph holds names that are not UTF-8."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
 
-    return (UnicodeDecodeError, RuntimeError, *(getattr(states, name) for name in REFUSALS))
+    own: List[Type[Exception]] = [kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (UnicodeDecodeError, RuntimeError, *own)
 
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while loading a file into a ValueError of one line.
-
-    Raises:
-        ValueError: ONNX Runtime did not load the file; the message gives the first line of its reason.
-    """
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
     try:
         yield
     except load_errors() as error:
+        if "WebGPU adapter" in str(error):
+            remedy = "install a driver of Vulkan, Direct3D 12 or Metal, or give provider cpu"
+            raise ValueError(f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}") from None
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"

@@ -21,50 +21,50 @@ from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_files import check_external, refused
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
-SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
 FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
-PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS)}
+PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS), "webgpu": ("WebGpuExecutionProvider", {})}
+INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact, "cpu" or "cuda". "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can run it.
-
-    The first artefact that the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that says why.
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can
+    run it. The first artefact that the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that says why.
 
     Raises:
         ValueError: the machine lacks what the provider needs, or the artefact has operators or a dtype without kernels for it.
     """
+    present = onnxruntime.get_available_providers()
     host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
-    if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in onnxruntime.get_available_providers())):
-        return _on_cpu(manifest)
+    if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
+        if manifest.dtype == "bfloat16":
+            raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
+        return "cpu"
+    if name == "webgpu":
+        if PROVIDERS[name][0] not in present:
+            raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}")
+        return name
     if host_only:
         remedy = "export target onnx-static, or ort-cuda for half precision"
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got {name}; {remedy}")
-    found = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
-    if found is None:
+    missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
+    if missing is None:
         return "cuda"
     if name == "cuda" or manifest.dtype == "bfloat16":
-        raise ValueError(f"runtime: expected a machine that can run provider cuda, got {found.found}; {found.remedy}")
-    _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {found.found}; {found.remedy}")
-    return "cpu"
-
-
-def _on_cpu(manifest: Manifest) -> str:
-    if manifest.dtype == "bfloat16":
-        raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
+        raise ValueError(f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}")
+    _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}")
     return "cpu"
 
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)  # at the call of `load`
+    warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the call of `load`
 
 
 def _saturates() -> bool:
@@ -101,7 +101,8 @@ class OrtGraph:
                 options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
-        self.manifest, self.provider, self.device = manifest, provider, provider
+        self.manifest, self.provider = manifest, provider
+        self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
         with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
@@ -142,7 +143,7 @@ class OrtGraph:
             return last, caches.after(1, idle)
 
         # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+        if self.provider == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
             return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
         return Step(run)
 

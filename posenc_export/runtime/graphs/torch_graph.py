@@ -1,5 +1,6 @@
 """Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
 
+import threading
 from typing import Any, Callable, List, Tuple
 
 import numpy as np
@@ -7,8 +8,11 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
+
+_lock = threading.Lock()
+_limits: List[int] = []  # one entry per running call: the number of threads of its graph
+_outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
@@ -61,8 +65,8 @@ class TorchGraph:
             slots = (slice(None),) * (state.axis - 1) + (slice(caches.capacity),) if state.update == "in_place" else ()
             states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
         fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
-        given = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
-        return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
+        encoder = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
+        return [*fed, *states[:1], [*states[1:], *encoder]] if self._positions_first else [*fed, [*states, *encoder]]
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
         """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
@@ -73,10 +77,10 @@ class TorchGraph:
         def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
             try:
                 with inference:
-                    made = module(*arguments)
+                    outputs = module(*arguments)
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            return made[0], made[-1]
+            return outputs[0], outputs[-1]
 
         return take
 
@@ -84,3 +88,30 @@ class TorchGraph:
         """Copy the states that each call replaces into the buffers that the next call reads."""
         for index in self._replaced:
             caches.present[index].array[rows] = present[index - self._positions_first].numpy()
+
+
+def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
+    """Return `run` as a function that uses a number of threads per operator and leaves torch's own number as it was.
+
+    torch keeps one number per thread of the process. A thread that uses torch for the first time gets the number that any thread set last.
+    """
+    import torch
+
+    def call(*arguments: Any) -> Any:
+        own = torch.get_num_threads()
+        if own == threads and not _limits:
+            return run(*arguments)
+        with _lock:
+            if not _limits:
+                _outside[0] = own
+            usual = _outside[0] if own in _limits else own  # a thread that started during another call may have the number of that call
+            _limits.append(threads)
+            torch.set_num_threads(threads)
+        try:
+            return run(*arguments)
+        finally:
+            with _lock:
+                _limits.remove(threads)
+                torch.set_num_threads(usual)
+
+    return call

@@ -10,11 +10,12 @@ import torch
 from posenc_export.clients import program
 from posenc_export.export import VerificationError, export
 from posenc_export.export.targets import ort_cuda
+from posenc_export.ops.graph import Attend
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.cuda_placement import placed
 from posenc_export.runtime.session.buffer import Buffer
-from posenc_export.shared.numerics import bfloat16_noise, rounding_tolerance
+from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
 from tests.tiny import block
 from tests.traces import sources
 
@@ -32,7 +33,7 @@ def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
     manifest = manifests.read(artefact)
     assert (manifest.dtype, manifest.inputs[0].dtype, manifest.outputs[0].dtype) == ("bfloat16", "float32", "float32")
     assert {state.dtype for state in manifest.states} == {"bfloat16"} and placed(artefact / "model.onnx").captured
-    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(bfloat16_noise())
+    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(BFLOAT16_NOISE)
 
 
 def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
@@ -67,10 +68,10 @@ def test_the_rounded_weights_are_verified_in_float32(tmp_path: Path, monkeypatch
     assert manifest.certificate is None and "ort-cuda: float32 artefact for verification" in said
     assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
 
-    def wrong(rewriter: Any, node: Any, right: Any = ort_cuda.LOWERING[0]["Attend"]) -> Any:
-        return rewriter.emit("Mul", [right(rewriter, node), rewriter.constant(1.5, rewriter.dtype)])
+    def wrong(op: Any, node: Any) -> Any:
+        return op.Mul(ort_cuda.attend(op, node), op.constant(1.5, op.dtype))
 
-    monkeypatch.setattr(ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], "Attend": wrong}, ort_cuda.LOWERING[1]))
+    monkeypatch.setattr(ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], Attend: wrong}, ort_cuda.LOWERING[1]))
     with pytest.raises(VerificationError):
         export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from posenc_export.export import export
 from posenc_export.export.targets import ort, ort_cuda
 from posenc_export.runtime import load
-from posenc_export.runtime.session.graph_inputs import STEP_SLOTS
+from posenc_export.runtime.session import graph_runner
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -46,15 +46,17 @@ def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(tmp_path: Path,
 
 
 def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = 16
+    monkeypatch.setattr(graph_runner, "STEP_SLOTS", slots)
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
-    ids = np.arange(2 * (STEP_SLOTS + 9)).reshape(2, -1) % 61
+    ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
     whole, session = model.session(batch=2).prefill(ids), model.session(batch=2)
-    session.prefill(ids[:, : STEP_SLOTS - 3])
+    session.prefill(ids[:, : slots - 3])
     made, steppers = [], []
-    for column in range(STEP_SLOTS - 3, ids.shape[1]):
+    for column in range(slots - 3, ids.shape[1]):
         made.append(session.step(ids[:, column]))
         steppers.append(session._now.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
-    assert [len(steppers[index]._feeds["slots"]) for index in (0, -1)] == [STEP_SLOTS, 2 * STEP_SLOTS]
-    assert np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, STEP_SLOTS - 3 :]).max() < 0.01 * np.abs(whole).max()
+    assert [len(steppers[index]._feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
+    assert np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max() < 0.01 * np.abs(whole).max()
