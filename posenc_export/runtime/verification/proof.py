@@ -179,7 +179,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.passed_dtype)
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
