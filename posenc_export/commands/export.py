@@ -29,13 +29,13 @@ OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
-FILE = ".safetensors"
+FILE, GGUF = ".safetensors", ".gguf"
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc export`."""
-    exporting.add_argument("model", help="a preset, a folder with a checkpoint, the word block, or package.module:function, which returns a model")
+    exporting.add_argument("model", help="a preset, a folder with a checkpoint, a GGUF file, the word block, or package.module:function, which returns a model")
     exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, for one subfolder per target")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
@@ -111,9 +111,9 @@ def _model(options: argparse.Namespace) -> Any:
     if CALLABLE.match(options.model) and not Path(options.model).exists():
         _only((), given, f"no options of a block or checkpoint for the function {options.model}")
         return _called(options.model)
-    if not Path(options.model).is_dir():
+    if not Path(options.model).is_dir() and not (options.model.endswith(GGUF) and Path(options.model).is_file()):
         remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
-        known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
+        known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, given, "options of a checkpoint")
     return _checkpoint(options.model, given)

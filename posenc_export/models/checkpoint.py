@@ -6,7 +6,7 @@ import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Protocol, Tuple, Type, Union
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple, Type, Union
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Files that accompany tokenizer.json: chat template, special tokens, generation settings.
+TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json")
 # Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
 DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
@@ -113,11 +114,17 @@ class Checkpoint:
     Args:
         folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that it names.
 
+    Attributes:
+        config: the contents of config.json.
+        files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
+
     Raises:
-        ValueError: no weights, a file that is missing or cannot be read, an index that does not match its files.
+        ValueError: no config.json, no weights, a file that is missing or cannot be read, an index that does not match its files.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.config = read_config(folder)
+        self.files = {name: (folder / name).read_bytes() for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()}
         self._sources: Dict[str, Tuple[TensorFile, str]] = {}  # tensor name to file and name in that file
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
@@ -145,6 +152,14 @@ class Checkpoint:
     def names(self) -> List[str]:
         """Return the names of all tensors."""
         return list(self._sources)
+
+    def base(self, bases: Sequence[str]) -> str:
+        """Return the first prefix with which names begin."""
+        return next(base for base in bases if any(name.startswith(base) for name in self._sources) or not base)
+
+    def stored(self, sources: Any) -> Dict[str, Any]:
+        """Return no weights: those of a folder have no blocks of few bits."""
+        return {}
 
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""
@@ -193,30 +208,18 @@ def read_config(folder: Path) -> Dict[str, Any]:
     return _json(folder / "config.json")
 
 
-def read_tokenizer(folder: Path) -> bytes:
-    """Return the bytes of tokenizer.json, empty if there is none."""
-    path = folder / "tokenizer.json"
-    return path.read_bytes() if path.is_file() else b""
-
-
-def read_tokenizer_files(folder: Path) -> Dict[str, bytes]:
-    """Return the bytes of the existing TOKENIZER_FILES, by name."""
-    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
-
-
-def read_ids(folder: Path, key: str, vocabulary: int) -> Tuple[int, ...]:
+def read_ids(files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int) -> Tuple[int, ...]:
     """Return the token ids under a key of generation_config.json, or else of config.json. Ids beyond the vocabulary are dropped.
 
     Args:
+        files: the files of the checkpoint by name.
         key: eos_token_id, the ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
 
     Raises:
-        ValueError: the value is not null, an integer of 0 or more, or a list of such integers.
+        ValueError: generation_config.json is not a JSON object, or the value is not null, an integer of 0 or more, or a list of such integers.
     """
-    given = None
-    for name in ("generation_config.json", "config.json"):
-        if given is None and (folder / name).is_file():
-            given = _json(folder / name).get(key)
+    given = _object("generation_config.json", files.get("generation_config.json", b"{}")).get(key)
+    given = config.get(key) if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
@@ -259,14 +262,16 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 
 def _json(path: Path) -> Dict[str, Any]:
+    return _object(path.name, _found(path).read_bytes())
+
+
+def _object(name: str, content: bytes) -> Dict[str, Any]:
     try:
-        values = json.loads(_found(path).read_text(encoding="utf-8"))
+        values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        if str(error).startswith("checkpoint: "):
-            raise
-        raise ValueError(f"checkpoint: expected {path.name} to be JSON, got an error ({error}); download it again") from None
+        raise ValueError(f"checkpoint: expected {name} to be JSON, got an error ({error}); download it again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"checkpoint: expected {path.name} to be a JSON object, got {type(values).__name__}; download it again")
+        raise ValueError(f"checkpoint: expected {name} to be a JSON object, got {type(values).__name__}; download it again")
     return values
 
 
