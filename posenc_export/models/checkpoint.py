@@ -5,7 +5,7 @@ import math
 import pickle
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple, Type, Union
 
 import torch
@@ -113,17 +113,18 @@ class Checkpoint:
 
     Args:
         folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that it names.
+        config: contents of config.json (read_config).
 
     Attributes:
-        config: the contents of config.json.
+        config: the argument.
         files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
 
     Raises:
-        ValueError: no config.json, no weights, a file that is missing or cannot be read, an index that does not match its files.
+        ValueError: no weights, a file that is missing or cannot be read, an index that does not match its files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.config = read_config(folder)
+    def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.config = config
         self.files = {name: (folder / name).read_bytes() for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()}
         self._sources: Dict[str, Tuple[TensorFile, str]] = {}  # tensor name to file and name in that file
         with ExitStack() as opened:

@@ -8,7 +8,7 @@ import torch
 
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, Shape, read_ids
+from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, Shape, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
@@ -68,7 +68,7 @@ def from_pretrained(
 
 def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
     """Open a folder or a GGUF file."""
-    return GGUFCheckpoint(path) if path.suffix == SUFFIX and not path.is_dir() else Checkpoint(path)
+    return GGUFCheckpoint(path) if path.suffix == SUFFIX and not path.is_dir() else Checkpoint(path, read_config(path))
 
 
 def _text(files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]) -> Text:

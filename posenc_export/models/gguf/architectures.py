@@ -50,7 +50,8 @@ def config_of(metadata: Metadata, shapes: Mapping[str, Tuple[int, ...]], read: R
     kind = MIXTRAL if name == "llama" and metadata.take("expert_count", 0) else ARCHITECTURES[name]
     config = {"model_type": kind.model_type, "vocab_size": shapes["token_embd.weight"][0], **_common(metadata)}
     config |= kind.describe(metadata, config)
-    config |= rotation(metadata, config["head_dim"], read) if kind.model_type not in NOT_TURNED else {}
+    turned = rotation(metadata, config["head_dim"], read) if kind.model_type not in NOT_TURNED else {}
+    config |= {SPELLED.get(kind.model_type, {}).get(key, key): value for key, value in turned.items()}
     if kind.model_type in NO_HEAD_SIZE:
         del config["head_dim"]
     metadata.finish()
@@ -273,6 +274,7 @@ ARCHITECTURES = {
     "command-r": Architecture("cohere", _cohere),
     "cohere2": Architecture("cohere2", _cohere2),
 }
+SPELLED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}  # other names of keys of the rotation
 NOT_TURNED = ("gpt2", "bloom", "mpt")
 NO_HEAD_SIZE = ("gpt2", "bloom", "mpt", "gpt_neox", "falcon", "phi", "stablelm", "cohere")
 
