@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
-from posenc_export.export.targets import experts
+from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.experts import DOMAIN
 from posenc_export.export.targets.rewriter import NodeLowering, Rewriter, transposed
 
@@ -87,7 +87,7 @@ class Fused:
             return _dequantized(rewriter, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(rewriter, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
         inputs = [x, self._packed(rewriter, name, grid, codes), rewriter.weight(f"{name}.scales", lambda: codes.scales)]
-        return rewriter.emit("MatMulNBits", inputs, DOMAIN, sizes)
+        return offsets.add_to_product(rewriter, rewriter.emit("MatMulNBits", inputs, DOMAIN, sizes), x, name, codes)
 
     def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]."""
@@ -99,7 +99,7 @@ class Fused:
         scales = rewriter.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         blocks = rewriter.emit("GatherBlockQuantized", [self._packed(rewriter, name, grid, codes), node.inputs[1], scales], DOMAIN, attributes)
-        flat = rewriter.emit("Reshape", [blocks, rewriter.constant([0, 0, -1])])
+        flat = rewriter.emit("Reshape", [offsets.add_to_rows(rewriter, blocks, node.inputs[1], name, codes), rewriter.constant([0, 0, -1])])
         if codes.codes[0].size == codes.inputs:
             return flat
         return rewriter.emit("Slice", [flat, rewriter.constant([0]), rewriter.constant([codes.inputs]), rewriter.constant([2])])

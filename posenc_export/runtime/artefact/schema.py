@@ -129,7 +129,7 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
         activations: "int8" if the inputs of products with these weights are rounded to 8 bits, "float32" if they are not.
     """
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]
+    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]
     matrices: Size = 0
     activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"
 
