@@ -28,6 +28,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "llama with biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 4},
     "llama 3.2": {"rope_parameters": PUBLISHED},
+    "llama wide": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1},
     "llama with experts": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "smollm3": {"num_hidden_layers": 5, "attention_bias": False},
     "qwen2": {"rope_parameters": YARN},
@@ -56,6 +57,9 @@ CONFIGS = {
     "gpt2": "GPT2Config", "gptneox": "GPTNeoXConfig", "bloom": "BloomConfig", "falcon": "FalconConfig", "mpt": "MptConfig", "stablelm": "StableLmConfig",
     "olmo2": "Olmo2Config", "command-r": "CohereConfig", "cohere2": "Cohere2Config",
 }  # fmt: skip
+Stored = Dict[str, np.ndarray]
+NONE: Dict[str, Types] = {}
+SCALES = {Types.Q4_K: (0, 2), Types.Q5_K: (0, 2), Types.Q6_K: (208,), Types.Q2_K: (80, 82), Types.Q3_K: (108,)}  # places of float16 numbers in a block
 OWN_SIZES = ("gpt2", "bloom", "mpt")
 
 
@@ -73,26 +77,51 @@ def made(name: str) -> Any:
     return model.eval()
 
 
-def write(name: str, model: Any, path: Path, kind: Types = Types.F32, metadata: Optional[Mapping[str, Any]] = None) -> Dict[str, np.ndarray]:
-    """Write a model as a GGUF file; matrices are stored in a type. Return what a reader gets for each parameter of the model that changed.
+def write(
+    name: str,
+    model: Any,
+    path: Path,
+    kind: Types = Types.F32,
+    metadata: Optional[Mapping[str, Any]] = None,
+    kinds: Mapping[str, Types] = NONE,
+    only: Callable[[str], bool] = lambda name: True,
+) -> Stored:
+    """Write a model as a GGUF file. Return what each tensor of the file is when it is dequantized, by its name in the file.
 
     Args:
+        kind: type of matrices whose rows are whole numbers of its blocks; others stay in float32. Types that the library gguf cannot write get random blocks.
         metadata: further keys with their values, such as a vocabulary.
+        kinds: types of single tensors, by the end of their names.
+        only: which tensors to write.
     """
-    architecture, config = name.split()[0], model.config
+    architecture, config, stored = name.split()[0], model.config, {}
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in {**_keys(architecture, config), **dict(metadata or {})}.items():
-        _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
-    for tensor, numbers in _factors(config):
-        writer.add_tensor(tensor, np.array(numbers, np.float32))
-    for tensor, numbers in _tensors(architecture, model):
-        fits = kind is not Types.F32 and numbers.ndim > 1 and numbers.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-        writer.add_tensor(tensor, gguf.quantize(numbers, kind) if fits else numbers, raw_dtype=kind if fits else None)
+        _add(writer, key if key.startswith(("tokenizer.", "split.")) else f"{architecture}.{key}", value)
+    for tensor, factors in _factors(config) if only("rope") else ():
+        writer.add_tensor(tensor, np.array(factors, np.float32))
+    for tensor, numbers in ((tensor, numbers) for tensor, numbers in _tensors(architecture, model) if only(tensor)):
+        wanted = next((other for end, other in kinds.items() if tensor.endswith(end)), kind)
+        fits = numbers.ndim > 1 and numbers.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0
+        held = quantized(numbers, wanted if fits else Types.F32)
+        stored[tensor] = gguf.dequantize(held, wanted if fits else Types.F32)
+        writer.add_tensor(tensor, held, raw_dtype=wanted if fits else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return {}
+    return stored
+
+
+def quantized(numbers: np.ndarray, kind: Types) -> np.ndarray:
+    """Return numbers in a type of GGUF, or random blocks of it if the library gguf cannot write it."""
+    if kind not in SCALES:
+        return gguf.quantize(numbers, kind)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(3).integers(0, 256, (numbers.size // weights, size), np.uint8)
+    for at in SCALES[kind]:
+        blocks[:, at : at + 2] = np.random.default_rng(at).uniform(0.0001, 0.001, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(len(numbers), -1)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -67,7 +67,7 @@ def _reader(path: Path) -> Any:
     try:
         return Complete(path)
     except DAMAGED as error:
-        why = (str(error).strip("'\"").splitlines() or [type(error).__name__])[0][:200]
+        why = re.sub(r"np\.\w+\((\d+)\)", r"\1", (str(error).strip("'\"").splitlines() or [type(error).__name__])[0])[:200]
         raise ValueError(f"checkpoint: expected {path.name} to be a complete GGUF file of types that the library gguf knows, got {why}; download it again") from None
 
 

@@ -128,9 +128,10 @@ def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
     bos, eos = (_id(values, name) if _adds(values, name) else None for name in ("bos", "eos"))
     if bos is None and eos is None:
         return
-    single = [*([tokens[bos]] if bos is not None else []), "$A", *([tokens[eos]] if eos is not None else [])]
+    before, after = ([] if index is None else [tokens[index]] for index in (bos, eos))
+    second = [f"{part}:1" for part in (*before, "$B", *after)]
     used = [(tokens[index], index) for index in dict.fromkeys((bos, eos)) if index is not None]
-    made.post_processor = processors.TemplateProcessing(single=single, pair=[*single, *(f"{part}:1" if part == "$A" else f"{part}:1" for part in single)], special_tokens=used)
+    made.post_processor = processors.TemplateProcessing([*before, "$A", *after], [*before, "$A", *after, *second], used)
 
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
