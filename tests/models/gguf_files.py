@@ -143,7 +143,8 @@ def _keys(architecture: str, config: Any) -> Dict[str, Any]:
         "attention.key_length": size, "attention.value_length": size,
     }  # fmt: skip
     for key, names in {"attention.layer_norm_rms_epsilon": ("rms_norm_eps",), "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps")}.items():
-        found |= {key: getattr(config, one) for one in names if hasattr(config, one)}
+        epsilon = [getattr(config, one) for one in names if hasattr(config, one)]
+        found |= {key: epsilon[0]} if epsilon else {}
     for key, other in OTHERS.items():
         if getattr(config, other, None) is not None and architecture in READ_BY.get(other, (architecture,)):
             found[key] = getattr(config, other)

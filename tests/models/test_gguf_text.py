@@ -13,7 +13,8 @@ from posenc_export.models.gguf.text import CONTROL, NORMAL, UNKNOWN, USER_DEFINE
 
 TEXTS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs, does it?", "  two spaces,\n\n    four spaces\ttab ", "def f(x):\n    return x**2  # it's HTTPServer", "naïve café ünïcode",
-    "日本語のテキスト", "👩‍💻 emoji", "MixedCASEWords and 3.14159", "", " ", "one\r\ntwo", "<s>text</s>", "a<|im_end|>b <tool> c",
+    "日本語のテキスト", "👩‍💻 emoji", "MixedCASEWords and 3.14159", "", " ", "one\r\ntwo",
+    "<s>text</s>", "a<|im_end|>b <tool> c",
 ]  # fmt: skip
 SPECIAL = ["<|endoftext|>", "<|im_end|>"]
 BYTE = 6  # a token of one byte
@@ -22,7 +23,8 @@ BYTE = 6  # a token of one byte
 def _byte_level(pre: Any) -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre, decoders.ByteLevel()
-    made.train_from_iterator(TEXTS * 5, trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(TEXTS * 5, trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False))
     made.add_tokens([AddedToken("<tool>", normalized=False)])
     return made
 
@@ -118,7 +120,10 @@ def test_runs_of_spaces_that_are_tokens_are_found_whole() -> None:
     assert found.decode([2, 3, 5, 2]) == "a a   a"
 
 
-@pytest.mark.parametrize(("kind", "others", "ids"), [("llama", {}, [1]), ("gpt2", {"pre": "gpt-2"}, []), ("gpt2", {"pre": "llama-bpe"}, [1]), ("llama", {"add_bos_token": False}, [])])
+BEGINNINGS = [("llama", {}, [1]), ("gpt2", {"pre": "gpt-2"}, []), ("gpt2", {"pre": "llama-bpe"}, [1]), ("llama", {"add_bos_token": False}, [])]
+
+
+@pytest.mark.parametrize(("kind", "others", "ids"), BEGINNINGS)
 def test_a_text_begins_with_bos_where_llama_cpp_begins_it_so(kind: str, others: Dict[str, Any], ids: List[int]) -> None:
     tokens = {"tokens": ["<unk>", "<s>", "</s>", "a"], "token_type": [2, 3, 3, 1], "scores": [0.0] * 4, "merges": [], "bos_token_id": 1, "eos_token_id": 2}
     values = {f"tokenizer.ggml.{key}": value for key, value in {"model": kind, **tokens, **others}.items()}

@@ -88,7 +88,8 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     """A tokenizer that merges characters, with bytes for unknown ones (sentencepiece)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    spelled = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]  # user-defined runs of spaces, as the text has them after normalization
+    # Runs of spaces are user-defined tokens. They are spelled as the text has them after normalization.
+    spelled = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocabulary = {token: index for index, token in enumerate(spelled)}
     pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
     unknown = _id(values, "unknown")

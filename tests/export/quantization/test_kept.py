@@ -95,4 +95,4 @@ def test_the_command_exports_a_gguf_file(tmp_path: Path) -> None:
 
 
 WORDS = ["<unk>", "<s>", "</s>", "!!", *(chr(33 + index) for index in range(60))]
-VOCABULARY = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": WORDS, "tokenizer.ggml.merges": ["! !"], "tokenizer.ggml.eos_token_id": 2}
+VOCABULARY = {f"tokenizer.ggml.{key}": value for key, value in {"model": "gpt2", "pre": "gpt-2", "tokens": WORDS, "merges": ["! !"], "eos_token_id": 2}.items()}
