@@ -16,9 +16,9 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
+from bench.train import corpus
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
-from posenc_export.models.train import corpus
 from posenc_export.runtime import load
 from posenc_export.shared import json_rows
 from posenc_export.shared.numerics import worst_error
@@ -40,7 +40,7 @@ MEASURED: Dict[str, Dict[str, Any]] = {
 
 
 def windows(count: int) -> np.ndarray:
-    """Return held-out text as windows [count,257], the trained length plus the next byte; the same windows as models.train.bits_per_byte."""
+    """Return held-out text as windows [count,257], the trained length plus the next byte; the same windows as bench.train.bits_per_byte."""
     held = corpus()[1].numpy()
     whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(-1, TRAINED_LENGTH + 1)
     return whole[:count].astype(np.int64)

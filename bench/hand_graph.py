@@ -3,12 +3,11 @@
     python -m bench.hand_graph ROPE_FOLDER [ALIBI_FOLDER] [--json FILE]
 
 ROPE_FOLDER is a float32 block of target `ort`, width 512, 8 heads. All contestants run on ONNX Runtime in this process, in alternating bursts of calls.
-Disturbed bursts are measured again. Raw runs use `run_with_iobinding`, with one cache buffer bound as input and output.
+Raw runs use `run_with_iobinding`, with one cache buffer bound as input and output.
 """
 
 import argparse
 import json
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -18,12 +17,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 import onnxruntime as ort
 
-from posenc_export.benchmark.disturbance import watched
 from posenc_export.benchmark.peers.hand_graph import block
 from posenc_export.benchmark.report import duration
-from posenc_export.benchmark.run import Samples
-from posenc_export.benchmark.spread import ratios, spread
-from posenc_export.benchmark.verdicts import LEAST
+from posenc_export.benchmark.spread import spread
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared import json_rows
@@ -102,12 +98,6 @@ def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: 
     return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
 
 
-def _sample(call: Call, count: int) -> Dict[str, Any]:
-    """Measure one burst, with the load of the machine meanwhile."""
-    seconds, reading = watched(lambda: [_burst(call, count)])
-    return {"seconds": seconds, "reading": reading.to_json()}
-
-
 def _burst(call: Call, count: int) -> float:
     """Return the median seconds of a call. If the call returns seconds, these count instead of the measured time."""
     time.sleep(REST)
@@ -140,23 +130,14 @@ def stepper(session: Session, context: int) -> Call:
 
 
 def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
-    """Measure two calls in turn. Return the spread of ratio and difference, second to first, over rounds in which neither was disturbed, so that drift cancels out."""
-    clock: Dict[str, float] = {}
-    one, two = (Samples(options.rounds, os.cpu_count() or 1) for _ in range(2))
-    for _ in range(options.rounds):
-        for samples, (_, call) in ((one, first), (two, second)):
-            samples.take(lambda call=call: _sample(call, options.burst), clock)  # type: ignore[misc]
-    omitted = {*one.disturbed, *two.disturbed}
-    gaps = [b - a for number, (a, b) in enumerate(zip(one.seconds, two.seconds, strict=True)) if number not in omitted]
-    enough = len(gaps) >= LEAST
+    """Measure two calls in turn. Return the spread of ratio and difference, second to first, round by round, so that drift cancels out."""
+    rounds = np.array([[_burst(call, options.burst) for _, call in (first, second)] for _ in range(options.rounds)])
     return {
         "what": title,
         "names": [first[0], second[0]],
-        "seconds": [asdict(spread(samples.seconds)) for samples in (one, two)],
-        "ratio": asdict(spread(ratios(two.seconds, one.seconds, omitted))) if enough else None,
-        "difference": asdict(spread(gaps)) if enough else None,
-        "redone": one.redone + two.redone,
-        "disturbed": len(omitted),
+        "seconds": [asdict(spread(seconds)) for seconds in rounds.T],
+        "ratio": asdict(spread(rounds[:, 1] / rounds[:, 0])),
+        "difference": asdict(spread(rounds[:, 1] - rounds[:, 0])),
     }
 
 
@@ -186,13 +167,12 @@ def cases(options: argparse.Namespace) -> List[Dict[str, Any]]:
 
 
 def lines(found: Sequence[Dict[str, Any]]) -> List[str]:
-    heads = ("what", "first", "second", "ratio", "p10", "p90", "difference us", "redone", "disturbed")
+    heads = ("what", "first", "second", "ratio", "p10", "p90", "difference us")
     cells = []
     for each in found:
         times = [duration(part["median"]) for part in each["seconds"]]
-        ratio = [f"{each['ratio'][name]:.3f}" for name in ("median", "low", "high")] if each["ratio"] else ["", "", ""]
-        gap = f"{1e6 * each['difference']['median']:.1f}" if each["difference"] else ""
-        cells.append((each["what"], *times, *ratio, gap, str(each["redone"]), str(each["disturbed"])))
+        ratio = [f"{each['ratio'][name]:.3f}" for name in ("median", "low", "high")]
+        cells.append((each["what"], *times, *ratio, f"{1e6 * each['difference']['median']:.1f}"))
     return aligned(heads, cells)
 
 

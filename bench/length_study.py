@@ -22,10 +22,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 import torch
 
+from bench.train import corpus, fit, initialise, save
 from posenc_export.export import export
 from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, read, small
 from posenc_export.models.stack import Stack
-from posenc_export.models.train import corpus, fit, initialise, save
 from posenc_export.runtime import load
 from posenc_export.shared import json_rows
 

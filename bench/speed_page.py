@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
-from posenc_export.benchmark.report import Report, duration, rate, size
+from posenc_export.benchmark.report import BUSY, Report, duration, rate, size
 from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread
-from posenc_export.benchmark.verdicts import compared
+from posenc_export.benchmark.spread import ratio as ratio_of
 
 TITLES = {
     "block": "A block of width 512 with 8 heads",
@@ -18,10 +18,11 @@ TITLES = {
 HEAD = """# Speed
 
 Decode is one step of one row with about the given number of cached tokens, in a run of 16 steps; prefill is one prompt from an empty cache.
-Each contestant runs in its own process, in turn, while the others are stopped. Samples that other processes disturbed are measured again. Times are medians; the
-spread is the 10th to the 90th percentile. Ratios are computed round by round in the same run, from rounds in which neither contestant was disturbed, and are blank
-with fewer than 3 such rounds. Weights are random. They are float32 unless a name says otherwise. In all parts but the first, each step was
+Each contestant runs in its own process, in turn, while the others are stopped. Times are medians; the spread is the 10th to the 90th percentile. Ratios are
+medians of ratios round by round in the same run, with the 95 % confidence interval of a paired bootstrap over all rounds, and are blank with fewer than 5 rounds.
+Weights are random. They are float32 unless a name says otherwise. In all parts but the first, each step was
 followed by a rewind, which is not timed, and prompts had fewer rounds: they were measured with an earlier version of the benchmark.
+Other processes disturbed more than half of the samples of the first two parts.
 
 Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static`, `torchscript` or `pt2`; `aotinductor` is the artefact of `pt2`
 after `posenc compile`. `hand-written` is a hand-written graph of the fused
@@ -105,9 +106,9 @@ def page(reports: Dict[str, Report], overhead: Sequence[Dict[str, Any]] = ()) ->
 
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the spread of the ratio of times, ours to theirs, over the undisturbed rounds; None if a contestant is missing or such rounds are too few."""
+    """Return the ratio of times, ours to theirs, with its interval; None if a contestant is missing or rounds are too few."""
     ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
-    return None if ours is None or theirs is None else compared(theirs, ours)
+    return None if ours is None or theirs is None else ratio_of(ours.samples_seconds, theirs.samples_seconds)
 
 
 def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
@@ -115,7 +116,7 @@ def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
 
 
 def _targets(reports: Dict[str, Report]) -> List[str]:
-    lines = ["| part | work | time of | relative to | ratio | spread | at most | |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| part | work | time of | relative to | ratio | interval | at most | |", "|---|---|---|---|---|---|---|---|"]
     for target in TARGETS:
         found = ratio(reports[target.part], target) if target.part in reports else None
         measured = "| | " if found is None else f"| {found.median:.2f} | {found.low:.2f} .. {found.high:.2f} "
@@ -144,8 +145,8 @@ def _part(report: Report) -> List[str]:
     libraries = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.0f} GB/s" for each in limits.read)
     empty = "" if limits.empty_run_seconds is None else f" An empty run of ONNX Runtime takes {duration(limits.empty_run_seconds)}."
-    trust = f" {report.disturbed} disturbed samples were kept." if report.disturbed else ""
-    lines = [f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; {libraries}.{trust}", ""]
+    busy = " Measured on a busy machine." if (report.other_cores or 0.0) > BUSY else ""
+    lines = [f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; {libraries}.{busy}", ""]
     lines += [f"Limits of the machine in the same run: reads {read}; multiplies at {limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}", ""]
     lines += ["| work | contestant | median | spread | tokens/s | ratio to fastest | share of read limit |", "|---|---|---|---|---|---|---|"]
     return lines + [_line(row) for row in report.rows]

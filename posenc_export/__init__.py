@@ -11,7 +11,7 @@ from posenc_export.shared.version import VERSION
 if TYPE_CHECKING:
     from posenc_export.export import export as export_model
     from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.context_extension import grown, to_hierarchical
+    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.presets import load_preset
     from posenc_export.models.pretrained import from_pretrained
     from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
@@ -27,7 +27,7 @@ _HOME = {
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
     "from_pretrained": "posenc_export.models.pretrained",
-    "grown": "posenc_export.models.context_extension",
+    "extend_positions": "posenc_export.models.context_extension",
     "to_hierarchical": "posenc_export.models.context_extension",
     "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
@@ -53,7 +53,7 @@ __all__ = [
     "encoder_config",
     "export_model",
     "from_pretrained",
-    "grown",
+    "extend_positions",
     "load",
     "load_preset",
     "to_hierarchical",

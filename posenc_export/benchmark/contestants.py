@@ -65,33 +65,33 @@ def gather(
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown:
         raise ValueError(f"benchmark: expected runtimes from {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose from these")
-    own = _of_folders([Path(folder).resolve() for folder in folders], different_models, providers)
-    others = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, own)]
-    labels = numbered([contestant.label for contestant in others + own])
-    return [replace(contestant, label=label) for contestant, label in zip(others + own, labels, strict=True)]
+    artefacts = _of_folders([Path(folder).resolve() for folder in folders], different_models, providers)
+    peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
+    labels = numbered([contestant.label for contestant in peers + artefacts])
+    return [replace(contestant, label=label) for contestant, label in zip(peers + artefacts, labels, strict=True)]
 
 
 def _of_folders(paths: Sequence[Path], different_models: bool, providers: Sequence[str]) -> List[Contestant]:
     """Return the contestants that run artefacts: one per folder and provider."""
-    read = [manifests.read(path) for path in paths]
+    folder_manifests = [manifests.read(path) for path in paths]
     models: List[Manifest] = []  # the first folder of each model
-    for manifest in read:
+    for manifest in folder_manifests:
         if all(manifest.config != other.config for other in models):
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
         raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models")
-    found = []
-    for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
+    contestants = []
+    for path, label, manifest in zip(paths, folder_labels(paths), folder_manifests, strict=True):
         name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         check_name(chosen[0], manifest)
-        found += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
+        contestants += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
     for provider in providers:
-        if all(each.provider != provider for each in found):
+        if all(each.provider != provider for each in contestants):
             remedy = "one that `posenc compile` wrote" if provider == AOTINDUCTOR else "one of target onnx or ort"
             raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}")
-    return found
+    return contestants
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
@@ -118,20 +118,20 @@ def cuda_present() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _of_runtime(name: str, own: Sequence[Contestant]) -> List[Contestant]:
+def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     """Return the contestants of one runtime: one per folder that it can load, or one per model that it can build."""
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
         raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}")
-    taken = [each for each in own if each.provider in ON_CPU and runtime.takes(each.folder, each.manifest)]
-    if not taken:
-        got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in own))
+    supported = [each for each in artefacts if each.provider in ON_CPU and runtime.supports(each.folder, each.manifest)]
+    if not supported:
+        got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in artefacts))
         raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}")
     if not runtime.builds:
-        return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in taken]
-    first = {each.model: each for each in reversed(taken)}
-    several = len({each.model for each in own}) > 1
+        return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in supported]
+    first = {each.model: each for each in reversed(supported)}
+    several = len({each.model for each in artefacts}) > 1
     return [replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name) for model, each in reversed(first.items())]
 
 

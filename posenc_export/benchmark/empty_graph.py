@@ -24,7 +24,7 @@ def bound(threads: int) -> Callable[[], Any]:
     binding.bind_ortvalue_input("x", values[0])
     binding.bind_ortvalue_output("y", values[1])
 
-    def run(held: Any = (arrays, values)) -> None:
+    def run(alive: Any = (arrays, values)) -> None:
         session.run_with_iobinding(binding)
 
     return run

@@ -8,8 +8,8 @@ FORMAT_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128, "k
 
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
-    grown = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
-    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in grown)
+    caches = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
+    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches)
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
@@ -32,19 +32,3 @@ def _idle_weights(manifest: Manifest) -> int:
     if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
         return 0
     return sum(3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
-
-
-def share_of_limit(read: int, seconds: float, bandwidth: float) -> float:
-    """Return the achieved read rate as a share of the bandwidth; 1 is the speed of reading the bytes without computing.
-
-    Args:
-        read: bytes.
-        seconds: time of reading them.
-        bandwidth: bytes per second.
-
-    Raises:
-        ValueError: seconds or bandwidth is not positive.
-    """
-    if seconds <= 0.0 or bandwidth <= 0.0:
-        raise ValueError(f"benchmark: expected a time and a bandwidth above 0, got {seconds} s and {bandwidth} B/s; measure again")
-    return read / seconds / bandwidth

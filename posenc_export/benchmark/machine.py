@@ -25,19 +25,19 @@ def limits(worker: Worker, threads: int) -> Limits:
     """Measure the limits of the machine in a worker without contestant. Of several measurements the shortest time counts, since disturbance only adds time."""
 
     def quickest(do: str, **request: Any) -> Any:
-        return min((worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES)))
+        return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
 
-    read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)[0]) for size in WORKING_SETS]
-    flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)[0]
+    bandwidths = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
+    flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
     empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
-    return Limits(read, flops, empty[0] if empty else None)
+    return Limits(bandwidths, flops, empty)
 
 
 def _versions() -> Dict[str, str]:
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,6 +1,6 @@
-"""Interface of a loaded contestant."""
+"""Interface of a loaded contestant, and the base of sessions whose prompts and steps are the same call."""
 
-from typing import Any, Callable, Mapping, NamedTuple, Protocol, Union
+from typing import Any, Mapping, NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
@@ -31,16 +31,40 @@ class Opened(NamedTuple):
 
     Args:
         session: the session.
-        seconds: load time without imports.
         weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
+        seconds: load time without imports; None for the time of `open_session`.
     """
 
     session: Timed
-    seconds: float
     weights: Mapping[str, Union[str, int]]
+    seconds: Optional[float] = None
 
 
-def in_chunks(call: Callable[[np.ndarray], np.ndarray], inputs: np.ndarray, chunk: int = CHUNK) -> np.ndarray:
-    """Pass inputs [B,S,...] to `call` in chunks of at most `chunk` tokens; return the concatenated outputs [B,S,*]. A single output is not copied."""
-    outputs = [call(inputs[:, start : start + chunk]) for start in range(0, inputs.shape[1], chunk)]
-    return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
+class CallSession:
+    """A session whose prompts and steps are the same call. Peers define `call`; those with caches that do not follow from `length` extend reset and rewind."""
+
+    chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
+    length = 0  # tokens in the cache before a call
+
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return their outputs [B,S,*], or those of the last token [B,1,*]."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
+        chunk = self.chunk or inputs.shape[1]
+        outputs = [self._append(inputs[:, start : start + chunk]) for start in range(0, inputs.shape[1], chunk)]
+        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        return self._append(inputs[:, None])[:, -1]
+
+    def rewind(self, n: int) -> None:
+        self.length -= n
+
+    def _append(self, inputs: np.ndarray) -> np.ndarray:
+        output = self.call(inputs)
+        self.length += inputs.shape[1]
+        return output

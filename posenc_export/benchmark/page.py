@@ -51,7 +51,7 @@ def render(report: Report) -> str:
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
         "<h1>posenc benchmark</h1>",
         f"<p>{html.escape(' '.join(report.remarks()))} Lines are medians, bands the 10th to 90th percentile.</p>",
-        _list([verdict.text for verdict in report.verdicts]),
+        _list(report.verdicts),
         *plots,
         "<h2>All rows</h2>",
         _table(ROW_HEADS, report.row_cells()),

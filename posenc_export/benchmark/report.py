@@ -1,20 +1,21 @@
 """The report of a benchmark: as JSON with units in field names, as a table for the terminal, as an HTML page."""
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row
-from posenc_export.benchmark.verdicts import Verdict, verdicts
+from posenc_export.benchmark.verdicts import verdicts
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.tables import aligned
 
-SCHEMA = 3
+SCHEMA = 4
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
 JSON, HTML = Form("bench", b'"machine": {\n  "processor": '), Form("bench", b"<title>posenc benchmark</title>")
+BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples", "redone", "disturbed")
+ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples")
 LOAD_HEADS = ("contestant", "model", "target", "provider", "load", "first call", "peak memory")
 Cells = List[Tuple[str, ...]]
 
@@ -24,6 +25,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         batch_rows: rows of the batch.
+        other_cores: cores that other processes used while samples were taken, on average; 0 on systems without /proc/stat, None in results of earlier versions.
         token_values: content of prompts; all tokens are equal, since the cost of a call does not depend on values.
     """
 
@@ -32,22 +34,18 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     contestants: List[Loaded]
     rows: List[Row]
     batch_rows: int
+    other_cores: Optional[float]
     token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
 
     @property
-    def verdicts(self) -> List[Verdict]:
+    def verdicts(self) -> List[str]:
         """The fastest contestant compared with the next one, for each phase and number of tokens."""
         return verdicts(self.rows)
 
-    @property
-    def disturbed(self) -> int:
-        """Number of disturbed samples that were kept."""
-        return sum(len(row.rounds_disturbed) for row in self.rows)
-
     def to_json(self) -> Dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, which `Report.from_json` reads."""
-        return {**msgspec.to_builtins(self), "verdicts": [verdict.text for verdict in self.verdicts]}
+        return {**msgspec.to_builtins(self), "verdicts": self.verdicts}
 
     @staticmethod
     def from_json(content: Dict[str, Any]) -> "Report":
@@ -66,7 +64,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def table(self) -> str:
         """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
         lines = [*aligned(LOAD_HEADS, self.load_cells()), "", *aligned(ROW_HEADS, self.row_cells()), ""]
-        return "\n".join([*lines, *(verdict.text for verdict in self.verdicts), *self.remarks()]) + "\n"
+        return "\n".join([*lines, *self.verdicts, *self.remarks()]) + "\n"
 
     def row_cells(self) -> Cells:
         return [_cells(row) for row in self.rows]
@@ -78,14 +76,14 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def remarks(self) -> List[str]:
-        """Return sentences on the conditions of the measurement, on disturbed samples, and on the limits of the machine."""
+        """Return sentences on the conditions of the measurement and on the limits of the machine."""
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
-        redone = sum(row.samples_redone for row in self.rows)
-        trust = f"{self.disturbed} disturbed samples could not be redone: run again on a quiet machine." if self.disturbed else "No disturbed sample was kept."
-        how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time."
+        cores = self.other_cores or 0.0
+        busy = f" Measured on a busy machine: other processes used {cores:.1f} cores." if cores > BUSY else ""
+        how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time.{busy}"
         read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s" for each in self.limits.read)
         empty = "" if self.limits.empty_run_seconds is None else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
-        return [f"{how} {redone} disturbed samples redone. {trust}", f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}."]
+        return [how, f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}."]
 
 
 def duration(seconds: float) -> str:
@@ -107,5 +105,4 @@ def _cells(row: Row) -> Tuple[str, ...]:
     times = (duration(row.median_seconds), duration(row.p10_seconds), duration(row.p90_seconds))
     ratio = "" if row.ratio_to_fastest is None else f"{row.ratio_to_fastest:.2f}"
     share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    counts = (str(len(row.samples_seconds)), str(row.samples_redone), str(len(row.rounds_disturbed)))
-    return (row.phase, str(row.tokens), row.contestant, row.model, *times, rate(row.tokens_per_second), ratio, share, *counts)
+    return (row.phase, str(row.tokens), row.contestant, row.model, *times, rate(row.tokens_per_second), ratio, share, str(len(row.samples_seconds)))

@@ -76,12 +76,10 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         tokens: tokens per row, in the cache at decode and in the prompt at prefill.
         samples_seconds: samples in the order of the rounds; every round measures all contestants in turn.
         tokens_per_second: rate of all rows of the batch together.
-        ratio_to_fastest: median of the ratios to the fastest contestant, over the rounds in which both were undisturbed; None with fewer than 3 such rounds.
+        ratio_to_fastest: median of the ratios to the fastest contestant, round by round; None with fewer than 5 rounds.
         least_bytes: bytes that a step must read, weights and valid cache; None at prefill and on CUDA.
         read_bytes_per_second: bandwidth of reading as many bytes without computing, in the same rounds.
         share_of_limit: least_bytes / median / read_bytes_per_second.
-        samples_redone: samples that were discarded as disturbed and measured again.
-        rounds_disturbed: numbers of the rounds whose sample was disturbed and kept, because the limit of repetitions was reached.
     """
 
     phase: str
@@ -97,5 +95,3 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     least_bytes: Optional[int]
     read_bytes_per_second: Optional[float]
     share_of_limit: Optional[float]
-    samples_redone: int
-    rounds_disturbed: List[int]

@@ -20,7 +20,7 @@ class Runtime:
         peer: name of the module whose `open_session(folder, manifest, threads, batch)` returns the session to time.
         needs: modules that must be installed.
         install: requirement for pip that installs them.
-        takes: returns whether the runtime supports an artefact, given folder and manifest.
+        supports: returns whether the runtime supports an artefact, given folder and manifest.
         rule: description of the supported artefacts, for error messages.
         builds: True if the runtime rebuilds the model from its description, once per model; False if it loads each supported folder.
         quantizes: whether a runtime that rebuilds the model quantizes its weights.
@@ -29,7 +29,7 @@ class Runtime:
     peer: str
     needs: Tuple[str, ...]
     install: str
-    takes: Callable[[Path, Manifest], bool]
+    supports: Callable[[Path, Manifest], bool]
     rule: str
     builds: bool = True
     quantizes: bool = False
@@ -64,8 +64,8 @@ def _optimum(folder: Path, manifest: Manifest) -> bool:
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
-    grown = [state.update == "append" and len(state.axes) == 4 for state in manifest.states]
-    return manifest.target == "onnx" and manifest.signature == "mask" and manifest.kind == "decoder" and all(grown)
+    append_only = [state.update == "append" and len(state.axes) == 4 for state in manifest.states]
+    return manifest.target == "onnx" and manifest.signature == "mask" and manifest.kind == "decoder" and all(append_only)
 
 
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"

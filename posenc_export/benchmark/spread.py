@@ -1,34 +1,39 @@
-"""Median and spread of timings, and ratios of timings of the same rounds."""
+"""Median and spread of timings, and the ratio of two contestants' timings with a confidence interval."""
 
 from dataclasses import dataclass
-from typing import Collection, List, Sequence
+from typing import Optional, Sequence
 
 import numpy as np
+
+FEWEST = 5  # pairs of timings that a ratio needs
+DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, 10th (low) and 90th (high) percentile of samples, in their unit, and the number of samples."""
+    """A median with a lower and an upper bound, in the unit of the samples."""
 
     median: float
     low: float
     high: float
-    samples: int
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the spread of values.
-
-    Raises:
-        ValueError: values is empty.
-    """
-    if not values:
-        raise ValueError("spread: expected at least one value, got none; take more rounds")
+    """Return median, 10th (low) and 90th (high) percentile of values."""
     low, median, high = np.quantile(values, (0.1, 0.5, 0.9))
-    return Spread(float(median), float(low), float(high), len(values))
+    return Spread(float(median), float(low), float(high))
 
 
-def ratios(times: Sequence[float], reference: Sequence[float], omitted: Collection[int]) -> List[float]:
-    """Return times divided by reference, round by round, so that slow drift of the machine cancels out. omitted: numbers of rounds without a ratio."""
-    pairs = enumerate(zip(times, reference, strict=False))
-    return [time / other for number, (time, other) in pairs if number not in omitted]
+def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread]:
+    """Return the median of times / reference, round by round, with its confidence interval; None with fewer than FEWEST rounds.
+
+    The interval is that of a paired bootstrap (Efron and Tibshirani 1993, 13): a round that other processes disturbed is one of the values that are drawn, and slow
+    drift of the machine cancels out within a round.
+    """
+    count = min(len(times), len(reference))
+    if count < FEWEST:
+        return None
+    ratios = np.divide(times[:count], reference[:count])
+    medians = np.median(ratios[np.random.default_rng(0).integers(0, count, (DRAWS, count))], axis=1)
+    low, high = np.quantile(medians, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Spread(float(np.median(ratios)), float(low), float(high))

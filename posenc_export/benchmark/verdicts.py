@@ -1,55 +1,29 @@
-"""Verdicts: the fastest contestant, and whether its advantage over the next one exceeds the spread of the samples."""
+"""Verdicts: the fastest contestant compared with the next one."""
 
-from dataclasses import dataclass
+import math
 from itertools import groupby
-from typing import List, Optional, Sequence
+from typing import List, Sequence
 
 from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.spread import Spread, ratios, spread
+from posenc_export.benchmark.spread import ratio
 
-LEAST = 3  # fewest rounds for a ratio
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Comparison of the fastest contestant with the next one, at one phase and number of tokens.
-
-    Args:
-        fastest: label of the fastest contestant.
-        following: label of the next contestant.
-        ratio: time of the next contestant divided by time of the fastest, over the rounds in which both were undisturbed; None with fewer than LEAST of them.
-        text: the verdict as a sentence.
-    """
-
-    phase: str
-    tokens: int
-    fastest: str
-    following: str
-    ratio: Optional[Spread]
-    text: str
+def verdicts(rows: Sequence[Row]) -> List[str]:
+    """Return a sentence for each phase and number of tokens with at least two contestants and enough rounds for a ratio, in the order of the rows."""
+    groups = [sorted(group, key=lambda row: row.median_seconds) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
+    comparisons = [(group[0], _comparison(*group[:2])) for group in groups if len(group) > 1]
+    return [f"{row.phase} at {row.tokens} {WHAT[row.phase]}: {comparison}" for row, comparison in comparisons if comparison]
 
 
-def verdicts(rows: Sequence[Row]) -> List[Verdict]:
-    """Return a verdict for each phase and number of tokens with at least two contestants, in the order of the rows."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
-    return [_verdict(*sorted(group, key=lambda row: row.median_seconds)[:2]) for group in groups if len(group) > 1]
-
-
-def compared(first: Row, second: Row) -> Optional[Spread]:
-    """Return the spread of the time of the second contestant divided by that of the first; None with fewer than LEAST rounds in which both were undisturbed."""
-    found = ratios(second.samples_seconds, first.samples_seconds, {*first.rounds_disturbed, *second.rounds_disturbed})
-    return spread(found) if len(found) >= LEAST else None
-
-
-def _verdict(first: Row, second: Row) -> Verdict:
-    ratio = compared(first, second)
-    if ratio is None:
-        finding = f"no verdict between {first.contestant} and {second.contestant}, because fewer than {LEAST} rounds were undisturbed"
-    else:
-        extent = f"the spread is {ratio.low:.2f} to {ratio.high:.2f}"
-        finding = f"{first.contestant} is {ratio.median:.2f} times as fast as {second.contestant}; {extent}"
-        if ratio.low <= 1.0:
-            finding = f"no difference beyond the spread between {first.contestant} and {second.contestant}; {extent}"
-    text = f"{first.phase} at {first.tokens} {WHAT[first.phase]}: {finding}"
-    return Verdict(first.phase, first.tokens, first.contestant, second.contestant, ratio, text)
+def _comparison(first: Row, second: Row) -> str:
+    slower = ratio(second.samples_seconds, first.samples_seconds)
+    if slower is None:
+        return ""
+    if slower.low > 1.0:
+        return f"{first.contestant} is {slower.median:.3g} ({slower.low:.3g} .. {slower.high:.3g}) times as fast as {second.contestant}"
+    if slower.high < 1.0:  # slower round by round, in spite of the smaller median
+        return _comparison(second, first)
+    most = math.ceil(100 * (max(slower.high, 1 / slower.low) - 1))
+    return f"no difference larger than {most} % between {first.contestant} and {second.contestant}"

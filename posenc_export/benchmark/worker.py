@@ -10,14 +10,15 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, TextIO, Tuple
 
 import numpy as np
 
-from posenc_export.benchmark.disturbance import watched
 from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
+from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.providers import TORCH_TARGETS
@@ -31,30 +32,30 @@ Request = Dict[str, Any]
 
 def open_session(request: Request) -> Tuple[Opened, Manifest]:
     """Return the session for a load request, and the manifest of its folder."""
-    folder = Path(request["folder"])
+    folder, threads = Path(request["folder"]), request["threads"]
     manifest = manifests.read(folder)
     if request["runtime"] == ARTEFACT:
-        return _open_artefact(folder, manifest, request), manifest
-    peer = importlib.import_module(RUNTIMES[request["runtime"]].peer)
-    opened: Opened = peer.open_session(folder, manifest, request["threads"], request["batch"])
-    return opened, manifest
-
-
-def _open_artefact(folder: Path, manifest: Manifest, request: Request) -> Opened:
-    """Open an artefact. Libraries are imported before the timed load."""
-    from posenc_export.runtime import load
-
-    if manifest.target in TORCH_TARGETS:
-        import torch
-
-        torch.set_num_threads(request["threads"])
+        _import_runtime(manifest, threads)
+        opener = partial(_open_artefact, provider=request["provider"])
     else:
-        import onnxruntime  # noqa: F401  imported here, so that it does not count as load time
+        opener = importlib.import_module(RUNTIMES[request["runtime"]].peer).open_session
+    start = time.perf_counter()
+    opened: Opened = opener(folder, manifest, threads, request["batch"])
+    return opened if opened.seconds is not None else opened._replace(seconds=time.perf_counter() - start), manifest
+
+
+def _open_artefact(folder: Path, manifest: Manifest, threads: int, batch: int, provider: str) -> Opened:
+    return Opened(load(folder, provider, threads).session(batch), manifest.source)
+
+
+def _import_runtime(manifest: Manifest, threads: int) -> None:
+    """Import the library that runs an artefact, so that its import does not count as load time."""
+    if manifest.target in TORCH_TARGETS:
+        importlib.import_module("torch").set_num_threads(threads)
+    else:
+        importlib.import_module("onnxruntime")
     if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools slow each other down
         raise RuntimeError("benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug")
-    start = time.perf_counter()
-    session = load(folder, provider=request["provider"], threads=request["threads"]).session(request["batch"])
-    return Opened(session, time.perf_counter() - start, manifest.source)
 
 
 class Bench:
@@ -83,8 +84,7 @@ class Bench:
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
-        values, reading = watched(lambda: [self._prefill(request["context"])])
-        return {"seconds": values, "reading": reading.to_json()}
+        return _watched(lambda: self._prefill(request["context"]))
 
     def decode(self, request: Request) -> Dict[str, Any]:
         """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
@@ -93,8 +93,7 @@ class Bench:
         if request["fresh"]:
             self._prefill(max(1, start))
         self._steps(min(WARM, self.burst))
-        values, reading = watched(lambda: _repeat(lambda: self._steps(self.burst), request["duration"]))
-        return {"seconds": values, "reading": reading.to_json()}
+        return _watched(lambda: _median(lambda: self._steps(self.burst), request["duration"]))
 
     def memory(self, request: Request) -> Dict[str, Any]:
         return {"peak": peak_bytes()}
@@ -106,21 +105,20 @@ class Bench:
             self.buffer, self.vector = np.ones((rows, READ_WIDTH), np.float32), np.ones(READ_WIDTH, np.float32)
         matrix, vector, flat = self.buffer, self.vector, self.buffer.reshape(-1)
         reads: List[Callable[[], Any]] = [flat.sum, lambda: flat.dot(flat), lambda: matrix.dot(vector)]
-        values, reading = watched(lambda: [min(_median(read, request["duration"] / len(reads)) for read in reads)])
-        return {"seconds": values, "reading": reading.to_json()}
+        return _watched(lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads))
 
     def gemm(self, request: Request) -> Dict[str, Any]:
         """Time numpy's float32 product of square matrices with `width` rows."""
         matrix = np.ones((request["width"], request["width"]), np.float32)
-        return {"seconds": [_median(lambda: matrix @ matrix, request["duration"])]}
+        return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a run of one Identity node with bound input and output; an empty list without onnx and onnxruntime."""
+        """Time a run of one Identity node with bound input and output; None without onnx and onnxruntime."""
         try:
             from posenc_export.benchmark.empty_graph import bound
         except ModuleNotFoundError:
-            return {"seconds": []}
-        return {"seconds": [_median(bound(request["threads"]), request["duration"])]}
+            return {"seconds": None}
+        return {"seconds": _median_of(bound(request["threads"]), request["duration"])}
 
     def _prompt(self, tokens: int) -> Any:
         """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does not depend on values."""
@@ -132,13 +130,11 @@ class Bench:
     def _prefill(self, tokens: int) -> float:
         self.session.reset()
         prompt = self._prompt(tokens)
-        start = time.perf_counter()
-        self.session.prefill(prompt, logits_to_keep=1)
-        return time.perf_counter() - start
+        return _timed(lambda: self.session.prefill(prompt, logits_to_keep=1))
 
     def _steps(self, count: int) -> List[float]:
         """Time successive steps, as decode runs them, and rewind them together. The first step is not counted, because a growing cache is then copied."""
-        times = [_timed(self.session.step, self.token) for _ in range(count)]
+        times = [_timed(lambda: self.session.step(self.token)) for _ in range(count)]
         self.session.rewind(count)
         return times[1:] or times
 
@@ -176,30 +172,43 @@ def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) ->
         serve(opener, sys.stdin, replies)
 
 
-def _timed(call: Callable[[Any], Any], argument: Any) -> float:
+def _timed(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
-    call(argument)
+    call()
     return time.perf_counter() - start
 
 
-def _repeat(turn: Callable[[], List[float]], duration: float) -> List[float]:
-    """Call `turn` for `duration` seconds, at least once; return the median of all times as the only value."""
+def _median_of(call: Callable[[], Any], duration: float) -> float:
+    """Call once untimed, then for `duration` seconds; return the median time of a call."""
+    call()
+    return _median(lambda: [_timed(call)], duration)
+
+
+def _median(turn: Callable[[], List[float]], duration: float) -> float:
+    """Call `turn` until its times add up to `duration` seconds, at least once; return the median of all times."""
     times = turn()
     end = time.perf_counter() + duration - sum(times)
     while time.perf_counter() < end:
         times += turn()
-    return [float(np.median(times))]
-
-
-def _median(read: Callable[[], Any], duration: float) -> float:
-    read()
-    end = time.perf_counter() + duration
-    times: List[float] = []
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
-        read()
-        times.append(time.perf_counter() - start)
     return float(np.median(times))
+
+
+def _watched(measure: Callable[[], float]) -> Dict[str, float]:
+    """Return the seconds that `measure` returns, and the number of cores that other processes used meanwhile, below 0 by chance or without /proc/stat."""
+    before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
+    seconds = measure()
+    busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before
+    return {"seconds": seconds, "other_cores": (busy - own) / wall}
+
+
+def _busy_seconds() -> float:
+    """Return the seconds that all cores together were busy since boot; 0 on systems without /proc/stat."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    except FileNotFoundError:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields)
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

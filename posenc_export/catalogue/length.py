@@ -44,8 +44,8 @@ def figure(study: Mapping[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
     rows = study["rows"]
-    made = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = made.subplots(1, 2, sharey=True)
+    drawing = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = drawing.subplots(1, 2, sharey=True)
     _lines(left, [row for row in rows if not row["scaling"]], "encoding")
     _lines(right, [row for row in rows if row["scaling"]], "scaling")
     left.set_title(f"trained at {study['training']['length']} bytes", fontsize=9)
@@ -58,7 +58,7 @@ def figure(study: Mapping[str, Any]) -> Any:
         axes.set_xticks([], minor=True)
         axes.set_xlim(right=1.9 * max(ticks))  # room for labels
         axes.set_xlabel("bytes of context")
-    return made
+    return drawing
 
 
 def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:

@@ -17,13 +17,18 @@ SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 def hooks_of(name: str) -> str:
     """Names of the hooks that an encoding overrides, or "none"."""
     cls = registry.KNOWN[name]
-    found = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
-    return ", ".join(dict.fromkeys(found)) or "none"
+    places = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    return ", ".join(dict.fromkeys(places)) or "none"
+
+
+def needs_parameters(name: str) -> bool:
+    """Whether an encoding has a parameter without a default."""
+    return any(parameter.default is inspect.Parameter.empty for parameter in registry.parameters(name).values())
 
 
 def states_of(name: str) -> str:
     """Names of the states besides keys and values that calls carry, or "none"; "by parameters" if a parameter has no default."""
-    if any(parameter.default is inspect.Parameter.empty for parameter in registry.parameters(name).values()):
+    if needs_parameters(name):
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
     replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
@@ -46,8 +51,8 @@ def _row(name: str) -> Dict[str, str]:
     row = {"name": name, "hook": "-", "state": "-", "parameters": "-", "package": "-"}
     try:
         registry.KNOWN.check_one(name)
-        found = registry.parameters(name)
-        cells = {"hook": hooks_of(name), "state": states_of(name), "parameters": ", ".join(map(_parameter, found.values())) or "-"}
+        parameters = ", ".join(map(_parameter, registry.parameters(name).values()))
+        cells = {"hook": hooks_of(name), "state": states_of(name), "parameters": parameters or "-"}
     except ValueError as error:
         return {**row, "source": f"refused: {error}"}
     return {**row, **cells, "package": str(registry.origin(name) or "-"), "source": source_of(name)}

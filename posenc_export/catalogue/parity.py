@@ -129,9 +129,9 @@ def main(arguments: Sequence[str]) -> int:
     pairs = [(name, form) for name in REGISTRY for form in forms_of(name)]
     rows: List[Dict[str, Any]] = []
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(measured, *zip(*pairs, strict=True)):
-            rows += found
-            print(f"{found[0]['encoding']} in {found[0]['model']}", file=sys.stderr, flush=True)
+        for (name, form), of_targets in zip(pairs, pool.map(measured, *zip(*pairs, strict=True)), strict=True):
+            rows += of_targets
+            print(f"{name} in {form}", file=sys.stderr, flush=True)
     json_rows.write(options.json, rows)
     options.markdown.write_text(table(rows), encoding="utf-8")
     return 0 if all("refused" in row or passes(row) for row in rows) else 1

@@ -15,6 +15,7 @@ from posenc_export.encodings.rope_2d import RoPE2D
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.encodings.sinusoidal import Sinusoidal
@@ -81,10 +82,9 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
 
 
 def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, view: View) -> List[Panel]:
-    cls, distance = type(encoding), view.distance
-    acts = {hook for hook in ("embed", "embed_next", "rotate", "bias", "rescore") if getattr(cls, hook) is not getattr(PositionEncoding, hook)}
+    distance = view.distance
     panels: List[Panel] = []
-    if acts & {"embed", "embed_next"}:
+    if overrides(encoding, "embed", "embed_next"):
         panels += _of_tokens(encoding, spec, geometry, view)
     if isinstance(encoding, Rotary):
         panels.append(("tokens to a full turn, by pair", lambda axes: waves.wavelengths(axes, encoding, spec, geometry)))
@@ -100,11 +100,11 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
             panels.append((f"mean cosine of head {head}, by place of the key", functools.partial(waves.by_offset, frequencies=frequencies)))
     if isinstance(encoding, WINDOWS):
         panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
-    elif "bias" in acts:
+    elif overrides(encoding, "bias"):
         panels.append(("bias, by distance and head", lambda axes: _bias(axes, encoding, geometry, distance)))
-    if "rescore" in acts and not isinstance(encoding, BY_ROTATION):
+    if overrides(encoding, "rescore") and not isinstance(encoding, BY_ROTATION):
         panels.append(("score of equal vectors less that of the own key", lambda axes: _change_of_scores(axes, encoding, geometry, distance)))
-    elif acts & {"rotate", "rescore"} or not panels:
+    elif overrides(encoding, "rotate", "rescore") or not panels:
         along = "distance on all axes" if encoding.axes else "distance"
         panels.append((f"score of equal vectors, by {along}", lambda axes: _similarity(axes, encoding, geometry, distance)))
     return panels
@@ -132,8 +132,7 @@ def _change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> n
 
 def _embedded(axes: Any, change: np.ndarray) -> None:
     limit = float(np.abs(change).max()) or 1.0
-    image = axes.imshow(change.T, aspect="auto", origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    waves.heatmap(axes, change.T, aspect="auto", origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit)
     waves.labels(axes, "position", "entry")
 
 
@@ -150,8 +149,7 @@ def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> N
     """Draw the bias of all keys for a query in the middle of the window."""
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
     biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
-    image = axes.imshow(biases, origin="upper", cmap="viridis", interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    waves.heatmap(axes, biases, origin="upper", cmap="viridis")
     axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")
 

@@ -5,7 +5,6 @@
 
 import argparse
 import dataclasses
-import inspect
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
+from posenc_export.catalogue.listing import needs_parameters
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.randomness import drawn_from
 from posenc_export.models.stack import Mask
@@ -76,7 +77,7 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
 
 def _by_content(encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor) -> Any:
     """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the values are rows of the identity); None for others."""
-    if type(encoding).rescore is PositionEncoding.rescore:
+    if not overrides(encoding, "rescore"):
         return None
     count, heads, size = q.size(1), q.size(2), TOKENS
     states = [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()]
@@ -119,7 +120,7 @@ def measure(name: str) -> Row:
     Raises:
         ValueError: unknown name, or an encoding that cannot be built.
     """
-    if any(parameter.default is inspect.Parameter.empty for parameter in encodings.parameters(name).values()):
+    if needs_parameters(name):
         return dict.fromkeys(COLUMNS, "-")
     encoding, causal = built({"name": name}), "causal" in encodings.KNOWN[name].works_in
     near, far = (respond(encoding, _line(encoding, start), causal) for start in STARTS)

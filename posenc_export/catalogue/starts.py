@@ -27,6 +27,7 @@ BASE, PREFIX = 10000.0, "layers.0.attention.encoding."
 
 
 @drawn_from(0)
+@torch.no_grad()
 def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncoding, Geometry, str]:
     """Build an encoding with weights for a picture. Returns it with its geometry and a description of the weights; "" if nothing is trained.
 
@@ -59,7 +60,6 @@ def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[Posi
     return encoding, geometry, "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else ""
 
 
-@torch.no_grad()
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
     """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same mean and standard deviation."""
     count, width = table.shape[axis], table.shape[1 - axis]
@@ -69,7 +69,6 @@ def _fill(table: torch.nn.Parameter, axis: int) -> None:
     table.copy_(rows if axis == 0 else rows.T)
 
 
-@torch.no_grad()
 def _fall(encoding: Any, heads: int) -> None:
     """Set biases to -(h + 1) / H times the length of the offset in rows and columns."""
     down, right = (torch.arange(1 - count, count, dtype=torch.float32) for count in (encoding.rows, encoding.columns))
@@ -77,7 +76,6 @@ def _fall(encoding: Any, heads: int) -> None:
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
 
 
-@torch.no_grad()
 def _cosines(encoding: Any, heads: int) -> None:
     """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the position term is an inner product of sinusoids."""
     waves = encoding.width // 2
@@ -87,13 +85,11 @@ def _cosines(encoding: Any, heads: int) -> None:
     encoding.v.copy_((4 * (torch.arange(heads) + 1) / heads)[:, None].expand_as(encoding.v))
 
 
-@torch.no_grad()
 def _in_phase(encoding: Any, heads: int) -> None:
     """Set all phases to 0: scores are highest at the query's own position."""
     encoding.phase.value.zero_()
 
 
-@torch.no_grad()
 def _spread(encoding: Any, heads: int) -> None:
     """Replace the random directions of heads by equally spaced ones of the same lengths."""
     along = encoding.along.value
@@ -102,7 +98,6 @@ def _spread(encoding: Any, heads: int) -> None:
     along.copy_(along.norm(dim=0) * (directions / directions.norm(dim=0))[:, :, None])
 
 
-@torch.no_grad()
 def _smooth(encoding: Any, heads: int) -> None:
     """Set filters to 2^-distance from the token itself, normalised to sum 1, without offsets."""
     weight, causal = encoding.convolution.weight, encoding.convolution.weight.dim() == 3

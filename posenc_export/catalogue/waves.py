@@ -1,6 +1,6 @@
 """Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow pairs, axes, components."""
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
-AXES = {2: ("row", "column"), 3: ("time", "height", "width")}
+AXES: Dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
 MARKERS = "os^Dv<>P"
 OFFSET = 16  # rows and columns on each side of a query
 
@@ -25,6 +25,12 @@ def labels(axes: Any, across: str, up: str = "") -> None:
 
 def legend(axes: Any, title: str = "") -> None:
     axes.legend(fontsize=6, frameon=False, title=title or None, title_fontsize=6)
+
+
+def heatmap(axes: Any, values: np.ndarray, **options: Any) -> None:
+    """Draw values [rows,columns] as colours, with their scale."""
+    image = axes.imshow(values, interpolation="nearest", **options)
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
@@ -47,10 +53,10 @@ def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geomet
     asked = float(getattr(encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
         other: Any = encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
-        turns = np.exp(1j * np.arange(distance + 1)[:, None] * np.array([other.frequency(k) for k in range(other.size // 2)]))
-        found = np.abs(np.cumsum(turns, axis=1)).mean(1)
+        turns = np.exp(1j * np.arange(distance + 1)[:, None] * _frequencies(other))
+        bounds = np.abs(np.cumsum(turns, axis=1)).mean(1)
         label, width = (f"{theta:g} (this one)", 1.6) if theta == asked else (f"{theta:g}", 0.8)
-        axes.plot(found / found[0], color=color, linewidth=width, label=label)
+        axes.plot(bounds / bounds[0], color=color, linewidth=width, label=label)
     axes.set_ylim(bottom=0)
     labels(axes, "distance")
     legend(axes, "theta")
@@ -58,7 +64,7 @@ def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geomet
 
 def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
     """Draw the mean of cos(d w_k) over pairs that make a full turn within `distance`, and over the other pairs."""
-    frequencies = np.array([encoding.frequency(k) for k in range(encoding.size // 2)])
+    frequencies = _frequencies(encoding)
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
     for chosen, color, pace in ((fast, COLOURS[0], f"turn within {distance}"), (~fast, COLOURS[1], "slower")):
@@ -68,6 +74,10 @@ def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
     legend(axes)
 
 
+def _frequencies(encoding: Rotary) -> np.ndarray:
+    return np.array([encoding.frequency(k) for k in range(encoding.size // 2)])
+
+
 def _step(encoding: RotaryGrid, k: int) -> float:
     """Angle of pair k between adjacent coordinates."""
     axis = encoding.axis_of_pair[k]
@@ -75,8 +85,7 @@ def _step(encoding: RotaryGrid, k: int) -> float:
 
 
 def _named(encoding: RotaryGrid) -> Dict[int, str]:
-    count = encoding.axes
-    return dict(enumerate(AXES.get(count, tuple(f"axis {axis}" for axis in range(count)))))
+    return dict(enumerate(AXES.get(encoding.axes, [f"axis {axis}" for axis in range(encoding.axes)])))
 
 
 def sections(axes: Any, encoding: RotaryGrid) -> None:
@@ -93,8 +102,7 @@ def by_offset(axes: Any, frequencies: np.ndarray) -> None:
     """Draw the mean of cos over all pairs, by row and column of the key around the query; frequencies [2,r/2] of one head."""
     offsets = np.arange(-OFFSET, OFFSET + 1)
     turns = offsets[:, None, None] * frequencies[0] + offsets[None, :, None] * frequencies[1]
-    image = axes.imshow(np.cos(turns).mean(2), extent=(-OFFSET, OFFSET, OFFSET, -OFFSET), cmap="viridis", interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    heatmap(axes, np.cos(turns).mean(2), extent=(-OFFSET, OFFSET, OFFSET, -OFFSET), cmap="viridis")
     axes.plot(0, 0, "x", color=COLOURS[1])
     labels(axes, "column", "row")
 

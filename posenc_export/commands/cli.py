@@ -1,4 +1,4 @@
-"""The `posenc` command: list, export, compile, verify, generate, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, serve, page, bench, inspect, plot."""
 
 import argparse
 import importlib
@@ -14,6 +14,7 @@ INTERRUPTED = 130
 # File in commands/ of each command, which is imported only for its own command, and what the command does.
 COMMANDS = {
     "list": ("listing", "list encodings, targets, families of checkpoints and presets"),
+    "describe": ("describe", "print a model layer by layer, in the order of its forward pass; reads no weights"),
     "export": ("export", "write an artefact and verify it"),
     "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
     "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
@@ -21,7 +22,7 @@ COMMANDS = {
     "serve": ("serve", "answer completions over HTTP, as in OpenAI's API"),
     "page": ("page", "write a static page that runs a decoder in the browser"),
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
-    "inspect": ("inspect", "print encoding, sizes, positions, inputs, states and certificate of an artefact, or a program that runs it"),
+    "inspect": ("inspect", "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it"),
     "plot": ("plot", "draw an encoding, as PNG or SVG"),
 }
 
@@ -71,7 +72,9 @@ def _parser(called: str) -> argparse.ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == called:
-            importlib.import_module(f"posenc_export.commands.{module}").add_arguments(command)
+            file = importlib.import_module(f"posenc_export.commands.{module}")
+            file.add_arguments(command)
+            command.set_defaults(run=file.run)
         command.add_argument("--json", action="store_true", help="machine-readable output")
         command.set_defaults(parser=command)
     return parser

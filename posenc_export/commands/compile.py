@@ -4,15 +4,15 @@ import argparse
 import json
 from pathlib import Path
 
+from posenc_export.commands.options import add_digest, add_folder
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 
 
 def add_arguments(compiling: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc compile`."""
-    compiling.add_argument("folder", type=Path, help="folder of an artefact of target pt2")
+    add_folder(compiling, "an artefact of target pt2")
     compiling.add_argument("-o", "--output", type=Path, help="folder of the compiled artefact (default: FOLDER-native)")
-    compiling.add_argument("--digest", help="digest that the pt2 artefact must have, from a source other than the folder itself")
-    compiling.set_defaults(run=run)
+    add_digest(compiling, "the pt2 artefact")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,11 +22,11 @@ def run(options: argparse.Namespace) -> int:
 
     output = options.output or options.folder.with_name(f"{options.folder.resolve().name}-native")
     try:
-        made = compile_artefact(options.folder, output, options.say, options.digest)
+        manifest = compile_artefact(options.folder, output, options.say, options.digest)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
     options.say.close()
-    row = {"target": made.target, "folder": str(output), **summary(made.proofs[0])}
+    row = {"target": manifest.target, "folder": str(output), **summary(manifest.proofs[0])}
     print(json.dumps([row], indent=1)) if options.json else show([row])
     return 0

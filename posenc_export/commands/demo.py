@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
             rows.append({"model": name, "target": target, **summary(certificate)})
     progress.close()
     show(rows)
-    text = Path(calendar.__file__).read_bytes()  # not in the training data (models/train.py)
+    text = Path(calendar.__file__).read_bytes()  # not in the training data (bench/train.py)
     for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
         session = load(folder / name / "ort").session()
         prompt = np.frombuffer(text[:length], np.uint8).astype(np.int64)[None]

@@ -10,21 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.shared.suggestion import suggestion
 
-# Options of a block with their defaults, and their help texts.
-BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
-MEANING = {
-    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
-    "width": "size of the hidden states (default: 512)",
-    "heads": "number of query heads (default: 8)",
-    "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
-    "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; for a checkpoint, the value in its config.json)",
-    "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
-    "seed": "seed of the random weights (default: 0)",
-}
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
@@ -52,16 +41,13 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
-    for name, default in BLOCK.items():  # None if not given, because a preset refuses even the default
-        choices = ("causal", "bidirectional") if name == "attention" else None
-        block.add_argument(f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=MEANING[name])
+    add_block(block)
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
     checkpoint = exporting.add_argument_group("options of a checkpoint")
     checkpoint.add_argument("--layer", type=int, help="export only the attention of this layer, as a block")
     checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
     longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
-    exporting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,17 +55,22 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.export import ExportOptions, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
-    few_bits, options.weights = _weights(options.weights)
-    how = ExportOptions(options.signature, options.dtype, not options.no_verify, options.say, few_bits, options.calibrate, options.cache, options.tolerance)
-    check_export(targets, options.output, how)
+    weights_format, options.weights = _weights(options.weights)
+    settings = ExportOptions(
+        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance
+    )
+    check_export(targets, options.output, settings)
     model = _model(options)
     try:
-        made = export_all(model, targets, options.output, how)
+        manifests = export_all(model, targets, options.output, settings)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
     options.say.close()
-    rows = [{"target": t, "folder": str(f), **summary(m.certificate), **_deviation(m)} for t, f, m in zip(targets, folders(targets, options.output), made, strict=True)]
+    rows = [
+        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_deviation(manifest)}
+        for target, folder, manifest in zip(targets, folders(targets, options.output), manifests, strict=True)
+    ]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
     return 0
 
@@ -103,38 +94,38 @@ def _model(options: argparse.Namespace) -> Any:
     """Build the model that the arguments describe."""
     from posenc_export.models.presets import PRESETS, load_preset
 
-    given = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
+    chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
     if options.model == "block":
-        return _own_block(given) if "weights" in given else _seeded_block(given)
+        return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
     if options.model in PRESETS:
-        _only((), given, f"no options of a block or checkpoint for the preset {options.model}")
+        _only((), chosen, f"no options of a block or checkpoint for the preset {options.model}")
         return load_preset(options.model)
     if CALLABLE.match(options.model) and not Path(options.model).exists():
-        _only((), given, f"no options of a block or checkpoint for the function {options.model}")
-        return _called(options.model)
+        _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
+        return _model_of_function(options.model)
     if not Path(options.model).is_dir() and not (options.model.endswith(GGUF) and Path(options.model).is_file()):
         remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
-    _only(OF_CHECKPOINT, given, "options of a checkpoint")
-    return _checkpoint(options.model, given)
+    _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
+    return _checkpoint(options.model, chosen)
 
 
-def _checkpoint(folder: str, given: Dict[str, Any]) -> Any:
+def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder, and extend its range with --longer."""
-    from posenc_export.models.context_extension import grown, to_hierarchical
+    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
-    way, count = given.get("longer"), given.get("max_positions")
+    way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        return from_pretrained(folder, given.get("layer"), count, given.get("part"))
-    if count is None:
+        return from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+    if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
-    model = from_pretrained(folder, given.get("layer"), part=given.get("part"))
-    return to_hierarchical(model, count) if way == "hierarchical" else grown(model, count, way)
+    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"))
+    return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
 
 
-def _called(text: str) -> Any:
+def _model_of_function(text: str) -> Any:
     """Call package.module:function, from Python's path or the current folder, and return the model.
 
     Raises:
@@ -158,47 +149,47 @@ def _called(text: str) -> Any:
     return function()
 
 
-def _seeded_block(given: Dict[str, Any]) -> Any:
+def _seeded_block(chosen: Dict[str, Any]) -> Any:
     from posenc_export import encodings
     from posenc_export.models.presets import seeded
     from posenc_export.models.short_forms import block_config
 
-    _only(tuple(BLOCK), given, "options of a block with random weights")
-    values: Dict[str, Any] = {**BLOCK, **given}
+    _only(tuple(BLOCK), chosen, "options of a block with random weights")
+    values: Dict[str, Any] = {**BLOCK, **chosen}
     seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
     return seeded(block_config(encoding=spec, causal=attention == "causal", **values), seed)
 
 
-def _own_block(given: Dict[str, Any]) -> Any:
+def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.from_weights import read_file
 
-    _only(OF_WEIGHTS, given, "options of a block with --weights, which determine the sizes")
-    if "heads" not in given:
+    _only(OF_WEIGHTS, chosen, "options of a block with --weights, which determine the sizes")
+    if "heads" not in chosen:
         raise ValueError("export: expected the number of heads with --weights, got none; give --heads H")
-    weights, trained = read_file(given["weights"])
+    weights, trained = read_file(chosen["weights"])
     if "o" not in weights:
         raise ValueError(f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
-    values = {**BLOCK, **given}
+    values = {**BLOCK, **chosen}
     return AttentionBlock.from_weights(
         heads=values["heads"],
         max_positions=values["max_positions"],
-        kv_heads=given.get("kv_heads"),
+        kv_heads=chosen.get("kv_heads"),
         encoding=values["encoding"],
-        layout=given.get("layout"),
+        layout=chosen.get("layout"),
         encoding_weights=trained,
         causal=values["attention"] == "causal",
         **weights,
     )
 
 
-def _only(names: Any, given: Dict[str, Any], rule: str) -> None:
-    other = next((name for name in given if name not in names), None)
+def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
+    other = next((name for name in chosen if name not in names), None)
     if other is not None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
 def _deviation(manifest: Any) -> Dict[str, Any]:
     """Table cells with the deviation of quantized weights and caches from float32; empty for other artefacts."""
-    found = manifest.deviation
-    return {"from float32": f"{found.error:.1e}", "greedy": f"{found.agreement:.0%}" if found.agreement else "-"} if found else {}
+    deviation = manifest.deviation
+    return {"from float32": f"{deviation.error:.1e}", "greedy": f"{deviation.agreement:.0%}" if deviation.agreement else "-"} if deviation else {}

@@ -7,13 +7,13 @@ from typing import Any, List
 
 import numpy as np
 
+from posenc_export.commands.options import add_folder, add_provider
 from posenc_export.commands.terminal import note_unverified
-from posenc_export.runtime.graphs.providers import HELP
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc generate`."""
-    generating.add_argument("folder", type=Path, help="folder of a decoder's artefact")
+    add_folder(generating, "a decoder's artefact")
     generating.add_argument("--prompt", required=True, help="text to continue; with --encoder, text for the encoder")
     generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
     generating.add_argument("--max-tokens", type=int, default=64, help="largest number of tokens to add; fewer if the text ends earlier (default: 64)")
@@ -21,8 +21,7 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
     generating.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
     generating.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
     generating.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
-    generating.add_argument("--provider", default="auto", help=HELP)
-    generating.set_defaults(run=run)
+    add_provider(generating)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,21 +38,21 @@ def run(options: argparse.Namespace) -> int:
     pieces, shown = text.pieces(prompt), options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
     if not prompt:
         raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
-    begin, encoded = np.array(prompt), None
+    start, encoder_output = np.array(prompt), None
     if options.encoder is not None:
-        begin, shown, encoded = _start(session.manifest), "", _encoded(options, prompt)
-    made: List[int] = []
+        start, shown, encoder_output = _start(session.manifest), "", _encoder_output(options, prompt)
+    tokens: List[int] = []
     parts: List[str] = []
-    for token in session.generate([begin], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoded):
+    for token in session.generate([start], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoder_output):
         parts.append(pieces.push(int(token[0])))
         if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
-            print(("" if made else shown) + parts[-1], end="", flush=True)
-        elif len(made) % 256 == 255:
-            options.say(f"{len(made) + 1} of {options.max_tokens} tokens")
-        made.append(int(token[0]))
+            print(("" if tokens else shown) + parts[-1], end="", flush=True)
+        elif len(tokens) % 256 == 255:
+            options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
+        tokens.append(int(token[0]))
     options.say.close()
     parts.append(pieces.rest())
-    print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": made}) if options.json else parts[-1])
+    print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}) if options.json else parts[-1])
     return 0
 
 
@@ -64,12 +63,12 @@ def _start(manifest: Any) -> np.ndarray:
         ValueError: a decoder that reads no encoder, or an artefact without start_ids.
     """
     if not manifest.encoder or not manifest.start_ids:
-        found = "one that reads none" if not manifest.encoder else "one without start_ids"
-        raise ValueError(f"generate: expected a decoder that reads an encoder and has start_ids, got {found}; leave --encoder out, or use posenc_export.load")
+        other = "one that reads none" if not manifest.encoder else "one without start_ids"
+        raise ValueError(f"generate: expected a decoder that reads an encoder and has start_ids, got {other}; leave --encoder out, or use posenc_export.load")
     return np.array(manifest.start_ids)
 
 
-def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
+def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
     """Output of the encoder for the prompt, [1,Q,N].
 
     Raises:
@@ -80,6 +79,6 @@ def _encoded(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
     encoder = load(options.encoder, options.provider).session()
     note_unverified(options.say, options.encoder, encoder.manifest)
     if not encoder.manifest.vocabulary:
-        found = encoder.manifest.inputs[0].name
-        raise ValueError(f"generate: expected an encoder that takes token ids, got one that takes {found}; use posenc_export.load")
+        taken = encoder.manifest.inputs[0].name
+        raise ValueError(f"generate: expected an encoder that takes token ids, got one that takes {taken}; use posenc_export.load")
     return encoder.prefill(np.array([prompt]))

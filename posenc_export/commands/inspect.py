@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from posenc_export.commands.options import add_folder
 from posenc_export.commands.terminal import summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.tables import WIDTH, aligned
@@ -14,14 +14,14 @@ Line = Tuple[str, str]
 
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
-    inspecting.add_argument("folder", type=Path, help="folder of an artefact")
+    add_folder(inspecting)
     runtimes = "python, node or c (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
     inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
-    inspecting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
+    from posenc_export.runtime.artefact import description
     from posenc_export.runtime.artefact import manifest as manifests
 
     manifest = manifests.read(options.folder)
@@ -32,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
     else:
-        print("\n".join(aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)))
+        lines = aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)
+        print("\n".join([*lines, "", *aligned(None, description.lines(manifest.config), WIDTH)]))
     return 0
 
 

@@ -18,7 +18,6 @@ def add_arguments(listing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc list`."""
     what = f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name of an encoding, for its formula and parameters"
     listing.add_argument("what", nargs="?", help=what)
-    listing.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

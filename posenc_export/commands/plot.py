@@ -16,7 +16,6 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
     plotting.add_argument("--distance", type=int, default=255, help="largest distance between a query and a key, in tokens (default: 255)")
     plotting.add_argument("--head-size", type=int, default=64, help="entries of a head (default: 64)")
     plotting.add_argument("--positions", type=int, default=128, help="number of tokens in panels by position (default: 128)")
-    plotting.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,11 +5,10 @@ import json
 import os
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 
+from posenc_export.commands.options import add_folder, add_provider
 from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
-from posenc_export.runtime.graphs.providers import HELP
 from posenc_export.serve.requests import CONTEXT
 
 KEY = "POSENC_API_KEY"
@@ -17,7 +16,7 @@ KEY = "POSENC_API_KEY"
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc serve`."""
-    serving.add_argument("folder", type=Path, help="folder of a decoder's artefact, target ort or onnx-static with signature positions")
+    add_folder(serving, "a decoder's artefact, target ort or onnx-static with signature positions")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)")
     serving.add_argument("--port", type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)")
     serving.add_argument("--name", help="name of the model in requests (default: name of the folder)")
@@ -27,14 +26,13 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument("--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)")
     serving.add_argument("--max-tokens", type=int, help="largest number of tokens of a continuation (default: context - 1)")
     serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two decode steps (default: 256)")
-    serving.add_argument("--provider", default="auto", help=HELP)
+    add_provider(serving)
     serving.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
     serving.add_argument("--timeout", type=int, default=600, help="seconds from the arrival of a request to the end of its response (default: 600)")
     serving.add_argument("--connections", type=int, help="connections at a time; further ones get status 503 (default: as the limit of open files allows, at most 512)")
     serving.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help="scheme://host:port of web pages that may send requests; may be repeated")
     serving.add_argument("--api-key", metavar="KEY", default=os.environ.get(KEY), help=f"key that requests need (default: the environment variable {KEY})")
-    serving.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

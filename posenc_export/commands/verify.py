@@ -5,19 +5,18 @@ import json
 import sys
 from pathlib import Path
 
+from posenc_export.commands.options import add_digest, add_folder, add_provider
 from posenc_export.commands.terminal import FAILED_CHECK, show
 from posenc_export.runtime.artefact.certificate import Proof
-from posenc_export.runtime.graphs.providers import HELP
 
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc verify`."""
-    verifying.add_argument("folder", type=Path, help="folder of an artefact")
-    verifying.add_argument("--provider", default="auto", help=HELP)
+    add_folder(verifying)
+    add_provider(verifying)
     verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
-    verifying.add_argument("--digest", help="digest that the artefact must have, from a source other than the folder itself")
+    add_digest(verifying)
     verifying.add_argument("--tolerance", type=float, metavar="E", help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)")
-    verifying.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

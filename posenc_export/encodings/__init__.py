@@ -126,7 +126,11 @@ def check_installed(packages: Mapping[str, Any]) -> None:
     Raises:
         ValueError: an encoding is missing; the message names its package and version.
     """
-    plugins.check_installed(KNOWN, packages)
+    for name, package in packages.items():
+        if name not in KNOWN:
+            needed = Package(package.name, package.version)
+            remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
+            raise ValueError(f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}")
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
@@ -163,8 +167,7 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
     Raises:
         ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the memory, or a value that the encoding refuses.
     """
-    made: PositionEncoding = registry.build("encoding", KNOWN, spec, geometry)
-    return made
+    return registry.build("encoding", KNOWN, spec, geometry)  # type: ignore[no-any-return]
 
 
 def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> PositionEncoding:

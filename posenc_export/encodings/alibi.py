@@ -1,7 +1,7 @@
 """Attention with linear biases (Press et al. 2021, Train Short, Test Long, 3 and its published slopes)."""
 
 import math
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 import torch
@@ -9,9 +9,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import check_choice
-
-ADDED, NUMERICS = ("after", "before"), ("exact", "bfloat16")
 
 
 class ALiBi(PositionEncoding):
@@ -35,27 +32,7 @@ class ALiBi(PositionEncoding):
         ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or numerics.
     """
 
-    def __init__(
-        self, geometry: Geometry, max_bias: float = 8.0, scale: float = 1.0, heads: int = 0, added: str = "after", numerics: str = "exact"
-    ) -> None:
-        super().__init__()
-        for name, value in (("max_bias", max_bias), ("scale", scale)):
-            if not value > 0:
-                raise ValueError(f"alibi: expected {name} above 0, got {value}")
-        if not 0 <= heads <= geometry.heads:
-            raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
-        check_choice("alibi", "added", added, ADDED)
-        check_choice("alibi", "numerics", numerics, NUMERICS)
-        self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
-        self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
-        below = 2 ** int(math.log2(self.heads))
-        exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))[: self.heads]
-        slopes = np.zeros(geometry.heads)
-        slopes[: self.heads] = 2.0 ** (-self.max_bias * exponents)
-        self.rounded = numerics == "bfloat16"
-        self.slopes = Table(self.scale * slopes)
-        products = torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None] * torch.from_numpy(slopes).float().bfloat16()
-        self.products = Table(products.double().numpy() * self.scale)
+    above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
@@ -66,8 +43,33 @@ class ALiBi(PositionEncoding):
             bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
         return bias if self.causal else -bias.abs()  # a causal mask hides later keys, and for earlier keys the bias is below 0
 
-    def oracle(self) -> Oracle:
-        return ALiBiOracle(self.heads, self.max_bias, self.scale, self.rounded)
+    def __init__(
+        self,
+        geometry: Geometry,
+        max_bias: float = 8.0,
+        scale: float = 1.0,
+        heads: int = 0,
+        added: Literal["after", "before"] = "after",
+        numerics: Literal["exact", "bfloat16"] = "exact",
+    ) -> None:
+        super().__init__()
+        if not 0 <= heads <= geometry.heads:
+            raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
+        self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
+        self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
+        slopes = np.zeros(geometry.heads)
+        slopes[: self.heads] = _slopes(self.heads, self.max_bias)
+        self.rounded = numerics == "bfloat16"
+        self.slopes = Table(self.scale * slopes)
+        products = torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None] * torch.from_numpy(slopes).float().bfloat16()
+        self.products = Table(products.double().numpy() * self.scale)
+
+
+def _slopes(count: int, max_bias: float) -> np.ndarray:
+    """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice that power."""
+    below = 2 ** int(math.log2(count))
+    exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))
+    return 2.0 ** (-max_bias * exponents[:count])  # type: ignore[no-any-return]
 
 
 def _rounded(value: float) -> float:
@@ -76,22 +78,20 @@ def _rounded(value: float) -> float:
     return math.ldexp(round(mantissa * 256), exponent - 8)
 
 
-class ALiBiOracle(Oracle):
-    def __init__(self, heads: int, max_bias: float, scale: float, rounded: bool = False) -> None:
-        self.heads, self.max_bias, self.scale, self.rounded = heads, max_bias, scale, rounded
+class ALiBiOracle(Oracle, of=ALiBi):
+    def bias(self, head: int, query: int, key: int) -> float:
+        e = self.encoding
+        if head >= e.heads:
+            return 0.0
+        if e.rounded:
+            slope = _rounded(self.slope(head))
+            return -abs(_rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))) * float(e.scale)
+        return -self.slope(head) * float(e.scale) * abs(query - key)
 
     def slope(self, head: int) -> float:
-        below = 1
-        while 2 * below <= self.heads:
+        below, max_bias = 1, self.encoding.max_bias
+        while 2 * below <= self.encoding.heads:
             below *= 2
         if head < below:
-            return math.exp2(-self.max_bias * (head + 1) / below)
-        return math.exp2(-self.max_bias * (2 * (head - below) + 1) / (2 * below))
-
-    def bias(self, head: int, query: int, key: int) -> float:
-        if head >= self.heads:
-            return 0.0
-        if self.rounded:
-            slope = _rounded(self.slope(head))
-            return -abs(_rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))) * self.scale
-        return -self.slope(head) * self.scale * abs(query - key)
+            return math.exp2(-max_bias * (head + 1) / below)
+        return math.exp2(-max_bias * (2 * (head - below) + 1) / (2 * below))

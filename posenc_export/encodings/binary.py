@@ -19,6 +19,11 @@ class Binary(PositionEncoding):
         ValueError: more positions than E bits can represent.
     """
 
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
+        bits = torch.remainder(torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2)
+        return x + torch.nn.functional.pad(bits.to(x.dtype), [self.unused, 0])
+
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         used = max(1, (geometry.max_positions - 1).bit_length())
@@ -28,11 +33,6 @@ class Binary(PositionEncoding):
         self.unused = geometry.width - used
         self.powers: Tensor
         self.register_buffer("powers", 2 ** torch.arange(used - 1, -1, -1), persistent=False)
-
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        bits = torch.remainder(torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2)
-        return x + torch.nn.functional.pad(bits.to(x.dtype), [self.unused, 0])
 
     def oracle(self) -> Oracle:
         return BinaryOracle()

@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from typing import Optional
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,9 +10,6 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 from posenc_export.ops.angles import reduced_angle
-
-FREQUENCIES = ("own", "words", "dimensions")
-PHASES = ("own", "zero")
 
 
 class ComplexOrder(PositionEncoding):
@@ -37,15 +34,28 @@ class ComplexOrder(PositionEncoding):
         ValueError: odd width, base not above 1, unknown frequencies or phases.
     """
 
-    def __init__(self, geometry: Geometry, base: float = 10000.0, frequencies: str = "own", phases: str = "own") -> None:
+    above = {"base": 1}
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,token_width] of the token table, positions [B,S] int64 to [B,S,E]."""
+        amplitude, frequency, phase = x.split(self.parts, dim=-1)
+        if self.frequency is not None:
+            frequency = self.frequency()
+        angle = reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
+        if self.parts[2] > 0:
+            angle = angle + phase.to(torch.float32)
+        return torch.cat((amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1)
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        base: float = 10000.0,
+        frequencies: Literal["own", "words", "dimensions"] = "own",
+        phases: Literal["own", "zero"] = "own",
+    ) -> None:
         super().__init__()
         if geometry.width % 2:
             raise ValueError(f"complex_order: expected an even width, got {geometry.width}; choose another width")
-        if not base > 1:
-            raise ValueError(f"complex_order: expected base above 1, got {base}")
-        for name, value, choices in (("frequencies", frequencies, FREQUENCIES), ("phases", phases, PHASES)):
-            if value not in choices:
-                raise ValueError(f"complex_order: expected {name} to be one of {', '.join(choices)}, got {value!r}")
         self.pairs, self.base = geometry.width // 2, float(base)
         columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
         self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]  # columns of amplitudes, frequencies and phases in the token table
@@ -64,34 +74,13 @@ class ComplexOrder(PositionEncoding):
             frequencies[:] = (start * (1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64))).to(table.dtype)
         phases.uniform_(-math.pi, math.pi)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B,S,token_width] of the token table, positions [B,S] int64 to [B,S,E]."""
-        amplitude, frequency, phase = x.split(self.parts, dim=-1)
-        if self.frequency is not None:
-            frequency = self.frequency()
-        angle = reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
-        if self.parts[2] > 0:
-            angle = angle + phase.to(torch.float32)
-        return torch.cat((amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1)
 
-    def oracle(self) -> Oracle:
-        shared = None if self.frequency is None else self.frequency.value.detach().double().numpy()
-        return ComplexOrderOracle(self.pairs, shared, self.parts[2] > 0)
-
-
-class ComplexOrderOracle(Oracle):
-    def __init__(self, pairs: int, shared: Optional[np.ndarray], phases: bool) -> None:
-        self.pairs, self.shared, self.phases = pairs, shared, phases
-
+class ComplexOrderOracle(Oracle, of=ComplexOrder):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        waves = [x[k] * cmath.exp(1j * (self.frequency(x, k) * position + self.phase(x, k))) for k in range(self.pairs)]
+        amplitudes, frequencies, phases = np.split(x, np.cumsum(self.encoding.parts)[:2])
+        shared = self.weights.get("frequency.value", frequencies)
+        waves = []
+        for k, amplitude in enumerate(amplitudes):
+            angle = position * shared[k if len(shared) > 1 else 0] + (phases[k] if len(phases) else 0.0)
+            waves.append(amplitude * cmath.exp(1j * angle))
         return np.array([wave.real for wave in waves] + [wave.imag for wave in waves])
-
-    def frequency(self, x: np.ndarray, k: int) -> float:
-        if self.shared is not None:
-            return float(self.shared[k])
-        between = len(x) - self.pairs * (2 if self.phases else 1)  # columns of frequencies
-        return float(x[self.pairs + (k if between == self.pairs else 0)])
-
-    def phase(self, x: np.ndarray, k: int) -> float:
-        return float(x[len(x) - self.pairs + k]) if self.phases else 0.0

@@ -24,14 +24,8 @@ class ConditionalConv(PositionEncoding):
     """
 
     works_in = ("causal",)
+    least = {"kernel": 2}  # a filter of one token sees no neighbour
     most = {"kernel": 1 << 16}
-
-    def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
-        super().__init__()
-        if kernel < 2:
-            raise ValueError(f"conditional_conv: expected kernel of at least 2 tokens, got {kernel}; a filter of one token sees no neighbour")
-        self.width, self.kernel = geometry.width, kernel
-        self.convolution = torch.nn.Conv1d(geometry.width, geometry.width, kernel, groups=geometry.width)
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E] and the next states."""
@@ -42,22 +36,20 @@ class ConditionalConv(PositionEncoding):
         last = count + torch.arange(self.kernel - 1, device=x.device)
         return x + y.gather(1, wide), [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
 
+    def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
+        super().__init__()
+        self.width, self.kernel = geometry.width, kernel
+        self.convolution = torch.nn.Conv1d(geometry.width, geometry.width, kernel, groups=geometry.width)
+
     def embed_states(self) -> List[StateSpec]:
         return [StateSpec("tail", (self.kernel - 1, self.width))]
 
-    def oracle(self) -> Oracle:
-        weight, bias = self.convolution.weight.detach().double().numpy(), self.convolution.bias
-        assert bias is not None
-        return ConditionalConvOracle(weight[:, 0], bias.detach().double().numpy())
 
-
-class ConditionalConvOracle(Oracle):
-    def __init__(self, weight: np.ndarray, bias: np.ndarray) -> None:
-        self.weight, self.offset = weight, bias
-
+class ConditionalConvOracle(Oracle, of=ConditionalConv):
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        out, kernel = x + self.offset, self.weight.shape[1]
+        filters, kernel = self.weights["convolution.weight"][:, 0], self.encoding.kernel
+        out = x + self.weights["convolution.bias"]
         for t in range(len(x)):
             for back in range(min(kernel, t + 1)):
-                out[t] += self.weight[:, kernel - 1 - back] * x[t - back]
+                out[t] += filters[:, kernel - 1 - back] * x[t - back]
         return out

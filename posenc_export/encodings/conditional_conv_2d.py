@@ -1,13 +1,14 @@
 """Conditional positional encoding of a grid: a depthwise convolution, zero-padded at the edge (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
 
-import math
-from typing import Dict, List, Sequence
+import itertools
+from typing import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.window import window_of
 
 
 class ConditionalConv2D(PositionEncoding):
@@ -28,18 +29,8 @@ class ConditionalConv2D(PositionEncoding):
     """
 
     works_in = ("bidirectional",)
+    least = {"rows": 0, "columns": 0, "kernel": 3}
     most = {"kernel": 1023}
-
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3) -> None:
-        super().__init__()
-        side = math.isqrt(geometry.max_positions - 1) + 1
-        self.rows, self.columns, self.kernel = rows or side, columns or side, kernel
-        if self.rows * self.columns < geometry.max_positions:
-            held = f"max_positions {geometry.max_positions}"
-            raise ValueError(f"conditional_conv_2d: expected a grid that holds {held}, got {rows} x {columns}; set rows and columns")
-        if kernel < 3 or kernel % 2 == 0:
-            raise ValueError(f"conditional_conv_2d: expected an odd kernel of at least 3 tokens, got {kernel}; a filter of one token sees no neighbour")
-        self.convolution = torch.nn.Conv2d(geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
@@ -49,25 +40,23 @@ class ConditionalConv2D(PositionEncoding):
         y = self.convolution(image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns]))
         return x + y.flatten(2).transpose(1, 2).gather(1, cell.clamp(max=cells - 1))
 
-    def oracle(self) -> Oracle:
-        return ConditionalConv2DOracle(self)
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3) -> None:
+        super().__init__()
+        self.rows, self.columns = window_of("conditional_conv_2d", geometry, rows, columns)
+        self.kernel = kernel
+        if kernel % 2 == 0:
+            raise ValueError(f"conditional_conv_2d: expected an odd kernel, got {kernel}; choose another kernel")
+        self.convolution = torch.nn.Conv2d(geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width)
 
 
-class ConditionalConv2DOracle(Oracle):
-    def __init__(self, encoding: ConditionalConv2D) -> None:
-        self.columns, self.reach = encoding.columns, encoding.kernel // 2
-        self.weight = encoding.convolution.weight.detach().double().numpy()[:, 0]
-        bias = encoding.convolution.bias
-        assert bias is not None
-        self.offset = bias.detach().double().numpy()
-
+class ConditionalConv2DOracle(Oracle, of=ConditionalConv2D):
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        at: Dict[int, List[float]] = {p: token for p, token in zip(positions, x, strict=True)}
-        out = x + self.offset
+        columns, reach = self.encoding.columns, self.encoding.kernel // 2
+        at = {divmod(p, columns): token for p, token in zip(positions, x, strict=True)}
+        out = x + self.weights["convolution.bias"]
         for index, p in enumerate(positions):
-            row, column = divmod(p, self.columns)
-            for m in range(-self.reach, self.reach + 1):
-                for n in range(-self.reach, self.reach + 1):
-                    if 0 <= column + n < self.columns and row + m >= 0 and p + m * self.columns + n in at:
-                        out[index] += self.weight[:, m + self.reach, n + self.reach] * at[p + m * self.columns + n]
+            for m, n in itertools.product(range(-reach, reach + 1), repeat=2):
+                place = p // columns + m, p % columns + n
+                if place in at:
+                    out[index] += self.weights["convolution.weight"][:, 0, m + reach, n + reach] * at[place]
         return out

@@ -30,13 +30,8 @@ class CoPE(PositionEncoding):
 
     shared = False
     works_in = ("causal",)
+    least = {"positions": 2}
     most = {"positions": 1 << 16}
-
-    def __init__(self, geometry: Geometry, positions: int = 64) -> None:
-        super().__init__()
-        if positions < 2:
-            raise ValueError(f"cope: expected positions of at least 2 rows, got {positions}; set positions=N")
-        self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -46,20 +41,18 @@ class CoPE(PositionEncoding):
         rows = by_query.transpose(1, 2) @ self.table.to(torch.float32)
         return ops.attend(q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale)
 
-    def oracle(self) -> Oracle:
-        return CoPEOracle(self.table.detach().double().numpy())
+    def __init__(self, geometry: Geometry, positions: int = 64) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
 
 
-class CoPEOracle(Oracle):
-    def __init__(self, table: np.ndarray) -> None:
-        self.table = table
-
+class CoPEOracle(Oracle, of=CoPE):
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        plain = [float(q @ key) / math.sqrt(len(q)) for key in keys]
-        found, counted, last = plain.copy(), 0.0, self.table.shape[1] - 1
+        plain, table = [float(q @ key) / math.sqrt(len(q)) for key in keys], self.weights["table"]
+        scores, counted, last = plain.copy(), 0.0, table.shape[1] - 1
         for j in reversed(range(len(keys))):
             counted += 1 / (1 + math.exp(-plain[j]))
             place = min(counted, float(last))
             below, part = int(place), place - int(place)
-            found[j] += (1 - part) * float(q @ self.table[:, below]) + part * float(q @ self.table[:, min(below + 1, last)])
-        return np.array(found)
+            scores[j] += (1 - part) * float(q @ table[:, below]) + part * float(q @ table[:, min(below + 1, last)])
+        return np.array(scores)

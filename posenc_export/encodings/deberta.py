@@ -1,7 +1,7 @@
 """Disentangled attention (He et al. 2021, DeBERTa, 3.1; log buckets as in DeBERTa-v2 and v3)."""
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Literal, Optional
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 
-VERSIONS = ("v1", "v2")
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
 
 
@@ -49,14 +48,32 @@ class DeBERTa(PositionEncoding):
     shared = False
     most = {"span": 1 << 20, "max_relative": 1 << 20}
 
-    def __init__(self, geometry: Geometry, version: str = "v2", span: int = 32, max_relative: int = 128, terms: str = "both") -> None:
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [products with Qr
+        [B,H,T,2 span]] or [] to [B,S,H*D]."""
+        behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
+        index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
+        content: Optional[Tensor] = None
+        if self.of_keys is not None:
+            content = ops.pick(q.to(torch.float32).transpose(1, 2) @ self.projected(self.of_keys.weight, self.of_keys.bias), index)
+        if self.of_queries is not None:
+            of_keys = ops.pick(states[0], index.transpose(2, 3)).transpose(2, 3)
+            content = of_keys if content is None else content + of_keys
+        return ops.attend(q, keys, values, mask, None if content is None else scale * content, scale)
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        version: Literal["v1", "v2"] = "v2",
+        span: int = 32,
+        max_relative: int = 128,
+        terms: Literal["both", "c2p", "p2c"] = "both",
+    ) -> None:
         super().__init__()
-        if version not in VERSIONS:
-            raise ValueError(f"deberta: expected version to be one of {', '.join(VERSIONS)}, got {version!r}; use v2 for v3")
         if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
             raise ValueError(f"deberta: expected span of at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}")
-        if terms not in TERMS:
-            raise ValueError(f"deberta: expected terms to be one of {', '.join(TERMS)}, got {terms!r}")
         self.version, self.span, self.max_relative, self.count = version, span, max_relative, TERMS[terms]
         self.reach = span if version == "v1" else max_relative
         self.of_head: Tensor
@@ -85,21 +102,6 @@ class DeBERTa(PositionEncoding):
     def layer_states(self) -> List[StateSpec]:
         return [StateSpec("products", (self.heads, 2 * self.span), grows=True, dtype="float32")] if self.causal and self.of_queries is not None else []
 
-    def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
-    ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [products with Qr
-        [B,H,T,2 span]] or [] to [B,S,H*D]."""
-        behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach) + self.reach
-        index = torch.nn.functional.embedding(behind.to(torch.int64), self.of_distance.unsqueeze(1)).squeeze(4)
-        content: Optional[Tensor] = None
-        if self.of_keys is not None:
-            content = ops.pick(q.to(torch.float32).transpose(1, 2) @ self.projected(self.of_keys.weight, self.of_keys.bias), index)
-        if self.of_queries is not None:
-            of_keys = ops.pick(states[0], index.transpose(2, 3)).transpose(2, 3)
-            content = of_keys if content is None else content + of_keys
-        return ops.attend(q, keys, values, mask, None if content is None else scale * content, scale)
-
     def projected(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Project the table: [1,H,D,2 span] float32."""
         rows = torch.nn.functional.linear(self.table.to(torch.float32), weight.to(torch.float32), bias.to(torch.float32))
@@ -107,9 +109,6 @@ class DeBERTa(PositionEncoding):
 
     def score_scale(self, head_size: int) -> float:
         return 1 / math.sqrt((1 + self.count) * head_size)
-
-    def oracle(self) -> Oracle:
-        return DeBERTaOracle(self)
 
 
 def _log_buckets(distances: np.ndarray, span: int, max_relative: int) -> np.ndarray:
@@ -120,19 +119,24 @@ def _log_buckets(distances: np.ndarray, span: int, max_relative: int) -> np.ndar
     return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * (np.ceil(steps).astype(np.int64) + middle))
 
 
-class DeBERTaOracle(Oracle):
+class DeBERTaOracle(Oracle, of=DeBERTa):
     def __init__(self, encoding: DeBERTa) -> None:
-        self.encoding = encoding
-        table = encoding.table.detach().double().numpy()
-        self.keys, self.queries = (
-            np.zeros((len(table), encoding.heads, encoding.head_size))
-            if part is None
-            else (table @ part.weight.detach().double().numpy().T + part.bias.detach().double().numpy()).reshape(len(table), encoding.heads, -1)
-            for part in (encoding.of_keys, encoding.of_queries)
-        )
+        super().__init__(encoding)
+        self.keys, self.queries = self.projected("of_keys"), self.projected("of_queries")
+
+    def projected(self, part: str) -> np.ndarray:
+        """Rows of the table projected to [2 span,H,D]; zeros if the encoding has no such projection."""
+        e, table = self.encoding, self.weights["table"]
+        if f"{part}.weight" not in self.weights:
+            return np.zeros((len(table), e.heads, e.head_size))
+        return (table @ self.weights[f"{part}.weight"].T + self.weights[f"{part}.bias"]).reshape(len(table), e.heads, -1)  # type: ignore[no-any-return]
 
     def score_scale(self, head_size: int) -> float:
-        return ((1 + self.encoding.count) * head_size) ** -0.5
+        return float((1 + self.encoding.count) * head_size) ** -0.5
+
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        row = self.row(query - key)
+        return self.score_scale(len(q)) * float(q @ self.keys[row, head] + k @ self.queries[row, head])
 
     def row(self, behind: int) -> int:
         e = self.encoding
@@ -140,9 +144,4 @@ class DeBERTaOracle(Oracle):
         if e.version == "v2" and abs(behind) > middle:
             ratio = torch.log(torch.tensor(abs(behind) / middle)) / torch.log(torch.tensor((e.max_relative - 1) / middle))
             delta = int(math.copysign(math.ceil(float(ratio * (middle - 1))) + middle, behind))
-        return min(max(delta + e.span, 0), 2 * e.span - 1)
-
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        rows = [self.row(query - p) for p in positions]
-        sums = [q @ key + q @ self.keys[r, head] + key @ self.queries[r, head] for key, r in zip(keys, rows, strict=True)]
-        return np.array(sums) * self.score_scale(len(q))
+        return int(min(max(delta + e.span, 0), 2 * e.span - 1))

@@ -1,7 +1,7 @@
 """Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer, Dynamic Position Bias; linear or logarithmic as in x-transformers)."""
 
 import math
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Literal, Optional
 
 import numpy as np
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, prepare_loaded
 
-DISTANCES = ("linear", "log")
-NORMS = ("none", "layer")
 EPSILON = 1e-5  # default of torch.nn.LayerNorm
 BLOCK = 1 << 14  # distances per pass through the MLP
 
@@ -51,22 +49,30 @@ class DynamicBias(PositionEncoding):
         ValueError: unknown distance or norm, a width or depth below 1.
     """
 
+    least = {"hidden": 1, "depth": 1}
     most = {"hidden": 4096, "depth": 64}
 
-    def __init__(self, geometry: Geometry, distance: str = "linear", hidden: int = 32, depth: int = 2, norm: str = "none") -> None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
+        behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
+        index = behind.clamp(-self.ahead, self.furthest) + self.ahead
+        return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(0, 3, 1, 2)
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        distance: Literal["linear", "log"] = "linear",
+        hidden: int = 32,
+        depth: int = 2,
+        norm: Literal["none", "layer"] = "none",
+    ) -> None:
         super().__init__()
-        for name, value, choices in (("distance", distance, DISTANCES), ("norm", norm, NORMS)):
-            if value not in choices:
-                raise ValueError(f"dynamic_bias: expected {name} to be one of {', '.join(choices)}, got {value!r}")
-        if hidden < 1 or depth < 1:
-            raise ValueError(f"dynamic_bias: expected hidden and depth of at least 1, got {hidden} and {depth}; set hidden=N, depth=N")
         self.distance, self.furthest, self.ahead = distance, geometry.max_positions - 1, 0 if geometry.causal else geometry.max_positions - 1
         self.first, self.second = ExactLinear(1, hidden), ExactLinear(hidden, geometry.heads)
         if distance == "linear":
             torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)  # untrained biases of far keys stay small enough for float16
         self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0))
-        self.table = Table(np.zeros((1, geometry.heads)))
         self.prepare()
         self.register_load_state_dict_post_hook(prepare_loaded)
 
@@ -87,23 +93,14 @@ class DynamicBias(PositionEncoding):
             x = torch.nn.functional.silu(x)
         return _double(self.second, x).numpy()
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
-        behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
-        index = behind.clamp(-self.ahead, self.furthest) + self.ahead
-        return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(0, 3, 1, 2)
-
-    def oracle(self) -> Oracle:
-        return DynamicBiasOracle(self.distance, {name: value.detach().double().numpy() for name, value in self.named_parameters()})
-
 
 def _double(linear: Any, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, linear.weight.detach().double(), linear.bias.detach().double())
 
 
-class DynamicBiasOracle(Oracle):
-    def __init__(self, distance: str, weights: Dict[str, np.ndarray]) -> None:
-        self.distance, self.weights = distance, weights
+class DynamicBiasOracle(Oracle, of=DynamicBias):
+    def __init__(self, encoding: DynamicBias) -> None:
+        super().__init__(encoding)
         self.rows: Dict[int, List[float]] = {}
 
     def bias(self, head: int, query: int, key: int) -> float:
@@ -112,9 +109,8 @@ class DynamicBiasOracle(Oracle):
         return self.rows[query - key][head]
 
     def row(self, d: int) -> List[float]:
-        values = [float(d) if self.distance == "linear" else math.copysign(math.log1p(abs(d)), d)]
-        depth = 1 + sum(name.startswith("between") and name.endswith("weight") for name in self.weights)
-        for index in range(depth):
+        values = [float(d) if self.encoding.distance == "linear" else math.copysign(math.log1p(abs(d)), d)]
+        for index in range(1 + len(self.encoding.between)):
             sums = self.sums("first" if index == 0 else f"between.{index - 1}", values)
             if f"norms.{index}.weight" in self.weights:
                 mean = math.fsum(sums) / len(sums)

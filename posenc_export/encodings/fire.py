@@ -3,7 +3,6 @@
 import math
 from typing import Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,15 +34,9 @@ class FIRE(PositionEncoding):
     """
 
     works_in = ("causal",)
+    above = {"threshold": 0}
+    least = {"hidden": 1}
     most = {"hidden": 4096}
-
-    def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
-        super().__init__()
-        if hidden < 1 or not threshold > 0:
-            raise ValueError(f"fire: expected hidden of at least 1 and threshold above 0, got {hidden} and {threshold}")
-        self.first, self.second = torch.nn.Linear(1, hidden), torch.nn.Linear(hidden, geometry.heads)
-        self.slope, self.threshold = Exact(torch.tensor([0.1])), Exact(torch.tensor([float(threshold)]))
-        torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
@@ -55,14 +48,14 @@ class FIRE(PositionEncoding):
         y = torch.nn.functional.linear(inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32))
         return y.permute(0, 3, 1, 2)
 
-    def oracle(self) -> Oracle:
-        return FIREOracle({name: value.detach().double().numpy() for name, value in self.named_parameters()})
+    def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(1, hidden), torch.nn.Linear(hidden, geometry.heads)
+        self.slope, self.threshold = Exact(torch.tensor([0.1])), Exact(torch.tensor([float(threshold)]))
+        torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
 
-class FIREOracle(Oracle):
-    def __init__(self, weights: "dict[str, np.ndarray]") -> None:
-        self.weights = weights
-
+class FIREOracle(Oracle, of=FIRE):
     def bias(self, head: int, query: int, key: int) -> float:
         w = self.weights
         slope, threshold = abs(float(w["slope.value"][0])), abs(float(w["threshold.value"][0]))

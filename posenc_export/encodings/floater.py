@@ -32,11 +32,11 @@ class FLOATER(Trajectory):
         ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in total.
     """
 
+    above = {"step": 0}
+    least = {"hidden": 1, "substeps": 1}
     most = {"hidden": 4096, "substeps": 1024}
 
     def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
-        if hidden < 1 or not 0 < step < math.inf or substeps < 1:
-            raise ValueError(f"floater: expected hidden, step and substeps above 0, got {hidden}, {step} and {substeps}")
         super().__init__("floater", geometry, substeps)
         self.step, self.substeps, width = float(step), substeps, geometry.width
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
@@ -62,20 +62,16 @@ class FLOATER(Trajectory):
                 p = p + h / 6 * (a + 2 * b + 2 * c + field(p + h * c, t + h))
             yield p
 
-    def oracle(self) -> Oracle:
-        return FLOATEROracle(self)
 
-
-class FLOATEROracle(Oracle):
+class FLOATEROracle(Oracle, of=FLOATER):
     """Solves the same equation with the Runge-Kutta tableau written out, up to the largest position requested."""
 
     NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
     def __init__(self, encoding: FLOATER) -> None:
-        self.encoding, self.rows = encoding, [encoding.first.detach().double().numpy()]
-        self.inner, self.inner_offset, self.outer, self.outer_offset = (
-            value.detach().double().numpy() for part in (encoding.inner, encoding.outer) for value in (part.weight, part.bias)
-        )
+        super().__init__(encoding)
+        first, *self.layers = self.weights.values()
+        self.rows = [first]
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         while len(self.rows) <= position:
@@ -83,13 +79,13 @@ class FLOATEROracle(Oracle):
         return x + self.rows[position]
 
     def next(self, p: np.ndarray, k: int) -> np.ndarray:
-        e = self.encoding
+        e, (inner, inner_offset, outer, outer_offset) = self.encoding, self.layers
         h = e.step / e.substeps
         for part in range(e.substeps):
             slope, increment = np.zeros_like(p), np.zeros_like(p)
             for node, weight in zip(self.NODES, self.WEIGHTS, strict=True):
                 at = np.append(p + node * h * slope, math.fsum((k * e.step, part * h, node * h)))
-                slope = self.outer @ np.tanh(self.inner @ at + self.inner_offset) + self.outer_offset
+                slope = outer @ np.tanh(inner @ at + inner_offset) + outer_offset
                 increment = increment + h * weight * slope
             p = p + increment
         return p

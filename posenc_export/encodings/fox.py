@@ -1,7 +1,7 @@
 """Forgetting attention, or data-dependent ALiBi: a forget gate per head as a bias (Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
 import numpy as np
 import torch
@@ -34,11 +34,21 @@ class FoX(PositionEncoding):
     """
 
     shared = False
+    above = {"scale": 0}
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
+        logs, distances = states[0].to(torch.float64).squeeze(3), ops.distances(positions, key_positions)
+        after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
+        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # sum after the key minus sum after the query
+        if not self.causal:
+            between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
+        return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
         super().__init__()
-        if not scale > 0:
-            raise ValueError(f"fox: expected scale above 0, got {scale}")
         self.heads, self.scale, self.causal = geometry.heads, float(scale), geometry.causal
         self.gate = torch.nn.Linear(geometry.width, geometry.heads * (1 if geometry.causal else 2))
         torch.nn.init.constant_(self.gate.bias, float(remember))
@@ -53,22 +63,8 @@ class FoX(PositionEncoding):
             return [ops.append(states[0], logs, write_index)]
         return [logs.transpose(1, 2)]
 
-    def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
-    ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
-        logs, distances = states[0].to(torch.float64).squeeze(3), ops.distances(positions, key_positions)
-        after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
-        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # sum after the key minus sum after the query
-        if not self.causal:
-            between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
-        return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
-
     def layer_states(self) -> List[StateSpec]:
         return [StateSpec("gate", (self.heads, 1), grows=True, dtype="float32")]
-
-    def oracle(self) -> Oracle:
-        return FoXOracle(self)
 
 
 def log_sigmoid(gates: Tensor) -> Tensor:
@@ -79,18 +75,11 @@ def log_sigmoid(gates: Tensor) -> Tensor:
     return gates.clamp(max=0.0) - (1 + (-gates.abs()).exp()).log()
 
 
-class FoXOracle(Oracle):
-    def __init__(self, encoding: FoX) -> None:
-        self.weight, self.offset = encoding.gate.weight.detach().double().numpy(), encoding.gate.bias.detach().double().numpy()
-        self.heads, self.scale, self.first = encoding.heads, encoding.scale, 0
-        self.logs = np.zeros((0, len(self.offset)))
-
+class FoXOracle(Oracle, of=FoX):
     def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        self.first, self.logs = first, -np.logaddexp(0, -(x @ self.weight.T + self.offset)) * self.scale
+        gates = x @ self.weights["gate.weight"].T + self.weights["gate.bias"]
+        self.first, self.logs = first, -np.logaddexp(0, -gates) * self.encoding.scale
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        return np.array([float(q @ key) / math.sqrt(len(q)) + self.decay(head, query, p) for key, p in zip(keys, positions, strict=True)])
-
-    def decay(self, head: int, query: int, key: int) -> float:
-        gate, (low, high) = (head, (key, query)) if key <= query else (self.heads + head, (query, key))
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        gate, (low, high) = (head, (key, query)) if key <= query else (self.encoding.heads + head, (query, key))
         return math.fsum(self.logs[low + 1 - self.first : high + 1 - self.first, gate])

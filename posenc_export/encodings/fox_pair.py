@@ -1,7 +1,7 @@
 """Forget gates for pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Sequence
 
 import numpy as np
 import torch
@@ -34,20 +34,9 @@ class FoXPair(PositionEncoding):
 
     shared = False
     works_in = ("causal",)
+    above = {"scale": 0}
+    least = {"size": 1}
     most = {"size": 4096}
-
-    def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
-        super().__init__()
-        if size < 1 or not scale > 0:
-            raise ValueError(f"fox_pair: expected size of at least 1 and scale above 0, got {size} and {scale}; set size=N")
-        self.heads, self.size, self.scale = geometry.heads, size, float(scale)
-        self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
-
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size] for the `rescore` of this call."""
-        a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
-        b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
-        return [ops.append(states[0], b, write_index), a * (1 / math.sqrt(self.size))]
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -58,24 +47,26 @@ class FoXPair(PositionEncoding):
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
         return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
 
+    def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
+        super().__init__()
+        self.heads, self.size, self.scale = geometry.heads, size, float(scale)
+        self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
+
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size] for the `rescore` of this call."""
+        a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
+        b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
+        return [ops.append(states[0], b, write_index), a * (1 / math.sqrt(self.size))]
+
     def layer_states(self) -> List[StateSpec]:
         return [StateSpec("gate", (self.heads, self.size), grows=True, dtype="float32")]
 
-    def oracle(self) -> Oracle:
-        return FoXPairOracle(self)
 
-
-class FoXPairOracle(Oracle):
-    def __init__(self, encoding: FoXPair) -> None:
-        queries, keys = encoding.gate.weight.detach().double().numpy().reshape(2, encoding.heads, encoding.size, -1)
-        self.queries, self.keys, self.scale = queries, keys, encoding.scale
-        self.x, self.first = np.zeros((0, keys.shape[2])), 0
-
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        self.x, self.first = x, first
-
+class FoXPairOracle(Oracle, of=FoXPair):
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        a, b = self.queries[head] @ self.x[query - self.first], self.x[: query - self.first] @ self.keys[head].T
+        e = self.encoding
+        of_query, of_key = self.weights["gate.weight"].reshape(2, e.heads, e.size, -1)[:, head]
+        a, b = of_query @ self.x[query - self.first], self.x[: query - self.first] @ of_key.T
         logs = [-float(np.logaddexp(0, -(a @ row) / math.sqrt(len(a)))) for row in b]
-        decays = [self.scale * math.fsum(logs[p - self.first :]) for p in positions]
+        decays = [e.scale * math.fsum(logs[p - self.first :]) for p in positions]
         return np.array([float(q @ key) / math.sqrt(len(q)) + decay for key, decay in zip(keys, decays, strict=True)])

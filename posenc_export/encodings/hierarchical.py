@@ -25,18 +25,8 @@ class Hierarchical(PositionEncoding):
         ValueError: too few rows, a share of 0.5 or outside 0 .. 1.
     """
 
+    least = {"rows": 0}
     most = {"rows": 1 << 20}
-
-    def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
-        super().__init__()
-        self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
-        if rows < 0 or self.rows**2 < geometry.max_positions:
-            rule = f"rows whose square is at least max_positions {geometry.max_positions}"
-            raise ValueError(f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out")
-        if not 0 < share < 1 or share == 0.5:
-            raise ValueError(f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4")
-        self.share = float(share)
-        self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
@@ -47,17 +37,21 @@ class Hierarchical(PositionEncoding):
         lower = torch.nn.functional.embedding(torch.remainder(p, self.rows), rows)
         return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
 
-    def oracle(self) -> Oracle:
-        return HierarchicalOracle(self.table.detach().double().numpy(), self.share)
+    def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
+        super().__init__()
+        self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
+        if self.rows**2 < geometry.max_positions:
+            rule = f"rows whose square is at least max_positions {geometry.max_positions}"
+            raise ValueError(f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out")
+        if not 0 < share < 1 or share == 0.5:
+            raise ValueError(f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4")
+        self.share = float(share)
+        self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
 
 
-class HierarchicalOracle(Oracle):
-    def __init__(self, table: np.ndarray, share: float) -> None:
-        self.table, self.share = table, share
-
-    def base(self, i: int, n: int) -> float:
-        return float(self.table[i, n] - self.share * self.table[0, n]) / (1 - self.share)
-
+class HierarchicalOracle(Oracle, of=Hierarchical):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        i, j = divmod(position, len(self.table))
-        return np.array([x[n] + self.share * self.base(i, n) + (1 - self.share) * self.base(j, n) for n in range(len(x))])
+        p, a = self.weights["table"], self.encoding.share
+        i, j = divmod(position, len(p))
+        u_i, u_j = ((p[row] - a * p[0]) / (1 - a) for row in (i, j))
+        return x + a * u_i + (1 - a) * u_j

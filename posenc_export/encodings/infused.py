@@ -1,15 +1,13 @@
 """Positions added to queries and keys but not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here after the projections)."""
 
-import math
-from typing import Tuple
+from typing import Literal, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-
-TABLES = ("sinusoidal", "trained")
 
 
 class Infused(PositionEncoding):
@@ -32,12 +30,15 @@ class Infused(PositionEncoding):
         ValueError: unknown table, base not above 1, sinusoids with an odd head size.
     """
 
-    def __init__(self, geometry: Geometry, table: str = "sinusoidal", base: float = 10000.0) -> None:
+    above = {"base": 1}
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        added = self.rows(positions).unsqueeze(2)
+        return (q + added).to(q.dtype), (k + added).to(k.dtype)
+
+    def __init__(self, geometry: Geometry, table: Literal["sinusoidal", "trained"] = "sinusoidal", base: float = 10000.0) -> None:
         super().__init__()
-        if table not in TABLES:
-            raise ValueError(f"infused: expected table to be one of {', '.join(TABLES)}, got {table!r}")
-        if not base > 1:
-            raise ValueError(f"infused: expected base above 1, got {base}")
         size = geometry.head_size
         if table == "sinusoidal" and size % 2:
             raise ValueError(f"infused: expected an even head size for a sinusoidal table, got {size}; choose another head size")
@@ -46,13 +47,8 @@ class Infused(PositionEncoding):
         if self.table is not None:
             torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
         # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
-        angles = np.arange(1 if table == "trained" else geometry.max_positions)[:, None] * self.base ** (-np.arange(0, size, 2) / size)
-        self.waves = Table(np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(-1, size + size % 2))
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        added = self.rows(positions).unsqueeze(2)
-        return (q + added).to(q.dtype), (k + added).to(k.dtype)
+        positions = np.arange(1 if table == "trained" else geometry.max_positions)
+        self.waves = Table(sinusoids.rows(positions[:, None] * sinusoids.frequencies(size, self.base)))
 
     def rows(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64 (-1 is read as 0) to p [B,S,D]."""
@@ -60,16 +56,8 @@ class Infused(PositionEncoding):
             return self.table(positions.clamp(min=0))
         return self.waves(positions)
 
-    def oracle(self) -> Oracle:
-        return InfusedOracle(self)
 
-
-class InfusedOracle(Oracle):
-    def __init__(self, encoding: Infused) -> None:
-        self.base, self.rows = encoding.base, None if encoding.table is None else encoding.table.weight.detach().double().numpy()
-
+class InfusedOracle(Oracle, of=Infused):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        if self.rows is not None:
-            return x + self.rows[position]
-        turns = [position / math.pow(self.base, (k - k % 2) / len(x)) for k in range(len(x))]
-        return np.array([value + (math.cos(turn) if k % 2 else math.sin(turn)) for k, (value, turn) in enumerate(zip(x, turns, strict=True))])
+        trained = self.weights.get("table.weight")
+        return x + (sinusoids.row(position, len(x), self.encoding.base) if trained is None else trained[position])

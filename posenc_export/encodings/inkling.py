@@ -1,7 +1,7 @@
 """Trained functions of the distance, weighted by the query's token (the relative logits of Inkling, Thinking Machines 2026; no paper, as in transformers)."""
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Literal
 
 import numpy as np
 import torch
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
-
-SCORES = ("scaled", "by_size")
 
 
 class Inkling(PositionEncoding):
@@ -36,21 +34,8 @@ class Inkling(PositionEncoding):
     """
 
     shared = False
+    least = {"basis": 1, "extent": 1}
     most = {"basis": 4096, "extent": 1 << 20}
-
-    def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: str = "scaled") -> None:
-        super().__init__()
-        if scores not in SCORES:
-            raise ValueError(f"inkling: expected scores to be one of {', '.join(SCORES)}, got {scores!r}")
-        if basis < 1 or extent < 1:
-            raise ValueError(f"inkling: expected basis and extent of at least 1, got {basis} and {extent}; set basis=N, extent=N")
-        self.heads, self.basis, self.extent, self.scores = geometry.heads, basis, extent, scores
-        self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
-        self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
-
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
-        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
-        return [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -62,28 +47,29 @@ class Inkling(PositionEncoding):
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
 
+    def __init__(self, geometry: Geometry, basis: int = 16, extent: int = 64, scores: Literal["scaled", "by_size"] = "scaled") -> None:
+        super().__init__()
+        self.heads, self.basis, self.extent, self.scores = geometry.heads, basis, extent, scores
+        self.query = torch.nn.Linear(geometry.width, geometry.heads * basis)
+        self.table = torch.nn.Parameter(torch.randn(basis, extent) / math.sqrt(basis))
+
+    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
+        return [self.query(x).view(x.size(0), x.size(1), self.heads, self.basis).transpose(1, 2).to(torch.float32)]
+
     def score_scale(self, head_size: int) -> float:
         return 1 / head_size if self.scores == "by_size" else 1 / math.sqrt(head_size)
 
-    def oracle(self) -> Oracle:
-        return InklingOracle(-1.0 if self.scores == "by_size" else -0.5, *(value.detach().double().numpy() for value in (self.query.weight, self.query.bias, self.table)))
 
+class InklingOracle(Oracle, of=Inkling):
+    def score_scale(self, head_size: int) -> float:
+        return float(head_size) ** (-1.0 if self.encoding.scores == "by_size" else -0.5)
 
-class InklingOracle(Oracle):
-    def __init__(self, power: float, weight: np.ndarray, offset: np.ndarray, curves: np.ndarray) -> None:
-        self.power, self.weight, self.offset, self.curves = power, weight, offset, curves
-        self.x, self.first = np.zeros((0, weight.shape[1])), 0
-
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        self.x, self.first = x, first
-
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        return np.array([float(q @ key) * len(q) ** self.power + self.added(head, query, p) for key, p in zip(keys, positions, strict=True)])
-
-    def added(self, head: int, query: int, key: int) -> float:
-        basis, extent = self.curves.shape
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        weight, offset, curves = self.weights["query.weight"], self.weights["query.bias"], self.weights["table"]
+        basis, extent = curves.shape
         if not 0 <= query - key < extent:
             return 0.0
         rows = range(head * basis, (head + 1) * basis)
-        mixed = [math.fsum(self.weight[row] * self.x[query - self.first]) + self.offset[row] for row in rows]
-        return math.fsum(w * self.curves[n, query - key] for n, w in enumerate(mixed))
+        of_curves = [math.fsum(weight[row] * self.x[query - self.first]) + offset[row] for row in rows]
+        return math.fsum(w * curves[n, query - key] for n, w in enumerate(of_curves))

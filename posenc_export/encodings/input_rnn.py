@@ -22,12 +22,6 @@ class InputRNN(PositionEncoding):
 
     works_in = ("causal",)
 
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-        self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
-        shapes = ((3 * self.width, self.width), (3 * self.width, self.width), (3 * self.width,), (3 * self.width,))
-        self.weight, self.recurrent, self.offset, self.recurrent_offset = (torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
-
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and the next states."""
         order, count = recurrence.valid_first(positions)
@@ -36,17 +30,17 @@ class InputRNN(PositionEncoding):
         y, last = recurrence.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
         return y.gather(1, wide), [last]
 
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
+        shapes = ((3 * self.width, self.width), (3 * self.width, self.width), (3 * self.width,), (3 * self.width,))
+        self.weight, self.recurrent, self.offset, self.recurrent_offset = (torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
+
     def embed_states(self) -> List[StateSpec]:
         return [StateSpec("hidden", (self.width,))]
 
-    def oracle(self) -> Oracle:
-        return InputRNNOracle([value.detach().double().numpy() for value in (self.weight, self.recurrent, self.offset, self.recurrent_offset)])
 
-
-class InputRNNOracle(Oracle):
-    def __init__(self, weights: List[np.ndarray]) -> None:
-        self.weights = weights
-
+class InputRNNOracle(Oracle, of=InputRNN):
     def embed_rows(self, x: np.ndarray, positions: object) -> np.ndarray:
         hidden, rows = np.zeros(x.shape[1]), []
         for token in x:
@@ -56,7 +50,7 @@ class InputRNNOracle(Oracle):
 
     def following(self, x: np.ndarray, hidden: np.ndarray) -> np.ndarray:
         """The next hidden vector [E], computed gate by gate."""
-        of_x, of_hidden, bias_x, bias_hidden = self.weights
+        of_x, of_hidden, bias_x, bias_hidden = self.weights.values()
         out = np.zeros_like(hidden)
         for n in range(len(hidden)):
             reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n

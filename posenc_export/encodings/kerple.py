@@ -1,16 +1,13 @@
 """Kernelized relative positional embedding (Chi et al. 2022, KERPLE, 4)."""
 
 import math
-from typing import Optional
+from typing import Literal, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
-
-KERNELS = ("log", "power")
 
 
 class KERPLE(PositionEncoding):
@@ -29,13 +26,6 @@ class KERPLE(PositionEncoding):
         ValueError: an unknown kernel.
     """
 
-    def __init__(self, geometry: Geometry, kernel: str = "log") -> None:
-        super().__init__()
-        if kernel not in KERNELS:
-            raise ValueError(f"kerple: expected kernel to be one of {', '.join(KERNELS)}, got {kernel!r}")
-        self.kernel = kernel
-        self.r = Exact(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
-
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         r, distances = self.r().exp(), ops.distances(q_positions, k_positions).abs()
@@ -43,15 +33,14 @@ class KERPLE(PositionEncoding):
             return -r[0] * torch.log1p(r[1] * distances)
         return -r[0] * distances.pow(r[1].clamp(max=2.0))
 
-    def oracle(self) -> Oracle:
-        return KERPLEOracle(self.kernel, self.r.value.detach().double().numpy()[:, :, 0, 0])
+    def __init__(self, geometry: Geometry, kernel: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.r = Exact(torch.rand(2, geometry.heads, 1, 1).clamp(min=0.1).log())
 
 
-class KERPLEOracle(Oracle):
-    def __init__(self, kernel: str, logarithms: np.ndarray) -> None:
-        self.kernel, self.logarithms = kernel, logarithms
-
+class KERPLEOracle(Oracle, of=KERPLE):
     def bias(self, head: int, query: int, key: int) -> float:
-        first, second = math.exp(self.logarithms[0, head]), math.exp(self.logarithms[1, head])
+        first, second = (math.exp(logarithm) for logarithm in self.weights["r.value"][:, head, 0, 0])
         distance = abs(query - key)
-        return -first * (math.log1p(second * distance) if self.kernel == "log" else distance ** min(second, 2.0))
+        return -first * (math.log1p(second * distance) if self.encoding.kernel == "log" else distance ** min(second, 2.0))

@@ -31,7 +31,7 @@ class Learned(PositionEncoding):
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions, which have no row.
 
-    `posenc_export.grown` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
+    `posenc_export.extend_positions` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
 
     Args:
         geometry: max_positions rows of width E.
@@ -41,21 +41,20 @@ class Learned(PositionEncoding):
         ValueError: a negative offset.
     """
 
+    least = {"offset": 0}
     most = {"offset": 1 << 20}
-
-    def __init__(self, geometry: Geometry, offset: int = 0) -> None:
-        super().__init__()
-        if offset < 0:
-            raise ValueError(f"learned: expected offset of 0 or more, got {offset}")
-        self.offset = offset
-        self.table = torch.nn.Embedding(geometry.max_positions + offset, geometry.width)
-        torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x + self.table(positions.clamp(min=0) + self.offset)
 
-    def grown(self, max_positions: int, by: str) -> "Learned":
+    def __init__(self, geometry: Geometry, offset: int = 0) -> None:
+        super().__init__()
+        self.offset = offset
+        self.table = torch.nn.Embedding(geometry.max_positions + offset, geometry.width)
+        torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
+
+    def extended(self, max_positions: int, by: str) -> "Learned":
         """Make an encoding with a range of max_positions from these rows; the unused rows at the front are kept.
 
         Args:
@@ -67,9 +66,9 @@ class Learned(PositionEncoding):
         if by not in WAYS:
             raise ValueError(f"learned: expected by to be one of {', '.join(WAYS)}, got {by!r}; choose one")
         front, rows = self._rows(max_positions)
-        made = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
-        made.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
-        return made
+        longer = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
+        longer.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
+        return longer
 
     def hierarchical(self, max_positions: int, share: float = 0.4) -> Hierarchical:
         """Make a Hierarchical encoding from these M rows, for up to M^2 positions (Su 2020).
@@ -83,9 +82,9 @@ class Learned(PositionEncoding):
         _, rows = self._rows(max_positions)
         if max_positions > len(rows) ** 2:
             raise ValueError(f"learned: expected max_positions up to {len(rows) ** 2}, the square of the rows, got {max_positions}; give a shorter range")
-        made = Hierarchical(Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share)
-        made.table = torch.nn.Parameter(rows.clone())
-        return made
+        longer = Hierarchical(Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share)
+        longer.table = torch.nn.Parameter(rows.clone())
+        return longer
 
     def _rows(self, max_positions: int) -> Tuple[Tensor, Tensor]:
         """The unused rows at the front, and the rows of positions 0, 1, ..., of which there are at most max_positions."""
@@ -95,14 +94,7 @@ class Learned(PositionEncoding):
             raise ValueError(f"learned: expected max_positions of at least {len(rows)}, the number of rows, got {max_positions}; give a longer range")
         return front, rows
 
-    def oracle(self) -> Oracle:
-        return LearnedOracle(self.table.weight.detach().double().numpy(), self.offset)
 
-
-class LearnedOracle(Oracle):
-    def __init__(self, table: np.ndarray, offset: int) -> None:
-        self.table, self.offset = table, offset
-
+class LearnedOracle(Oracle, of=Learned):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        row = self.table[position + self.offset]
-        return np.array([x[n] + row[n] for n in range(len(x))])
+        return x + self.weights["table.weight"][position + self.encoding.offset]

@@ -1,16 +1,13 @@
 """Learned positions of rows and columns on tokens of a grid (Carion et al. 2020, DETR, its code; Lee et al. 2022, Pix2Struct, its code)."""
 
-from typing import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.rotary import check_choice
-from posenc_export.encodings.shared.rotary_grid import Place
-
-JOINS = ("sum", "row_column", "column_row")
+from posenc_export.encodings.shared.rotary import Place
 
 
 class Learned2D(PositionEncoding):
@@ -30,20 +27,8 @@ class Learned2D(PositionEncoding):
     """
 
     axes = 2
+    least = {"rows": 0, "columns": 0}
     most = {"rows": 1 << 20, "columns": 1 << 20}
-
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, join: str = "sum") -> None:
-        super().__init__()
-        check_choice("learned_2d", "join", join, JOINS)
-        if (join != "sum" and geometry.width % 2) or min(rows, columns) < 0:
-            rule = "an even width for concatenated tables, and rows and columns of 0 or more"
-            raise ValueError(f"learned_2d: expected {rule}, got {geometry.width}, {rows} and {columns}; choose others or join=sum")
-        width = geometry.width if join == "sum" else geometry.width // 2
-        self.join = join
-        self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)
-        self.of_row, self.of_column = (torch.nn.Embedding(count, width) for count in self.counts)
-        for table in (self.of_row, self.of_column):
-            torch.nn.init.normal_(table.weight, std=0.02)  # the standard deviation of BERT and ViT
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
@@ -53,25 +38,29 @@ class Learned2D(PositionEncoding):
             return x + row + column
         return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
 
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, join: Literal["sum", "row_column", "column_row"] = "sum") -> None:
+        super().__init__()
+        if join != "sum" and geometry.width % 2:
+            raise ValueError(f"learned_2d: expected an even width for concatenated tables, got {geometry.width}; choose another width or join=sum")
+        width = geometry.width if join == "sum" else geometry.width // 2
+        self.join = join
+        self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)
+        self.of_row, self.of_column = (torch.nn.Embedding(count, width) for count in self.counts)
+        for table in (self.of_row, self.of_column):
+            torch.nn.init.normal_(table.weight, std=0.02)  # the standard deviation of BERT and ViT
+
     def inside(self, rows: Tensor, coordinates: Tensor, count: int) -> Tensor:
         """rows [B,S,n] where coordinates [B,S] are below count, zeros elsewhere."""
         return rows.masked_fill(coordinates.ge(count).unsqueeze(2), 0.0)
 
-    def oracle(self) -> Oracle:
-        return Learned2DOracle([table.weight.detach().double().numpy() for table in (self.of_row, self.of_column)], self.join)
 
-
-class Learned2DOracle(Oracle):
-    def __init__(self, tables: Sequence[np.ndarray], join: str) -> None:
-        self.tables, self.join = tables, join
-
+class Learned2DOracle(Oracle, of=Learned2D):
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
         """Encode x [E]; position is the row and column of a token, or one number for both."""
         out = x.copy()
-        for axis, table in enumerate(self.tables):
+        for axis, table in enumerate(self.weights.values()):
             place = position if isinstance(position, int) else position[axis]
-            behind = self.join == ("row_column", "column_row")[1 - axis]  # whether the entries of the other table come first
-            begin = len(x) // 2 if behind else 0
-            for n in range(table.shape[1]):
-                out[begin + n] += table[place, n] if place < len(table) else 0.0
+            second = self.encoding.join == ("column_row", "row_column")[axis]  # whether the entries of the other table come first
+            if place < len(table):
+                out[len(x) // 2 if second else 0 :][: table.shape[1]] += table[place]
         return out

@@ -1,14 +1,12 @@
 """Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3)."""
 
 import math
-from typing import Tuple
+from typing import Literal, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-
-FORMS = ("log", "steps")
 
 
 class LogN(PositionEncoding):
@@ -31,33 +29,31 @@ class LogN(PositionEncoding):
         ValueError: trained below 2, an unknown form, temperature below 0 or not finite, period below 1, first other than 0 or 1, first=0 with form "log".
     """
 
-    def __init__(self, geometry: Geometry, trained: int = 512, form: str = "log", temperature: float = 0.1, period: int = 8192, first: int = 1) -> None:
-        super().__init__()
-        if trained < 2:
-            raise ValueError(f"logn: expected trained of at least 2 tokens, got {trained}; set trained=N")
-        if form not in FORMS:
-            raise ValueError(f"logn: expected form to be one of {', '.join(FORMS)}, got {form!r}")
-        if not 0 <= temperature < math.inf or period < 1:
-            raise ValueError(f"logn: expected temperature of 0 or more and period of at least 1 token, got {temperature} and {period}")
-        if first not in (0, 1) or (first == 0 and form == "log"):
-            raise ValueError(f"logn: expected first of 1, or 0 with form=steps, got {first} with form={form}; the logarithm of 0 is not finite")
-        self.trained, self.form, self.temperature, self.period, self.first = trained, form, float(temperature), period, first
-        counts = np.arange(first, geometry.max_positions + first)
-        grown = 1 + temperature * np.log1p(counts // period) if form == "steps" else np.maximum(1.0, np.log(counts) / math.log(trained))
-        self.factors = Table(grown[:, None])
+    least = {"trained": 2, "temperature": 0, "period": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
 
-    def oracle(self) -> Oracle:
-        return LogNOracle(self)
+    def __init__(
+        self,
+        geometry: Geometry,
+        trained: int = 512,
+        form: Literal["log", "steps"] = "log",
+        temperature: float = 0.1,
+        period: int = 8192,
+        first: int = 1,
+    ) -> None:
+        super().__init__()
+        if first not in (0, 1) or (first == 0 and form == "log"):
+            raise ValueError(f"logn: expected first of 1, or 0 with form=steps, got {first} with form={form}; the logarithm of 0 is not finite")
+        self.trained, self.form, self.temperature, self.period, self.first = trained, form, float(temperature), period, first
+        counts = np.arange(first, geometry.max_positions + first)
+        factors = 1 + temperature * np.log1p(counts // period) if form == "steps" else np.maximum(1.0, np.log(counts) / math.log(trained))
+        self.factors = Table(factors[:, None])
 
 
-class LogNOracle(Oracle):
-    def __init__(self, encoding: LogN) -> None:
-        self.encoding = encoding
-
+class LogNOracle(Oracle, of=LogN):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.form == "steps":

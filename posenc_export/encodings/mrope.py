@@ -1,16 +1,13 @@
 """Multimodal RoPE: sections of the pairs for time, height and width (Wang et al. 2024, Qwen2-VL, 2.1)."""
 
-from typing import List, Optional
+from typing import List, Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-from posenc_export.encodings.shared.yarn import magnitude_of, optional_ramp, scaled_powers
-
-ORDERS = ("sections", "alternating")
+from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
+from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
 
 
-class MRoPE(RotaryGrid):
+class MRoPE(YaRNGrid):
     """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: time for the first `time` pairs, height for the next `height`, width for the rest.
 
     With order "alternating", the first pairs alternate between height and width, and the last `time` pairs use time. The last D - r entries are unchanged.
@@ -33,39 +30,27 @@ class MRoPE(RotaryGrid):
             unknown layout, order or numerics, theta not above 0, parameters of YaRN that rope_yarn refuses or that are set with a factor of 1.
     """
 
-    axes = 3
-
     def __init__(
         self,
         geometry: Geometry,
         time: int = 0,
         height: int = 0,
         theta: float = 1000000.0,
-        layout: str = "half",
+        layout: Layout = "half",
         rotary: Optional[int] = None,
-        order: str = "sections",
-        numerics: str = "exact",
+        order: Literal["sections", "alternating"] = "sections",
+        numerics: Numerics = "exact",
         factor: float = 1.0,
         original_max_positions: int = 32768,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: Optional[float] = None,
-        truncate: str = "yes",
+        truncate: Truncate = "yes",
     ) -> None:
         size = rotary_size("mrope", geometry, rotary, least=6)
-        check_choice("mrope", "layout", layout, LAYOUTS)
-        check_choice("mrope", "order", order, ORDERS)
-        if not theta > 0:
-            raise ValueError(f"mrope: expected theta above 0, got {theta}")
         axis_of_pair = _sections(size, time, height) if order == "sections" else _alternating(size, time, height)
-        scaling = optional_ramp("mrope", size, theta, factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
-        frequencies = scaled_powers(float(theta), size, dtype_of("mrope", numerics), scaling)
-        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(factor, attention_factor))
-        self.theta, self.scaling = float(theta), scaling
-
-    def frequency(self, k: int) -> float:
-        plain = float(self.theta ** (-2 * k / self.size))
-        return plain if self.scaling is None else self.scaling.frequency(plain, k)
+        yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
+        super().__init__("mrope", geometry, axis_of_pair, layout, theta, numerics, *yarn)
 
 
 def _sections(size: int, time: int, height: int) -> List[int]:

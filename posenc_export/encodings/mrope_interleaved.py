@@ -3,12 +3,11 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-from posenc_export.encodings.shared.yarn import magnitude_of, optional_ramp, scaled_powers
+from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
+from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
 
 
-class MRoPEInterleaved(RotaryGrid):
+class MRoPEInterleaved(YaRNGrid):
     """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: height if k mod 3 = 1 and k < 3 height, width if k mod 3 = 2 and k < 3 width, else time.
 
     The last D - r entries are unchanged.
@@ -29,36 +28,27 @@ class MRoPEInterleaved(RotaryGrid):
             rope_yarn refuses or that are set with a factor of 1.
     """
 
-    axes = 3
-
     def __init__(
         self,
         geometry: Geometry,
         height: int = 0,
         width: int = 0,
         theta: float = 5000000.0,
-        layout: str = "half",
+        layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: str = "exact",
+        numerics: Numerics = "exact",
         factor: float = 1.0,
         original_max_positions: int = 32768,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: Optional[float] = None,
-        truncate: str = "yes",
+        truncate: Truncate = "yes",
     ) -> None:
         size = rotary_size("mrope_interleaved", geometry, rotary, least=6)
-        check_choice("mrope_interleaved", "layout", layout, LAYOUTS)
         second, third, pairs = height or size // 6, width or size // 6, size // 2
-        if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3 or not theta > 0:
-            rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs, and theta above 0"
-            raise ValueError(f"mrope_interleaved: expected {rule}, got {height}, {width} and {theta}; choose others")
-        axis = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(size // 2)]
-        scaling = optional_ramp("mrope_interleaved", size, theta, factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
-        frequencies = scaled_powers(float(theta), size, dtype_of("mrope_interleaved", numerics), scaling)
-        super().__init__(geometry, frequencies, axis, layout, magnitude=magnitude_of(factor, attention_factor))
-        self.theta, self.scaling = float(theta), scaling
-
-    def frequency(self, k: int) -> float:
-        plain = float(self.theta ** (-2 * k / self.size))
-        return plain if self.scaling is None else self.scaling.frequency(plain, k)
+        if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3:
+            rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs"
+            raise ValueError(f"mrope_interleaved: expected {rule}, got {height} and {width}; choose others")
+        axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
+        yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
+        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, *yarn)

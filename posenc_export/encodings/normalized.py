@@ -20,23 +20,17 @@ class Normalized(PositionEncoding):
         ValueError: a negative length.
     """
 
-    def __init__(self, geometry: Geometry, length: int = 0) -> None:
-        super().__init__()
-        if length < 0:
-            raise ValueError(f"normalized: expected length of 0 or more, got {length}; leave it out for max_positions")
-        self.length = length or geometry.max_positions
+    least = {"length": 0}
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return (x.to(torch.float32) + (positions.clamp(min=0).to(torch.float32) / self.length).unsqueeze(2)).to(x.dtype)
 
-    def oracle(self) -> Oracle:
-        return NormalizedOracle(self.length)
+    def __init__(self, geometry: Geometry, length: int = 0) -> None:
+        super().__init__()
+        self.length = length or geometry.max_positions
 
 
-class NormalizedOracle(Oracle):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
+class NormalizedOracle(Oracle, of=Normalized):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        return np.array([value + position / self.length for value in x])
+        return x + position / self.encoding.length  # type: ignore[no-any-return]

@@ -27,18 +27,7 @@ class PoPE(PositionEncoding):
     """
 
     shared = False
-
-    def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
-        super().__init__()
-        if not theta > 0:
-            raise ValueError(f"pope: expected theta above 0, got {theta}")
-        self.theta = float(theta)
-        angles = np.arange(geometry.max_positions)[:, None] * self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
-        self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
-        self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
-
-    def key_size(self, head_size: int) -> int:
-        return 2 * head_size
+    above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same dtypes."""
@@ -48,29 +37,33 @@ class PoPE(PositionEncoding):
         q_cos, q_sin = cos * phase.cos() + sin * phase.sin(), sin * phase.cos() - cos * phase.sin()
         return torch.cat((of_q * q_cos, of_q * q_sin), dim=-1).to(q.dtype), torch.cat((of_k * cos, of_k * sin), dim=-1).to(k.dtype)
 
-    def oracle(self) -> Oracle:
-        return PoPEOracle(self.theta, self.phase.value.detach().double().numpy())
+    def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.theta = float(theta)
+        angles = np.arange(geometry.max_positions)[:, None] * self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
+        self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
+        self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
+
+    def key_size(self, head_size: int) -> int:
+        return 2 * head_size
 
 
-class PoPEOracle(Oracle):
+class PoPEOracle(Oracle, of=PoPE):
     """Computes the vectors in the plane as complex numbers; real parts come first."""
 
-    def __init__(self, theta: float, phase: np.ndarray) -> None:
-        self.theta, self.phase = theta, phase
-
-    def turned(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
+    def rotated(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
         """Rotate x [D] to [2D]."""
         vectors = []
         for c, value in enumerate(x):
-            angle = position / math.pow(self.theta, c / len(x)) - min(max(phase[c], 0.0), 2 * math.pi)
+            angle = position / math.pow(self.encoding.theta, c / len(x)) - min(max(phase[c], 0.0), 2 * math.pi)
             vectors.append(math.log1p(math.exp(value)) * cmath.exp(1j * angle))
         return np.array([v.real for v in vectors] + [v.imag for v in vectors])
 
     def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        return np.stack([self.turned(head, position, phase) for head, phase in zip(x, self.phase, strict=True)])
+        return np.stack([self.rotated(head, position, phase) for head, phase in zip(x, self.weights["phase.value"], strict=True)])
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.turned(x, position, np.zeros(len(x)))
+        return self.rotated(x, position, np.zeros(len(x)))
 
     def score_scale(self, head_size: int) -> float:
         """1 / sqrt(D), where head_size is 2D."""

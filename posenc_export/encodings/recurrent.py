@@ -1,7 +1,7 @@
 """Positions from a recurrent cell without input (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
 
 import math
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -47,9 +47,6 @@ class Recurrent(Trajectory):
             row = (1 - update) * library.tanh(reset * gates[2 * width :]) + update * row
             yield row
 
-    def oracle(self) -> Oracle:
-        return RecurrentOracle([value.detach().double() for value in self.weights()])
-
 
 def _turning(width: int) -> Tensor:
     """Matrix [E,E] that rotates pair k of entries by 10000^(-2k/E)."""
@@ -58,11 +55,12 @@ def _turning(width: int) -> Tensor:
     return torch.block_diag(*blocks)[:width, :width]
 
 
-class RecurrentOracle(Oracle):
+class RecurrentOracle(Oracle, of=Recurrent):
     """Uses torch.nn.GRUCell, with weights and biases of 0 for its input."""
 
-    def __init__(self, weights: List[Tensor]) -> None:
-        first, weight, offset = weights
+    def __init__(self, encoding: Recurrent) -> None:
+        super().__init__(encoding)
+        first, weight, offset = map(torch.from_numpy, self.weights.values())
         width = len(first)
         self.cell = torch.nn.GRUCell(1, width).double()
         for part, value in zip(self.cell.parameters(), (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset), strict=True):

@@ -3,7 +3,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
 
 
 class RoPE(Rotary):
@@ -23,13 +23,10 @@ class RoPE(Rotary):
         ValueError: odd or too large rotary size, unknown layout or numerics, theta not above 0.
     """
 
-    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None, numerics: str = "exact") -> None:
-        size = rotary_size("rope", geometry, rotary)
-        check_choice("rope", "layout", layout, LAYOUTS)
-        if not theta > 0:
-            raise ValueError(f"rope: expected theta above 0, got {theta}")
-        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope", numerics)), layout)
-        self.theta = float(theta)
-
     def frequency(self, k: int) -> float:
         return float(self.theta ** (-2 * k / self.size))
+
+    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact") -> None:
+        size = rotary_size("rope", geometry, rotary)
+        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of(numerics)), layout)
+        self.theta = float(theta)

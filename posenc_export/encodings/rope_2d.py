@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, rotary_size
-from posenc_export.encodings.shared.rotary_grid import Place
+from posenc_export.encodings.shared.rotary import Layout, Place, multiply_pairs, rotary_size
 from posenc_export.ops.angles import reduced_angle
 
 
@@ -37,18 +36,7 @@ class RoPE2D(PositionEncoding):
 
     axes = 2
     shared = False
-
-    def __init__(self, geometry: Geometry, theta: float = 10.0, layout: str = "half", rotary: Optional[int] = None, axes: int = 2) -> None:
-        super().__init__()
-        size = rotary_size("rope_2d", geometry, rotary)
-        check_choice("rope_2d", "layout", layout, LAYOUTS)
-        if not theta > 0:
-            raise ValueError(f"rope_2d: expected theta above 0, got {theta}")
-        if axes not in (2, 3):
-            raise ValueError(f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
-        self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
-        self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes))
-        self.heads, self.axes, self.size = geometry.heads, axes, size
+    above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
@@ -61,8 +49,14 @@ class RoPE2D(PositionEncoding):
         each = q.size(2) // k.size(2)
         return ops.turn_pairs(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
 
-    def oracle(self) -> Oracle:
-        return RoPE2DOracle(self.along().detach().double().numpy(), self.interleaved)
+    def __init__(self, geometry: Geometry, theta: float = 10.0, layout: Layout = "half", rotary: Optional[int] = None, axes: int = 2) -> None:
+        super().__init__()
+        size = rotary_size("rope_2d", geometry, rotary)
+        if axes not in (2, 3):
+            raise ValueError(f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos")
+        self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
+        self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes))
+        self.heads, self.axes, self.size = geometry.heads, axes, size
 
 
 def _directions(heads: int, axes: int) -> Tensor:
@@ -73,21 +67,16 @@ def _directions(heads: int, axes: int) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(axes, heads, 1), dim=0)
 
 
-class RoPE2DOracle(Oracle):
-    def __init__(self, along: np.ndarray, interleaved: bool) -> None:
-        self.along, self.interleaved = along, interleaved
-
+class RoPE2DOracle(Oracle, of=RoPE2D):
     def rotate_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
-        return np.stack([self.turned(head, position, index * self.along.shape[1] // len(x)) for index, head in enumerate(x)])
+        along = self.weights["along.value"]
+        return np.stack([self.rotated(head, position, along[:, index * along.shape[1] // len(x)]) for index, head in enumerate(x)])
 
     def rotate_key_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
         return self.rotate_heads(x, position)
 
-    def turned(self, x: np.ndarray, place: Place, head: int) -> np.ndarray:
-        out, pairs = x.copy(), self.along.shape[2]
-        places = [place] * len(self.along) if isinstance(place, int) else place
-        for k in range(pairs):
-            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
-            wave = complex(x[a], x[b]) * cmath.exp(1j * math.fsum(p * self.along[axis, head, k] for axis, p in enumerate(places)))
-            out[a], out[b] = wave.real, wave.imag
-        return out
+    def rotated(self, x: np.ndarray, place: Place, frequencies: np.ndarray) -> np.ndarray:
+        """x [D] rotated with the frequencies [axes,r/2] of its head."""
+        places = [place] * len(frequencies) if isinstance(place, int) else place
+        angles = [math.fsum(p * w for p, w in zip(places, of_pair, strict=True)) for of_pair in frequencies.T]
+        return multiply_pairs(x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved)

@@ -1,14 +1,12 @@
 """Axial RoPE of grids: every coordinate rotates an equal share of the pairs (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
 
-from typing import Optional
+from typing import Literal, Optional
 
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-
-SPECTRA = ("each", "alternating")
 
 
 class RoPEAxial(RotaryGrid):
@@ -35,33 +33,32 @@ class RoPEAxial(RotaryGrid):
             theta not above 0.
     """
 
+    least = {"axes": 2}
+    most = {"axes": 8}  # of the manifest
+
+    def frequency(self, k: int) -> float:
+        axis, index = divmod(k, self.each)
+        share = index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
+        return float(self.theta**-share)
+
     def __init__(
         self,
         geometry: Geometry,
         theta: float = 100.0,
-        layout: str = "half",
+        layout: Layout = "half",
         rotary: Optional[int] = None,
         axes: int = 2,
-        spectrum: str = "each",
-        numerics: str = "exact",
+        spectrum: Literal["each", "alternating"] = "each",
+        numerics: Numerics = "exact",
     ) -> None:
-        if not 2 <= axes <= 8:  # the manifest allows at most 8
-            raise ValueError(f"rope_axial: expected axes within 2 .. 8, got {axes}; set axes=2 for images, axes=3 for videos")
         size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
-        check_choice("rope_axial", "layout", layout, LAYOUTS)
-        check_choice("rope_axial", "spectrum", spectrum, SPECTRA)
-        if size % (2 * axes) or not theta > 0:
+        if size % (2 * axes):
             what = "head size" if rotary is None else "rotary"
-            raise ValueError(f"rope_axial: expected {what} to be a multiple of {2 * axes} and theta above 0, got {size} and {theta}; choose another {what}")
-        each, dtype = size // (2 * axes), dtype_of("rope_axial", numerics)
+            raise ValueError(f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; choose another {what}")
+        each, dtype = size // (2 * axes), dtype_of(numerics)
         if spectrum == "each":
             frequencies = inverse_powers(float(theta), 2 * each, dtype).repeat(axes)
         else:
             frequencies = torch.cat([inverse_powers(float(theta), size, dtype)[axis::axes] for axis in range(axes)])
         super().__init__(geometry, frequencies, [axis for axis in range(axes) for _ in range(each)], layout)
         self.theta, self.each, self.axes, self.spectrum = float(theta), each, axes, spectrum
-
-    def frequency(self, k: int) -> float:
-        axis, index = divmod(k, self.each)
-        share = index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
-        return float(self.theta**-share)

@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Literal, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
 from posenc_export.ops import turned_keys
 from posenc_export.ops.angles import reduced_angle
 
-KEYS, LENGTHS = ("raw", "rotated"), ("seen", "per_call")
+Keys = Literal["raw", "rotated"]
+Lengths = Literal["seen", "per_call"]
 
 
 class RoPEDynamic(PositionEncoding):
@@ -48,6 +49,26 @@ class RoPEDynamic(PositionEncoding):
 
     chunk = 8
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
+    above = {"theta": 0}
+    least = {"factor": 1, "original_max_positions": 1}
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the frequencies up to L if keys="raw"."""
+        if self.lengths == "per_call":
+            longest = positions.amax(dim=1, keepdim=True)
+            cos, sin = self.waves(positions, longest)
+            return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+        linear = self.keys == "raw" and not self.single
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear)
+
+    def rescore(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+    ) -> Tensor:
+        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for queries beyond L."""
+        if self.keys == "rotated" or self.lengths == "per_call":
+            return ops.attend(q, keys, values, mask, None, scale)
+        second = None if self.single else self.second.rows
+        return turned_keys.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
 
     def __init__(
         self,
@@ -55,21 +76,15 @@ class RoPEDynamic(PositionEncoding):
         theta: float = 10000.0,
         factor: float = 2.0,
         original_max_positions: int = 2048,
-        layout: str = "half",
+        layout: Layout = "half",
         rotary: Optional[int] = None,
-        keys: str = "raw",
-        numerics: str = "exact",
-        lengths: str = "seen",
+        keys: Keys = "raw",
+        numerics: Numerics = "exact",
+        lengths: Lengths = "seen",
     ) -> None:
         super().__init__()
-        size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of("rope_dynamic", numerics)
-        check_choice("rope_dynamic", "layout", layout, LAYOUTS)
-        check_choice("rope_dynamic", "keys", keys, KEYS)
+        size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
         check_lengths("rope_dynamic", lengths, keys)
-        if not factor >= 1 or not theta > 0 or original_max_positions < 1:
-            raise ValueError(
-                f"rope_dynamic: expected factor and original_max_positions of at least 1 and theta above 0, got {factor}, {original_max_positions} and {theta}"
-            )
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
         self.interleaved, self.size, self.keys, self.lengths = layout == "interleaved", size, keys, lengths
         if lengths == "per_call":
@@ -92,24 +107,6 @@ class RoPEDynamic(PositionEncoding):
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the frequencies up to L if keys="raw"."""
-        if self.lengths == "per_call":
-            longest = positions.amax(dim=1, keepdim=True)
-            cos, sin = self.waves(positions, longest)
-            return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
-        linear = self.keys == "raw" and not self.single
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear)
-
-    def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
-    ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for queries beyond L."""
-        if self.keys == "rotated" or self.lengths == "per_call":
-            return ops.attend(q, keys, values, mask, None, scale)
-        second = None if self.single else self.second.rows
-        return turned_keys.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
-
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
         """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose largest positions are longest [B,1] int64."""
         places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
@@ -120,24 +117,14 @@ class RoPEDynamic(PositionEncoding):
         reduced = reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
-    def oracle(self) -> Oracle:
-        return RoPEDynamicOracle(self)
 
-
-def check_lengths(name: str, lengths: str, keys: str) -> None:
-    """Raise ValueError for unknown lengths, and for keys="rotated" with lengths="per_call"."""
-    check_choice(name, "lengths", lengths, LENGTHS)
+def check_lengths(name: str, lengths: Lengths, keys: Keys) -> None:
+    """Raise ValueError for keys="rotated" with lengths="per_call"."""
     if lengths == "per_call" and keys == "rotated":
         raise ValueError(f"{name}: expected keys=raw with lengths=per_call, which caches nothing, got keys=rotated; leave it out")
 
 
-class RoPEDynamicOracle(Oracle):
-    def __init__(self, encoding: RoPEDynamic) -> None:
-        self.encoding, self.longest = encoding, 0
-
-    def begin(self, positions: Sequence[int]) -> None:
-        self.longest = max(positions)
-
+class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
     def frequency(self, k: int, seen: int) -> float:
         if self.encoding.rounded is not None:
             return float(self.encoding.rounded[seen - 1, k])
@@ -147,26 +134,20 @@ class RoPEDynamicOracle(Oracle):
         return math.pow(base, -2 * k / e.size)
 
     def angle(self, k: int, position: int, seen: int) -> float:
-        frequency = self.frequency(k, seen)
-        return float(np.float32(position) * np.float32(frequency)) if self.encoding.single else position * frequency
+        return angle_of(position, self.frequency(k, seen), self.encoding.single)
 
-    def turned(self, x: np.ndarray, position: int, seen: int, turned_for: int = 0) -> np.ndarray:
+    def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
         """Rotate x [D] for a length; if it is already rotated for another length, by the difference."""
-        out, size = x.copy(), self.encoding.size
-        for k in range(size // 2):
-            a, b = (2 * k, 2 * k + 1) if self.encoding.interleaved else (k, k + size // 2)
-            angle = self.angle(k, position, seen) - (self.angle(k, position, turned_for) if turned_for else 0.0)
-            wave = complex(x[a], x[b]) * cmath.exp(1j * angle)
-            out[a], out[b] = wave.real, wave.imag
-        return out
+        angles = [self.angle(k, position, seen) - (self.angle(k, position, rotated_for) if rotated_for else 0.0) for k in range(self.encoding.size // 2)]
+        return multiply_pairs(x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         if self.encoding.lengths == "per_call":
-            return self.turned(x, position, self.longest + 1)
-        return self.turned(x, position, 1 if self.encoding.keys == "raw" else position + 1)
+            return self.rotated(x, position, self.longest + 1)
+        return self.rotated(x, position, 1 if self.encoding.keys == "raw" else position + 1)
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
         if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
-            q = self.turned(q, query, query + 1, turned_for=1)
-            keys = np.stack([self.turned(key, p, query + 1, turned_for=1) for key, p in zip(keys, positions, strict=True)])
+            q = self.rotated(q, query, query + 1, rotated_for=1)
+            keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in zip(keys, positions, strict=True)])
         return keys @ q / math.sqrt(len(q))

@@ -1,10 +1,9 @@
 """Linear scaling of RoPE: positions are interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
 
-import math
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
 
 
 class RoPELinear(Rotary):
@@ -21,15 +20,14 @@ class RoPELinear(Rotary):
         ValueError: see RoPE; a factor not above 0.
     """
 
-    def __init__(
-        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None, numerics: str = "exact"
-    ) -> None:
-        size = rotary_size("rope_linear", geometry, rotary)
-        check_choice("rope_linear", "layout", layout, LAYOUTS)
-        if not theta > 0 or not 0 < factor < math.inf:
-            raise ValueError(f"rope_linear: expected theta and factor above 0, got {theta} and {factor}")
-        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of("rope_linear", numerics)) / factor, layout)
-        self.theta, self.factor = float(theta), float(factor)
+    above = {"theta": 0, "factor": 0}
 
     def frequency(self, k: int) -> float:
         return float(1 / (self.factor * self.theta ** (2 * k / self.size)))
+
+    def __init__(
+        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact"
+    ) -> None:
+        size = rotary_size("rope_linear", geometry, rotary)
+        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of(numerics)) / factor, layout)
+        self.theta, self.factor = float(theta), float(factor)

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
 
 
 class RoPELlama3(Rotary):
@@ -27,31 +27,7 @@ class RoPELlama3(Rotary):
         ValueError: see RoPE; factor or L below 1, high_freq_factor not above low_freq_factor.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        factor: float = 8.0,
-        low_freq_factor: float = 1.0,
-        high_freq_factor: float = 4.0,
-        original_max_positions: int = 8192,
-        theta: float = 500000.0,
-        layout: str = "half",
-        rotary: Optional[int] = None,
-        numerics: str = "exact",
-    ) -> None:
-        size = rotary_size("rope_llama3", geometry, rotary)
-        check_choice("rope_llama3", "layout", layout, LAYOUTS)
-        if not theta > 0 or not 1 <= factor < math.inf or original_max_positions < 1:
-            rule = "theta above 0, factor and original_max_positions of at least 1"
-            raise ValueError(f"rope_llama3: expected {rule}, got {theta}, {factor} and {original_max_positions}")
-        if not high_freq_factor > low_freq_factor > 0:
-            raise ValueError(f"rope_llama3: expected high_freq_factor above low_freq_factor above 0, got {high_freq_factor} and {low_freq_factor}")
-        kept = inverse_powers(float(theta), size, dtype_of("rope_llama3", numerics))
-        turns = original_max_positions / (2 * math.pi / kept)
-        share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-        super().__init__(geometry, torch.where(share == 1, kept, (1 - share) * kept / factor + share * kept), layout)
-        self.theta, self.factor, self.length = float(theta), float(factor), original_max_positions
-        self.lower, self.upper = float(low_freq_factor), float(high_freq_factor)
+    least = {"factor": 1, "original_max_positions": 1}
 
     def frequency(self, k: int) -> float:
         kept = float(self.theta ** (-2 * k / self.size))
@@ -62,3 +38,25 @@ class RoPELlama3(Rotary):
             return kept / self.factor
         share = (self.length / wavelength - self.lower) / (self.upper - self.lower)
         return kept * (share + (1 - share) / self.factor)
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        factor: float = 8.0,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        original_max_positions: int = 8192,
+        theta: float = 500000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        numerics: Numerics = "exact",
+    ) -> None:
+        size = rotary_size("rope_llama3", geometry, rotary)
+        if not high_freq_factor > low_freq_factor > 0:
+            raise ValueError(f"rope_llama3: expected high_freq_factor above low_freq_factor above 0, got {high_freq_factor} and {low_freq_factor}")
+        kept = inverse_powers(float(theta), size, dtype_of(numerics))
+        turns = original_max_positions / (2 * math.pi / kept)
+        share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+        super().__init__(geometry, torch.where(share == 1, kept, (1 - share) * kept / factor + share * kept), layout)
+        self.theta, self.factor, self.length = float(theta), float(factor), original_max_positions
+        self.lower, self.upper = float(low_freq_factor), float(high_freq_factor)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.rope_dynamic import check_lengths
+from posenc_export.encodings.rope_dynamic import Keys, Lengths, check_lengths
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
 from posenc_export.ops import two_rotations
 
-KEYS = ("raw", "rotated")
 Factors = Union[str, Sequence[float]]
 
 
@@ -52,48 +51,8 @@ class RoPELongRoPE(PositionEncoding):
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        theta: float = 10000.0,
-        short_factor: Factors = "",
-        long_factor: Factors = "",
-        original_max_positions: int = 4096,
-        attention_factor: Optional[float] = None,
-        layout: str = "half",
-        rotary: Optional[int] = None,
-        keys: str = "raw",
-        numerics: str = "exact",
-        lengths: str = "seen",
-    ) -> None:
-        super().__init__()
-        size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of("rope_longrope", numerics)
-        check_choice("rope_longrope", "layout", layout, LAYOUTS)
-        check_choice("rope_longrope", "keys", keys, KEYS)
-        check_lengths("rope_longrope", lengths, keys)
-        if original_max_positions < 2 or not theta > 0:
-            raise ValueError(f"rope_longrope: expected original_max_positions of at least 2 and theta above 0, got {original_max_positions} and {theta}")
-        self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys, self.lengths = layout == "interleaved", keys, lengths
-        if lengths == "per_call":
-            self.works_in = ("bidirectional",)
-        self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
-        stretch = max(geometry.max_positions / original_max_positions, 1.0)
-        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
-        powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        frequencies = [1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors]
-        self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
-        self.linear = keys == "raw" and not self.single
-        positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
-        angles = [positions * set_of for set_of in frequencies]
-        if keys == "rotated":
-            angles = [torch.where(positions < self.original, angles[0], angles[1])]
-        self.cos, self.long_cos = (Table((turned.cos() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
-        self.sin, self.long_sin = (Table((turned.sin() * self.magnitude).numpy()) for turned in (angles[0], angles[-1]))
-
-    def key_size(self, head_size: int) -> int:
-        return head_size if self.keys == "rotated" or self.lengths == "per_call" else head_size + self.size
+    above = {"theta": 0}
+    least = {"original_max_positions": 2}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in place of D."""
@@ -106,6 +65,45 @@ class RoPELongRoPE(PositionEncoding):
         of_q = two_rotations.query(self.rotate_short(q, positions), self.rotate_long(q, positions), positions, self.size, self.original)
         return of_q, two_rotations.key(self.rotate_short(k, positions), self.rotate_long(k, positions), self.size)
 
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 10000.0,
+        short_factor: Factors = "",
+        long_factor: Factors = "",
+        original_max_positions: int = 4096,
+        attention_factor: Optional[float] = None,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        keys: Keys = "raw",
+        numerics: Numerics = "exact",
+        lengths: Lengths = "seen",
+    ) -> None:
+        super().__init__()
+        size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
+        check_lengths("rope_longrope", lengths, keys)
+        self.theta, self.original, self.size = float(theta), original_max_positions, size
+        self.interleaved, self.keys, self.lengths = layout == "interleaved", keys, lengths
+        if lengths == "per_call":
+            self.works_in = ("bidirectional",)
+        self.cached_twice = keys == "raw" and lengths == "seen"
+        self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
+        stretch = max(geometry.max_positions / original_max_positions, 1.0)
+        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
+        powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
+        frequencies = [1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors]
+        self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
+        self.linear = keys == "raw" and not self.single
+        positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
+        angles = [positions * set_of for set_of in frequencies]
+        if keys == "rotated":
+            angles = [torch.where(positions < self.original, angles[0], angles[1])]
+        self.cos, self.long_cos = (Table((angle.cos() * self.magnitude).numpy()) for angle in (angles[0], angles[-1]))
+        self.sin, self.long_sin = (Table((angle.sin() * self.magnitude).numpy()) for angle in (angles[0], angles[-1]))
+
+    def key_size(self, head_size: int) -> int:
+        return head_size + self.size if self.cached_twice else head_size
+
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of each position."""
         return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
@@ -114,56 +112,44 @@ class RoPELongRoPE(PositionEncoding):
         """Rotate x [B,S,N,D] with the long factors."""
         return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, self.linear)
 
-    def oracle(self) -> Oracle:
-        return RoPELongRoPEOracle(self)
 
-
-def _factors(name: str, given: Factors, count: int) -> List[float]:
-    parts = given.split(";") if isinstance(given, str) else list(given)
+def _factors(name: str, text: Factors, count: int) -> List[float]:
+    parts = text.split(";") if isinstance(text, str) else list(text)
     try:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
-        raise ValueError(f"rope_longrope: expected {name} to be numbers with ; between them, got {given!r}") from None
+        raise ValueError(f"rope_longrope: expected {name} to be numbers with ; between them, got {text!r}") from None
     if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
-        raise ValueError(f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {given!r}")
+        raise ValueError(f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {text!r}")
     return factors
 
 
-class RoPELongRoPEOracle(Oracle):
-    def __init__(self, encoding: RoPELongRoPE) -> None:
-        self.encoding, self.longest = encoding, 0
+class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
+    def frequency(self, k: int, far: bool) -> float:
+        e = self.encoding
+        return float(e.single[far][k] if e.single else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))
 
-    def begin(self, positions: Sequence[int]) -> None:
-        self.longest = max(positions)
-
-    def turned(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
-        e, out = self.encoding, x.copy()
-        far = seen > e.original
-        for k in range(e.size // 2):
-            a, b = (2 * k, 2 * k + 1) if e.interleaved else (k, k + e.size // 2)
-            exact = position / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size))
-            angle = float(np.float32(position) * np.float32(e.single[far][k])) if e.single else exact
-            wave = e.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
-            out[a], out[b] = wave.real, wave.imag
-        return out
+    def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
+        e = self.encoding
+        angles = [angle_of(position, self.frequency(k, seen > e.original), bool(e.single)) for k in range(e.size // 2)]
+        return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.lengths == "per_call":
-            return self.turned(x, position, self.longest + 1)
+            return self.rotated(x, position, self.longest + 1)
         if e.keys == "rotated":
-            return self.turned(x, position, position + 1)
-        whole = self.turned(x, position, position + 1)
+            return self.rotated(x, position, position + 1)
+        whole = self.rotated(x, position, position + 1)
         own, none = whole[: e.size], np.zeros(e.size)
         return np.concatenate((none, whole[e.size :], own) if position + 1 > e.original else (own, whole[e.size :], none))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
-        if e.lengths == "per_call" or e.keys == "rotated":
+        if not e.cached_twice:
             return self.rotate(x, position)
-        return np.concatenate((self.turned(x, position, 0), self.turned(x, position, e.original + 1)[: e.size]))
+        return np.concatenate((self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)[: e.size]))
 
     def score_scale(self, head_size: int) -> float:
         """1 / sqrt(D), where head_size is the size of rotated keys."""
-        e = self.encoding
-        return 1 / math.sqrt(head_size if e.lengths == "per_call" or e.keys == "rotated" else head_size - e.size)
+        return 1 / math.sqrt(head_size - self.encoding.size if self.encoding.cached_twice else head_size)

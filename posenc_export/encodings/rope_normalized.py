@@ -1,17 +1,16 @@
 """Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; as pixels in lucidrains' rotary-embedding-torch)."""
 
 import math
-from typing import Optional
+from typing import Literal, Optional
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
-POINTS = ("centres", "ends")
-SPECTRA = ("powers", "linear")
+Points = Literal["centres", "ends"]
 
 
 class RoPENormalized(RotaryGrid):
@@ -41,30 +40,34 @@ class RoPENormalized(RotaryGrid):
             highest not above 0.
     """
 
+    above = {"theta": 0, "highest": 0}
+    least = {"rows": 0, "columns": 0, "frames": 0}
+
+    def frequency(self, k: int) -> float:
+        index = k % self.each
+        if self.powers:
+            return float(self.theta ** (-index / self.each))
+        return math.pi * (1 + (self.highest / 2 - 1) * index / max(self.each - 1, 1))
+
     def __init__(
         self,
         geometry: Geometry,
         rows: int = 0,
         columns: int = 0,
         frames: int = 0,
-        points: str = "centres",
-        spectrum: str = "powers",
+        points: Points = "centres",
+        spectrum: Literal["powers", "linear"] = "powers",
         theta: float = 100.0,
         highest: float = 10.0,
-        layout: str = "half",
+        layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: str = "exact",
+        numerics: Numerics = "exact",
     ) -> None:
         axes = 3 if frames else 2
         size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
-        for parameter, value, choices in (("points", points, POINTS), ("spectrum", spectrum, SPECTRA), ("layout", layout, LAYOUTS)):
-            check_choice("rope_normalized", parameter, value, choices)
-        if size % (2 * axes) or min(rows, columns, frames) < 0:
-            rule = f"a rotary size that is a multiple of {2 * axes}, and rows, columns and frames of 0 or more"
-            raise ValueError(f"rope_normalized: expected {rule}, got {size}, {rows}, {columns} and {frames}; set rotary=R or others")
-        if not theta > 0 or not highest > 0:
-            raise ValueError(f"rope_normalized: expected theta and highest above 0, got {theta} and {highest}")
-        each, dtype, longest = size // (2 * axes), dtype_of("rope_normalized", numerics), geometry.max_positions
+        if size % (2 * axes):
+            raise ValueError(f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, got {size}; set rotary=R")
+        each, dtype, longest = size // (2 * axes), dtype_of(numerics), geometry.max_positions
         powers = spectrum == "powers"
         of_axis = inverse_powers(float(theta), 2 * each, dtype) if powers else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
         counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
@@ -72,12 +75,6 @@ class RoPENormalized(RotaryGrid):
         super().__init__(geometry, of_axis.repeat(axes), [axis for axis in range(axes) for _ in range(each)], layout, numbers)
         self.axes, self.each, self.counts, self.points, self.powers = axes, each, counts, points, powers
         self.theta, self.highest = float(theta), float(highest)
-
-    def frequency(self, k: int) -> float:
-        index = k % self.each
-        if self.powers:
-            return float(self.theta ** (-index / self.each))
-        return math.pi * (1 + (self.highest / 2 - 1) * index / max(self.each - 1, 1))
 
     def point(self, axis: int, coordinate: int) -> float:
         count = self.counts[axis]
@@ -87,9 +84,8 @@ class RoPENormalized(RotaryGrid):
         return (2 * math.pi if self.powers else 1) * (2 * along - 1)
 
 
-def _points(count: int, longest: int, points: str, dtype: torch.dtype) -> Tensor:
+def _points(count: int, longest: int, points: Points, dtype: torch.dtype) -> Tensor:
     """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
-    found, inside = torch.zeros(longest, dtype=dtype), min(count, longest)
-    places = torch.arange(inside, dtype=dtype)
-    found[:inside] = (2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)) - 1
-    return found
+    places = torch.arange(longest, dtype=dtype)
+    inside = (2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)) - 1
+    return torch.where(places < count, inside, 0.0)

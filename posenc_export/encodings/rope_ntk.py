@@ -1,10 +1,9 @@
 """NTK-aware scaling of RoPE: a larger base, the same for all lengths (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
 
-import math
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
 
 
 class RoPENTK(Rotary):
@@ -21,16 +20,15 @@ class RoPENTK(Rotary):
         ValueError: see RoPE; factor below 1.
     """
 
-    def __init__(
-        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None, numerics: str = "exact"
-    ) -> None:
-        size = rotary_size("rope_ntk", geometry, rotary, least=4)
-        check_choice("rope_ntk", "layout", layout, LAYOUTS)
-        if not theta > 0 or not 1 <= factor < math.inf:
-            raise ValueError(f"rope_ntk: expected theta above 0 and factor of at least 1, got {theta} and {factor}")
-        stretched = float(theta) * factor ** (size / (size - 2))
-        super().__init__(geometry, inverse_powers(stretched, size, dtype_of("rope_ntk", numerics)), layout)
-        self.theta, self.factor = float(theta), float(factor)
+    least = {"factor": 1}
 
     def frequency(self, k: int) -> float:
         return float(self.theta ** (-2 * k / self.size) * self.factor ** (-2 * k / (self.size - 2)))
+
+    def __init__(
+        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact"
+    ) -> None:
+        size = rotary_size("rope_ntk", geometry, rotary, least=4)
+        stretched = float(theta) * factor ** (size / (size - 2))
+        super().__init__(geometry, inverse_powers(stretched, size, dtype_of(numerics)), layout)
+        self.theta, self.factor = float(theta), float(factor)

@@ -1,11 +1,9 @@
 """Proportional RoPE: the slow pairs are not rotated (Barbero et al. 2024, Round and Round We Go, p-RoPE; as in Gemma)."""
 
-import math
-
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, dtype_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
 
 
 class RoPEProportional(Rotary):
@@ -23,20 +21,20 @@ class RoPEProportional(Rotary):
         ValueError: see RoPE; share outside 0 .. 1, factor below 1.
     """
 
-    def __init__(
-        self, geometry: Geometry, share: float = 0.5, factor: float = 1.0, theta: float = 10000.0, layout: str = "half", numerics: str = "exact"
-    ) -> None:
-        size = rotary_size("rope_proportional", geometry, None)
-        check_choice("rope_proportional", "layout", layout, LAYOUTS)
-        if not theta > 0 or not 1 <= factor < math.inf or not 0 < share <= 1:
-            rule = "theta above 0, factor of at least 1, share above 0 and at most 1"
-            raise ValueError(f"rope_proportional: expected {rule}, got {theta}, {factor} and {share}")
-        turning, dtype = int(share * size // 2), dtype_of("rope_proportional", numerics)
-        if not turning or not math.isfinite(theta):
-            raise ValueError(f"rope_proportional: expected at least one rotated pair and a finite theta, got share={share} of {size // 2} pairs, theta={theta}")
-        moving = 1.0 / (float(theta) ** (torch.arange(0, 2 * turning, 2, dtype=dtype) / size))
-        super().__init__(geometry, torch.cat((moving, torch.zeros(size // 2 - turning, dtype=dtype))) / factor, layout)
-        self.theta, self.factor, self.turning = float(theta), float(factor), turning
+    above = {"theta": 0, "share": 0}
+    least = {"factor": 1}
+    most = {"share": 1}
 
     def frequency(self, k: int) -> float:
-        return float(self.theta ** (-2 * k / self.size) / self.factor) if k < self.turning else 0.0
+        return float(self.theta ** (-2 * k / self.size) / self.factor) if k < self.rotated else 0.0
+
+    def __init__(
+        self, geometry: Geometry, share: float = 0.5, factor: float = 1.0, theta: float = 10000.0, layout: Layout = "half", numerics: Numerics = "exact"
+    ) -> None:
+        size = rotary_size("rope_proportional", geometry, None)
+        rotated, dtype = int(share * size // 2), dtype_of(numerics)
+        if not rotated:
+            raise ValueError(f"rope_proportional: expected at least one rotated pair, got share={share} of {size // 2} pairs; choose a larger share")
+        frequencies = inverse_powers(float(theta), size, dtype) / factor
+        super().__init__(geometry, torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0), layout)
+        self.theta, self.factor, self.rotated = float(theta), float(factor), rotated

@@ -1,16 +1,14 @@
 """RoPE with trained frequencies or a trained base (lucidrains' rotary-embedding-torch, learned_freq)."""
 
 import math
-from typing import Optional, Tuple
+from typing import Literal, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Table, prepare_if_changed, prepare_loaded, weight_versions
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, check_choice, inverse_powers, rotary_size
-
-TRAINS = ("frequencies", "theta")
+from posenc_export.encodings.shared.rotary import Layout, Rotary, inverse_powers, rotary_size
 
 
 class RoPETrained(Rotary):
@@ -30,14 +28,21 @@ class RoPETrained(Rotary):
         ValueError: see RoPE; unknown trains.
     """
 
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        if not torch.jit.is_scripting():
+            if self.training:
+                return self.trained(q, k, positions)
+        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+
+    def frequency(self, k: int) -> float:
+        weight = self.weight.value.detach().double()
+        return float(weight[k]) if self.trains == "frequencies" else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
+
     def __init__(
-        self, geometry: Geometry, trains: str = "frequencies", theta: float = 10000.0, layout: str = "half", rotary: Optional[int] = None
+        self, geometry: Geometry, trains: Literal["frequencies", "theta"] = "frequencies", theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None
     ) -> None:
         size = rotary_size("rope_trained", geometry, rotary)
-        check_choice("rope_trained", "layout", layout, LAYOUTS)
-        check_choice("rope_trained", "trains", trains, TRAINS)
-        if not theta > 0:
-            raise ValueError(f"rope_trained: expected theta above 0, got {theta}")
         start = inverse_powers(float(theta), size, torch.float64)
         super().__init__(geometry, start, layout)
         self.count, self.theta, self.trains = geometry.max_positions, float(theta), trains
@@ -67,20 +72,9 @@ class RoPETrained(Rotary):
             prepare_if_changed(self)
         return self
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        if not torch.jit.is_scripting():
-            if self.training:
-                return self.trained(q, k, positions)
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
-
     @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
         cos, sin = angles.cos().to(torch.float32).unsqueeze(2), angles.sin().to(torch.float32).unsqueeze(2)
         return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
-
-    def frequency(self, k: int) -> float:
-        weight = self.weight.value.detach().double()
-        return float(weight[k]) if self.trains == "frequencies" else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))

@@ -1,17 +1,17 @@
 """YaRN: fast pairs of RoPE are kept, slow ones interpolated, with a ramp between them, and a temperature (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
 
 import math
-from typing import Optional, Tuple
+from typing import Literal, Optional, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle
-from posenc_export.encodings.shared.rotary import LAYOUTS, Rotary, RotaryOracle, check_choice, dtype_of, rotary_size
-from posenc_export.encodings.shared.yarn import magnitude_of, ramp_of, scaled_powers, stretched
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Place, Rotary, RotationOracle, dtype_of, rotary_size
+from posenc_export.encodings.shared.yarn import RampBy, Truncate, magnitude_of, ramp_of, scaled_powers, stretched
 
-TEMPERATURES = ("rotation", "scores", "off")
+Temperature = Literal["rotation", "scores", "off"]
 
 
 class RoPEYaRN(Rotary):
@@ -40,32 +40,7 @@ class RoPEYaRN(Rotary):
             temperature "scores" without mscale_all_dim, temperature "off" with attention_factor, mscale or mscale_all_dim.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        factor: float = 4.0,
-        original_max_positions: int = 2048,
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        attention_factor: Optional[float] = None,
-        mscale: float = 0.0,
-        mscale_all_dim: float = 0.0,
-        truncate: str = "yes",
-        theta: float = 10000.0,
-        layout: str = "half",
-        rotary: Optional[int] = None,
-        numerics: str = "exact",
-        ramp: str = "pairs",
-        temperature: str = "rotation",
-    ) -> None:
-        size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of("rope_yarn", numerics)
-        check_choice("rope_yarn", "layout", layout, LAYOUTS)
-        scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
-        magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
-        if size == geometry.head_size:  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
-            magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
-        self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
+    least = {"factor": 1, "original_max_positions": 1, "mscale": 0, "mscale_all_dim": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
@@ -76,30 +51,45 @@ class RoPEYaRN(Rotary):
     def frequency(self, k: int) -> float:
         return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
 
-    def oracle(self) -> Oracle:
-        plain = super().oracle()
-        assert isinstance(plain, RotaryOracle)
-        return plain if self.on_scores == 1.0 else RoPEYaRNOracle(plain, self.on_scores)
+    def __init__(
+        self,
+        geometry: Geometry,
+        factor: float = 4.0,
+        original_max_positions: int = 2048,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: Optional[float] = None,
+        mscale: float = 0.0,
+        mscale_all_dim: float = 0.0,
+        truncate: Truncate = "yes",
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        numerics: Numerics = "exact",
+        ramp: RampBy = "pairs",
+        temperature: Temperature = "rotation",
+    ) -> None:
+        size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of(numerics)
+        scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
+        magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
+        if size == geometry.head_size:  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
+            magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
+        super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
+        self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
 
 
-class RoPEYaRNOracle(Oracle):
+class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
     """Scales queries after their rotation."""
 
-    def __init__(self, rotation: RotaryOracle, on_scores: float) -> None:
-        self.rotation, self.on_scores = rotation, on_scores
+    def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
+        return self.encoding.on_scores * super().rotate(x, position)  # type: ignore[no-any-return]
 
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.on_scores * self.rotation.rotate(x, position)
-
-    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.rotation.rotate(x, position)
+    def rotate_key(self, x: np.ndarray, position: Place) -> np.ndarray:
+        return super().rotate(x, position)
 
 
-def _temperatures(factor: float, temperature: str, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
+def _temperatures(factor: float, temperature: Temperature, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
     """The factor on cos and sin, and the factor on scores."""
-    check_choice("rope_yarn", "temperature", temperature, TEMPERATURES)
-    if mscale < 0 or mscale_all_dim < 0:
-        raise ValueError(f"rope_yarn: expected mscale and mscale_all_dim of 0 or more, got {mscale} and {mscale_all_dim}")
     if temperature == "off":
         if given is not None or mscale or mscale_all_dim:
             found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"

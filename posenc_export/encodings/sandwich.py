@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 
 
@@ -28,36 +29,29 @@ class Sandwich(PositionEncoding):
         ValueError: odd dims, base not above 1.
     """
 
+    above = {"base": 1}
+    least = {"dims": 2}
     most = {"dims": 1 << 16}
-
-    def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
-        super().__init__()
-        if dims < 2 or dims % 2:
-            raise ValueError(f"sandwich: expected an even dims of at least 2, got {dims}; set dims=N")
-        if not base > 1:
-            raise ValueError(f"sandwich: expected base above 1, got {base}")
-        self.dims, self.base, self.heads = dims, float(base), geometry.heads
-        frequencies = self.base ** (-np.arange(0, dims, 2) / dims)
-        sums = np.zeros(geometry.max_positions)
-        for frequency in frequencies:
-            sums += np.cos(np.arange(geometry.max_positions) * frequency)
-        self.sums = Table(sums[:, None] - dims / 2)
-        self.ratios = Table(geometry.heads / (8 * np.arange(1, geometry.heads + 1)))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         distances = ops.distances(q_positions, k_positions).abs().clamp(max=self.sums.rows.size(0) - 1)
         return torch.nn.functional.embedding(distances.to(torch.int64), self.sums.rows).squeeze(4) * self.ratios.rows.view(-1, 1, 1)
 
-    def oracle(self) -> Oracle:
-        return SandwichOracle(self.dims, self.base, self.heads)
+    def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
+        super().__init__()
+        if dims % 2:
+            raise ValueError(f"sandwich: expected an even dims, got {dims}; set dims=N")
+        self.dims, self.base, self.heads = dims, float(base), geometry.heads
+        sums = np.zeros(geometry.max_positions)
+        for frequency in sinusoids.frequencies(dims, self.base):
+            sums += np.cos(np.arange(geometry.max_positions) * frequency)
+        self.sums = Table(sums[:, None] - dims / 2)
+        self.ratios = Table(geometry.heads / (8 * np.arange(1, geometry.heads + 1)))
 
 
-class SandwichOracle(Oracle):
-    def __init__(self, dims: int, base: float, heads: int) -> None:
-        self.dims, self.base, self.heads = dims, base, heads
-
+class SandwichOracle(Oracle, of=Sandwich):
     def bias(self, head: int, query: int, key: int) -> float:
-        at_query, at_key = ([f(p / math.pow(self.base, 2 * k / self.dims)) for k in range(self.dims // 2) for f in (math.sin, math.cos)] for p in (query, key))
-        product = math.fsum(a * b for a, b in zip(at_query, at_key, strict=True))
-        return (product - self.dims / 2) / (8 * (head + 1) / self.heads)
+        e = self.encoding
+        product = math.fsum(sinusoids.row(query, e.dims, e.base) * sinusoids.row(key, e.dims, e.base))
+        return (product - e.dims / 2) / (8 * (head + 1) / e.heads)  # type: ignore[no-any-return]

@@ -1,18 +1,15 @@
 """Relative position representations (Shaw et al. 2018, Self-Attention with Relative Position Representations, 3.2; BERT's relative keys; NEZHA)."""
 
 import math
-from typing import List, Optional, Sequence
+from typing import List, Literal, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-
-SCORES = ("query", "query_key")
-VALUES = ("relative", "plain")
-TABLES = ("trained", "sinusoidal")
 
 
 class Shaw(PositionEncoding):
@@ -43,76 +40,64 @@ class Shaw(PositionEncoding):
     shared = False
     keys: Optional[Tensor]
     values: Optional[Tensor]
+    least = {"left": 0, "right": 0}
     most = {"left": 1 << 20, "right": 1 << 20}
-
-    def __init__(
-        self, geometry: Geometry, left: int = 16, right: int = 16, score: str = "query", values: str = "relative", table: str = "trained"
-    ) -> None:
-        super().__init__()
-        if left < 0 or right < 0:
-            raise ValueError(f"shaw: expected clipping distances of 0 or more, got left={left}, right={right}")
-        for name, value, choices in (("score", score, SCORES), ("values", values, VALUES), ("table", table, TABLES)):
-            if value not in choices:
-                raise ValueError(f"shaw: expected {name} to be one of {', '.join(choices)}, got {value!r}")
-        if table == "sinusoidal" and geometry.head_size % 2:
-            raise ValueError(f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size")
-        self.left, self.right, self.score, self.mixed, size = left, right, score, values, geometry.head_size
-        rows, fixed = left + right + 1, table == "sinusoidal"
-        self.waves = Table(_waves(rows if fixed else 1, size))  # a trained table leaves one unused row, because torch.export writes no empty table
-        self.of_head: Tensor
-        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
-        for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
-            self.register_parameter(name, None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)))
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
         index = (ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left).to(torch.int64)
-        trained, mixed = self.keys, self.values
+        trained, of_values = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
         content = ops.pick((scale * q.to(torch.float32)).transpose(1, 2) @ table.t(), index)
         if self.score == "query_key":
             of_keys = keys.to(torch.float32) @ table.t()
             content = content + scale * ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
-        if self.mixed == "plain":
+        if not self.relative_values:
             return ops.attend(q, keys, values, mask, content, scale)
-        y, shares = ops.attend_with_shares(q, keys, values, mask, content, scale)
-        relative = ops.collect_by_distance(shares, positions, key_positions, self.left, self.right) @ (table if mixed is None else mixed.to(torch.float32))
+        y, weights = ops.attend_with_shares(q, keys, values, mask, content, scale)
+        by_distance = ops.collect_by_distance(weights, positions, key_positions, self.left, self.right)
+        relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
-    def oracle(self) -> Oracle:
-        return ShawOracle(self)
+    def __init__(
+        self,
+        geometry: Geometry,
+        left: int = 16,
+        right: int = 16,
+        score: Literal["query", "query_key"] = "query",
+        values: Literal["relative", "plain"] = "relative",
+        table: Literal["trained", "sinusoidal"] = "trained",
+    ) -> None:
+        super().__init__()
+        if table == "sinusoidal" and geometry.head_size % 2:
+            raise ValueError(f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size")
+        self.left, self.right, self.score, self.relative_values, size = left, right, score, values == "relative", geometry.head_size
+        rows, fixed = left + right + 1, table == "sinusoidal"
+        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
+        self.waves = Table(sinusoids.rows(np.arange(rows if fixed else 1)[:, None] * sinusoids.frequencies(size)))
+        self.of_head: Tensor
+        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
+        for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
+            self.register_parameter(name, None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)))
 
 
-def _waves(rows: int, size: int) -> np.ndarray:
-    """Sinusoids [rows,D], interleaved."""
-    angles = np.arange(rows)[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
-    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(rows, -1)
-
-
-class ShawOracle(Oracle):
+class ShawOracle(Oracle, of=Shaw):
     def __init__(self, encoding: Shaw) -> None:
-        self.left, self.right, self.score = encoding.left, encoding.right, encoding.score
-        if encoding.keys is None or encoding.values is None:
-            size = encoding.waves.exact.shape[1]
-            turns = [[n / math.pow(10000.0, (k - k % 2) / size) for k in range(size)] for n in range(self.left + self.right + 1)]
-            self.keys = np.array([[math.cos(turn) if k % 2 else math.sin(turn) for k, turn in enumerate(row)] for row in turns])
-            self.mixed = self.keys if encoding.mixed == "relative" else self.keys[:0]
-        else:
-            self.keys, self.mixed = encoding.keys.detach().double().numpy(), encoding.values.detach().double().numpy()
+        super().__init__(encoding)
+        if "keys" not in self.weights:
+            waves = np.stack([sinusoids.row(n, encoding.waves.exact.shape[1]) for n in range(encoding.left + encoding.right + 1)])
+            self.weights = {"keys": waves, "values": waves}
 
     def row(self, query: int, key: int) -> int:
-        return min(max(key - query, -self.left), self.right) + self.left
+        return int(min(max(key - query, -self.encoding.left), self.encoding.right) + self.encoding.left)
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        found = []
-        for key, p in zip(keys, positions, strict=True):
-            a = self.keys[self.row(query, p)]
-            found.append(float(q @ (key + a)) + (float(key @ a) if self.score == "query_key" else 0.0))
-        return np.array(found) / math.sqrt(len(q))
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        a = self.weights["keys"][self.row(query, key)]
+        return float((q + k if self.encoding.score == "query_key" else q) @ a) / math.sqrt(len(q))
 
     def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        if not len(self.mixed):
+        if not self.encoding.relative_values:
             return values
-        return np.stack([value + self.mixed[self.row(query, p)] for value, p in zip(values, positions, strict=True)])
+        return values + self.weights["values"][[self.row(query, p) for p in positions]]  # type: ignore[no-any-return]

@@ -1,18 +1,15 @@
 """Sinusoids of rows and columns on tokens of a grid (He et al. 2021, Masked Autoencoders, A.1; Zhao et al. 2023, RT-DETR)."""
 
 import math
-from typing import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import check_choice
-from posenc_export.encodings.shared.rotary_grid import Place
-
-FIRST = ("row", "column")
-LAYOUTS = ("halves", "interleaved")
+from posenc_export.encodings.shared.rotary import Place
 
 
 class Sinusoidal2D(PositionEncoding):
@@ -36,55 +33,46 @@ class Sinusoidal2D(PositionEncoding):
     """
 
     axes = 2
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        base: float = 10000.0,
-        first: str = "row",
-        layout: str = "halves",
-        rows: int = 0,
-        columns: int = 0,
-        scale: float = 1.0,
-        factor: float = 1.0,
-    ) -> None:
-        super().__init__()
-        check_choice("sinusoidal_2d", "first", first, FIRST)
-        check_choice("sinusoidal_2d", "layout", layout, LAYOUTS)
-        if geometry.width % 4:
-            raise ValueError(f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width")
-        if not base > 1 or min(rows, columns) < 0:
-            raise ValueError(f"sinusoidal_2d: expected base above 1, and rows and columns of 0 or more, got {base}, {rows} and {columns}")
-        self.base, self.first, self.layout, self.scale, self.factor = float(base), FIRST.index(first), layout, float(scale), float(factor)
-        longest, pairs = geometry.max_positions, geometry.width // 4
-        self.counts = (rows or longest, columns or longest)
-        angles = np.arange(longest)[:, None] * self.base ** (-np.arange(pairs) / pairs)
-        waves = (np.sin(angles), np.cos(angles))
-        table = np.concatenate(waves, axis=1) if layout == "halves" else np.stack(waves, axis=2).reshape(longest, -1)
-        self.of_row, self.of_column = (Table(self.factor * table * (np.arange(longest) < count)[:, None]) for count in self.counts)
+    above = {"base": 1}
+    least = {"rows": 0, "columns": 0}
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
         halves = [self.of_row(positions[0]), self.of_column(positions[1])]
         return x * self.scale + torch.cat((halves[self.first], halves[1 - self.first]), dim=-1).to(x.dtype)
 
-    def oracle(self) -> Oracle:
-        return Sinusoidal2DOracle(self.base, self.first, self.layout, self.counts, self.scale, self.factor)
+    def __init__(
+        self,
+        geometry: Geometry,
+        base: float = 10000.0,
+        first: Literal["row", "column"] = "row",
+        layout: Literal["halves", "interleaved"] = "halves",
+        rows: int = 0,
+        columns: int = 0,
+        scale: float = 1.0,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if geometry.width % 4:
+            raise ValueError(f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width")
+        self.base, self.first, self.interleaved = float(base), 1 if first == "column" else 0, layout == "interleaved"
+        self.scale, self.factor = float(scale), float(factor)
+        longest, pairs = geometry.max_positions, geometry.width // 4
+        self.counts = (rows or longest, columns or longest)
+        table = sinusoids.rows(np.arange(longest)[:, None] * self.base ** (-np.arange(pairs) / pairs), self.interleaved)
+        self.of_row, self.of_column = (Table(self.factor * table * (np.arange(longest) < count)[:, None]) for count in self.counts)
 
 
-class Sinusoidal2DOracle(Oracle):
-    def __init__(self, base: float, first: int, layout: str, counts: Sequence[int], scale: float, factor: float) -> None:
-        self.base, self.first, self.layout, self.counts, self.scale, self.factor = base, first, layout, counts, scale, factor
-
+class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
         """Encode x [E]; position is the row and column of a token, or one number for both."""
-        half, pairs = len(x) // 2, len(x) // 4
-        out = np.array([value * self.scale for value in x])
+        e, half, pairs = self.encoding, len(x) // 2, len(x) // 4
+        out = x * e.scale
         for n in range(len(x)):
-            axis, index = (self.first + n // half) % 2, n % half
+            axis, index = (e.first + n // half) % 2, n % half
             place = position if isinstance(position, int) else position[axis]
-            k, cosine = (index % pairs, index >= pairs) if self.layout == "halves" else (index // 2, index % 2 == 1)
-            angle = place / math.pow(self.base, k / pairs)
-            if place < self.counts[axis]:
-                out[n] += self.factor * (math.cos(angle) if cosine else math.sin(angle))
-        return out
+            k, cosine = (index // 2, index % 2 == 1) if e.interleaved else (index % pairs, index >= pairs)
+            angle = place / math.pow(e.base, k / pairs)
+            if place < e.counts[axis]:
+                out[n] += e.factor * (math.cos(angle) if cosine else math.sin(angle))
+        return out  # type: ignore[no-any-return]

@@ -2,7 +2,6 @@
 
 from typing import Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,29 +25,23 @@ class Swin(PositionEncoding):
         ValueError: a window that does not hold max_positions.
     """
 
+    least = {"rows": 0, "columns": 0}
     most = {"rows": 4096, "columns": 4096}
-
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
-        super().__init__()
-        self.rows, self.columns = window_of(geometry, rows, columns)
-        if rows < 0 or columns < 0 or self.rows * self.columns < geometry.max_positions:
-            raise ValueError(f"swin: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
-        self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # initialised from N(0, 1), so that scores differ before training
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
         return torch.nn.functional.embedding(index, self.table.weight.to(torch.float32)).permute(0, 3, 1, 2)
 
-    def oracle(self) -> Oracle:
-        return SwinOracle(self)
+    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
+        super().__init__()
+        self.rows, self.columns = window_of("swin", geometry, rows, columns)
+        self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # initialised from N(0, 1), so that scores differ before training
 
 
-class SwinOracle(Oracle):
-    def __init__(self, encoding: Swin) -> None:
-        self.rows, self.columns = encoding.rows, encoding.columns
-        self.table: np.ndarray = encoding.table.weight.detach().double().numpy().reshape(2 * self.rows - 1, 2 * self.columns - 1, -1)
-
+class SwinOracle(Oracle, of=Swin):
     def bias(self, head: int, query: int, key: int) -> float:
-        (i, m), (j, n) = divmod(query, self.columns), divmod(key, self.columns)
-        return float(self.table[self.rows - 1 + i - j, self.columns - 1 + m - n, head])
+        rows, columns = self.encoding.rows, self.encoding.columns
+        (i, m), (j, n) = divmod(query, columns), divmod(key, columns)
+        table = self.weights["table.weight"].reshape(2 * rows - 1, 2 * columns - 1, -1)
+        return float(table[rows - 1 + i - j, columns - 1 + m - n, head])

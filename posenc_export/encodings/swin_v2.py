@@ -33,16 +33,20 @@ class SwinV2(PositionEncoding):
         ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or pretrained_columns of 1 or below 0.
     """
 
+    least = {"rows": 0, "columns": 0, "hidden": 1}
     most = {"rows": 4096, "columns": 4096, "hidden": 4096}
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
+        table = 16 * torch.sigmoid(torch.nn.functional.linear(inner, self.second.weight.to(torch.float32)))
+        return torch.nn.functional.embedding(offset_index(q_positions, k_positions, self.rows, self.columns), table).permute(0, 3, 1, 2)
 
     def __init__(
         self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32, pretrained_rows: int = 0, pretrained_columns: int = 0
     ) -> None:
         super().__init__()
-        self.rows, self.columns = window_of(geometry, rows, columns)
-        if self.rows * self.columns < geometry.max_positions or hidden < 1:
-            rule = f"a window that holds max_positions {geometry.max_positions}, and hidden of at least 1"
-            raise ValueError(f"swin_v2: expected {rule}, got {rows} x {columns} and {hidden}")
+        self.rows, self.columns = window_of("swin_v2", geometry, rows, columns)
         for name, size in (("pretrained_rows", pretrained_rows), ("pretrained_columns", pretrained_columns)):
             if size < 0 or size == 1:
                 raise ValueError(f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window")
@@ -52,15 +56,6 @@ class SwinV2(PositionEncoding):
         self.first, self.second = torch.nn.Linear(2, hidden), torch.nn.Linear(hidden, geometry.heads, bias=False)
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
-        table = 16 * torch.sigmoid(torch.nn.functional.linear(inner, self.second.weight.to(torch.float32)))
-        return torch.nn.functional.embedding(offset_index(q_positions, k_positions, self.rows, self.columns), table).permute(0, 3, 1, 2)
-
-    def oracle(self) -> Oracle:
-        return SwinV2Oracle(self)
-
 
 def _spaced(count: int, span: int) -> np.ndarray:
     """Log-spaced offsets sign(d) log2(1 + 8 |d| / span) / 3 for d = -(count - 1) .. count - 1."""
@@ -68,14 +63,10 @@ def _spaced(count: int, span: int) -> np.ndarray:
     return np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets) / max(span, 1)) / 3
 
 
-class SwinV2Oracle(Oracle):
-    def __init__(self, encoding: SwinV2) -> None:
-        self.columns, self.spans = encoding.columns, encoding.spans
-        self.weights = [value.detach().double().numpy() for value in (encoding.first.weight, encoding.first.bias, encoding.second.weight)]
-
+class SwinV2Oracle(Oracle, of=SwinV2):
     def bias(self, head: int, query: int, key: int) -> float:
-        (i, m), (j, n) = divmod(query, self.columns), divmod(key, self.columns)
-        x = [math.copysign(math.log2(1 + 8 * abs(d) / max(span, 1)) / 3, d) for d, span in zip((i - j, m - n), self.spans, strict=True)]
-        first, offset, second = self.weights
+        (i, m), (j, n) = divmod(query, self.encoding.columns), divmod(key, self.encoding.columns)
+        x = [math.copysign(math.log2(1 + 8 * abs(d) / max(span, 1)) / 3, d) for d, span in zip((i - j, m - n), self.encoding.spans, strict=True)]
+        first, offset, second = self.weights.values()
         inner = [max(0.0, first[c, 0] * x[0] + first[c, 1] * x[1] + offset[c]) for c in range(len(offset))]
         return 16 / (1 + math.exp(-sum(second[head, c] * value for c, value in enumerate(inner))))

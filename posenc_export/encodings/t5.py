@@ -1,7 +1,7 @@
 """Relative position buckets (Raffel et al. 2020, Exploring the Limits of Transfer Learning (T5), 2.1; borders as in its published code)."""
 
 import math
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 import torch
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
-
-SCORES = ("unscaled", "scaled")
 
 
 class T5(PositionEncoding):
@@ -36,24 +34,6 @@ class T5(PositionEncoding):
 
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
 
-    def __init__(self, geometry: Geometry, buckets: int = 32, max_distance: int = 128, scores: str = "unscaled") -> None:
-        super().__init__()
-        sides = 1 if geometry.causal else 2
-        if buckets < 2 * sides or buckets % sides:
-            raise ValueError(f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N")
-        if max_distance <= buckets // sides // 2:
-            exact = buckets // sides // 2
-            raise ValueError(f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N")
-        if scores not in SCORES:
-            raise ValueError(f"t5: expected scores to be one of {', '.join(SCORES)}, got {scores!r}")
-        self.buckets, self.max_distance, self.causal, self.scores = buckets, max_distance, geometry.causal, scores
-        self.of_distance: Tensor
-        near = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
-        whole = near if geometry.causal else np.concatenate((near[:0:-1], near[:1], near[1:] + buckets // 2))
-        self.register_buffer("of_distance", torch.from_numpy(whole), persistent=False)
-        self.table = torch.nn.Embedding(buckets, geometry.heads)
-        torch.nn.init.normal_(self.table.weight, std=geometry.width**-0.5)  # as T5
-
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         ahead = ops.distances(q_positions, k_positions).squeeze(1)
@@ -64,11 +44,24 @@ class T5(PositionEncoding):
         rows = torch.nn.functional.embedding(self.of_distance, self.table.weight.to(torch.float32))
         return torch.nn.functional.embedding(index.to(torch.int64), rows).permute(0, 3, 1, 2)
 
+    def __init__(self, geometry: Geometry, buckets: int = 32, max_distance: int = 128, scores: Literal["unscaled", "scaled"] = "unscaled") -> None:
+        super().__init__()
+        sides = 1 if geometry.causal else 2
+        if buckets < 2 * sides or buckets % sides:
+            raise ValueError(f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N")
+        exact = buckets // sides // 2
+        if max_distance <= exact:
+            raise ValueError(f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N")
+        self.buckets, self.max_distance, self.causal, self.scores = buckets, max_distance, geometry.causal, scores
+        self.of_distance: Tensor
+        near = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
+        whole = near if geometry.causal else np.concatenate((near[:0:-1], near[:1], near[1:] + buckets // 2))
+        self.register_buffer("of_distance", torch.from_numpy(whole), persistent=False)
+        self.table = torch.nn.Embedding(buckets, geometry.heads)
+        torch.nn.init.normal_(self.table.weight, std=geometry.width**-0.5)  # as T5
+
     def score_scale(self, head_size: int) -> float:
         return 1.0 if self.scores == "unscaled" else 1 / math.sqrt(head_size)
-
-    def oracle(self) -> Oracle:
-        return T5Oracle(self)
 
 
 def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
@@ -80,9 +73,9 @@ def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarr
     return np.where(distances < exact, distances, far)
 
 
-class T5Oracle(Oracle):
-    def __init__(self, encoding: T5) -> None:
-        self.encoding, self.table = encoding, encoding.table.weight.detach().double().numpy()
+class T5Oracle(Oracle, of=T5):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return float(self.weights["table.weight"][self.bucket(key - query), head])
 
     def score_scale(self, head_size: int) -> float:
         return 1.0 if self.encoding.scores == "unscaled" else head_size**-0.5
@@ -92,9 +85,6 @@ class T5Oracle(Oracle):
         count, first = (e.buckets, 0) if e.causal else (e.buckets // 2, e.buckets // 2 if ahead > 0 else 0)
         distance, exact = abs(ahead), count // 2
         if distance < exact:
-            return first + distance
+            return int(first + distance)
         ratio = torch.log(torch.tensor(distance, dtype=torch.float32) / exact) / math.log(e.max_distance / exact) * (count - exact)
-        return first + min(exact + int(ratio), count - 1)
-
-    def bias(self, head: int, query: int, key: int) -> float:
-        return float(self.table[self.bucket(key - query), head])
+        return int(first + min(exact + int(ratio), count - 1))

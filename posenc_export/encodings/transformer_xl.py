@@ -1,16 +1,15 @@
 """Relative sinusoids with content and position terms (Dai et al. 2019, Transformer-XL, 3.3; XLNet the same)."""
 
 import math
-from typing import Dict, List, Optional, Sequence
+from typing import List, Literal, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-
-SEGMENTS = ("none", "pairs")
 
 
 class TransformerXL(PositionEncoding):
@@ -42,29 +41,9 @@ class TransformerXL(PositionEncoding):
     """
 
     shared = False
+    least = {"clamp": 0}
     s: Optional[Tensor]
     segment: Optional[Tensor]
-
-    def __init__(self, geometry: Geometry, clamp: int = 0, segments: str = "none") -> None:
-        super().__init__()
-        if geometry.width % 2:
-            raise ValueError(f"transformer_xl: expected an even width, got {geometry.width}; choose another width")
-        if clamp < 0:
-            raise ValueError(f"transformer_xl: expected clamp of 0 or more, got {clamp}; set clamp=0 for no limit")
-        if segments not in SEGMENTS:
-            raise ValueError(f"transformer_xl: expected segments to be one of {', '.join(SEGMENTS)}, got {segments!r}")
-        self.width, self.clamp = geometry.width, clamp
-        frequencies = 10000.0 ** (-np.arange(0, geometry.width, 2) / geometry.width)
-        angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines first, in the order of the rotated queries
-        ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
-        self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
-        self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
-        self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
-        self.weight = torch.nn.Parameter(torch.randn(geometry.heads, geometry.head_size, geometry.width) / math.sqrt(geometry.width))
-        pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
-        self.register_parameter("s", torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None)
-        self.register_parameter("segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None)
 
     def rescore(
         self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
@@ -87,27 +66,31 @@ class TransformerXL(PositionEncoding):
             relative = relative + torch.where(ops.distances(states[0], states[0]).eq(0), same, other)
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
 
-    def oracle(self) -> Oracle:
-        return TransformerXLOracle(self.clamp, {name: value.detach().double().numpy() for name, value in self.named_parameters()})
+    def __init__(self, geometry: Geometry, clamp: int = 0, segments: Literal["none", "pairs"] = "none") -> None:
+        super().__init__()
+        if geometry.width % 2:
+            raise ValueError(f"transformer_xl: expected an even width, got {geometry.width}; choose another width")
+        self.width, self.clamp = geometry.width, clamp
+        frequencies = sinusoids.frequencies(geometry.width)
+        angles = np.arange(geometry.max_positions)[:, None] * frequencies
+        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines first, in the order of the rotated queries
+        ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
+        self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
+        self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
+        self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
+        self.weight = torch.nn.Parameter(torch.randn(geometry.heads, geometry.head_size, geometry.width) / math.sqrt(geometry.width))
+        pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
+        self.register_parameter("s", torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None)
+        self.register_parameter("segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None)
 
 
-class TransformerXLOracle(Oracle):
-    def __init__(self, clamp: int, weights: Dict[str, np.ndarray]) -> None:
-        self.clamp, self.weights, self.first = clamp, weights, 0
-        self.types: Optional[np.ndarray] = None
-
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        self.first, self.types = first, types
-
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+class TransformerXLOracle(Oracle, of=TransformerXL):
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         u, v, weight = (self.weights[name][head] for name in ("u", "v", "weight"))
-        width, found = weight.shape[1], []
-        for key, p in zip(keys, positions, strict=True):
-            d = query - p if not self.clamp else min(max(query - p, -self.clamp), self.clamp)
-            angles = [d / math.pow(10000.0, 2 * k / width) for k in range(width // 2)]
-            r = np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
-            found.append(float((q + u) @ key + (q + v) @ (weight @ r)) + self.segment_term(head, q, query, p))
-        return np.array(found) / math.sqrt(len(q))
+        clamp, d = self.encoding.clamp, query - key
+        waves = sinusoids.row(min(max(d, -clamp), clamp) if clamp else d, weight.shape[1])
+        r = np.concatenate((waves[::2], waves[1::2]))
+        return float(u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)) / math.sqrt(len(q))
 
     def segment_term(self, head: int, q: np.ndarray, query: int, key: int) -> float:
         if self.types is None or "segment" not in self.weights:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size
 
 LARGEST = 41.0  # exponent of e: the product of a far key and a near query, computed before masking, must stay below e^88, the limit of float32
 
@@ -32,12 +32,18 @@ class XPos(PositionEncoding):
         ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range whose factors overflow float32.
     """
 
-    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: str = "half", gamma: float = 0.4, scale_base: float = 512.0) -> None:
+    above = {"theta": 0, "gamma": 0, "scale_base": 0}
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
+        return (
+            ops.rotate_pairs(q, positions, self.q_cos.rows, self.q_sin.rows, self.interleaved, False),
+            ops.rotate_pairs(k, positions, self.k_cos.rows, self.k_sin.rows, self.interleaved, False),
+        )
+
+    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: Layout = "half", gamma: float = 0.4, scale_base: float = 512.0) -> None:
         super().__init__()
         size = rotary_size("xpos", geometry, None)
-        check_choice("xpos", "layout", layout, LAYOUTS)
-        if not theta > 0 or not gamma > 0 or not scale_base > 0:
-            raise ValueError(f"xpos: expected theta, gamma and scale_base above 0, got {theta}, {gamma} and {scale_base}")
         self.theta, self.gamma, self.base, self.size = float(theta), float(gamma), float(scale_base), size
         self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2
         k = np.arange(0, size, 2) / size
@@ -51,32 +57,16 @@ class XPos(PositionEncoding):
         self.q_cos, self.q_sin = Table(np.cos(angles) * factors), Table(np.sin(angles) * factors)
         self.k_cos, self.k_sin = Table(np.cos(angles) / factors), Table(np.sin(angles) / factors)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return (
-            ops.rotate_pairs(q, positions, self.q_cos.rows, self.q_sin.rows, self.interleaved, False),
-            ops.rotate_pairs(k, positions, self.k_cos.rows, self.k_sin.rows, self.interleaved, False),
-        )
 
-    def oracle(self) -> Oracle:
-        return XPosOracle(self)
-
-
-class XPosOracle(Oracle):
-    def __init__(self, encoding: XPos) -> None:
-        self.encoding = encoding
-
-    def turned(self, x: np.ndarray, position: int, sign: int) -> np.ndarray:
-        e, out = self.encoding, x.copy()
-        for k in range(e.size // 2):
-            a, b = (2 * k, 2 * k + 1) if e.interleaved else (k, k + e.size // 2)
-            factor = math.pow((2 * k / e.size + e.gamma) / (1 + e.gamma), sign * (position - e.centre) / e.base)
-            wave = factor * complex(x[a], x[b]) * cmath.exp(1j * position / math.pow(e.theta, 2 * k / e.size))
-            out[a], out[b] = wave.real, wave.imag
-        return out
-
+class XPosOracle(Oracle, of=XPos):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.turned(x, position, 1)
+        return self.rotated(x, position, 1)
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.turned(x, position, -1)
+        return self.rotated(x, position, -1)
+
+    def rotated(self, x: np.ndarray, position: int, sign: int) -> np.ndarray:
+        e = self.encoding
+        shares = [2 * k / e.size for k in range(e.size // 2)]
+        factors = [math.pow((share + e.gamma) / (1 + e.gamma), sign * (position - e.centre) / e.base) for share in shares]
+        return multiply_pairs(x, [f * cmath.exp(1j * position / math.pow(e.theta, s)) for f, s in zip(factors, shares, strict=True)], e.interleaved)

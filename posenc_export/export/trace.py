@@ -15,7 +15,8 @@ from posenc_export.export.quantization.kept import kept
 from posenc_export.export.signatures import wrap
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
-from posenc_export.ops import nodes
+from posenc_export.ops import graph as semantic
+from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 
@@ -113,7 +114,7 @@ def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> 
     module = wrap(model, manifest.signature)
     arguments, shapes = trace_inputs(manifest)
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
-    with nodes.semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
+    with semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
@@ -131,7 +132,7 @@ def _initializers(module: torch.nn.Module, model: Model, on_grid: Mapping[str, O
 def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Put a semantic node OnGrid, which returns its input, between each rounded weight and the nodes that read it.
 
-    It keeps the name of the parameter, which would be lost where the optimizer folds a constant. It is lowered by export/targets/quantized_weights.py or Rewriter.finish.
+    It keeps the name of the parameter, which would be lost where the optimizer folds a constant. Passes of export/targets/rewriter.py replace it.
 
     Args:
         names: names of rounded parameters by name of the initializer.
@@ -139,7 +140,7 @@ def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
     for initializer, name in names.items():
         if initializer in graph.initializers:
             weight = graph.initializers[initializer]
-            node = ir.node("OnGrid", [weight], {"name": name}, domain=nodes.DOMAIN)
+            node = ir.node("OnGrid", [weight], {"name": name}, domain=semantic.DOMAIN)
             made = node.outputs[0]
             made.name, made.shape, made.type = f"{initializer}.on_grid", weight.shape, weight.type
             weight.replace_all_uses_with(made)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.cross_attention import CrossAttention
 from posenc_export.models.linear_attention import LinearAttention
@@ -31,7 +31,7 @@ class Attention(torch.nn.Module):
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.by_content = acts(encoding, "rescore", "observe")
+        self.by_content = overrides(encoding, "rescore", "observe")
         given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
         if self.by_content and given:
             names = ", ".join(spec["name"] for spec in config.encodings)
@@ -41,7 +41,7 @@ class Attention(torch.nn.Module):
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
         self.kept = len(encoding.layer_states())
-        self.sight = build("sees", config.sees)
+        self.visibility = build("sees", config.sees)
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
         norm = config.head_norm or {"name": "none"}
         self.q_norm, self.k_norm = (build("head_norm", norm, heads, config.head_size) for heads in (config.heads, config.kv_heads))
@@ -89,17 +89,15 @@ class Attention(torch.nn.Module):
         k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
-        mixed = np.zeros((len(x), self.heads, v.shape[-1]))
+        weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i, query in enumerate(positions):
-                seen = [j for j, key in enumerate(positions) if self.sight.exact(query, key)]
+                seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
                 at = [positions[j] for j in seen]
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                most = max(scores.max(), sinks[head])
-                shares = np.exp(scores - most)
-                mixed[i, head] = shares @ oracle.values(head, v[seen, group], query, at) / (shares.sum() + np.exp(sinks[head] - most))
-        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))
+                weighted_values[i, head] = float64.attend(scores, oracle.values(head, v[seen, group], query, at), sinks[head])
+        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:
         """Return the scores [n] of one query, float64."""

@@ -16,7 +16,7 @@ from posenc_export.models.stack import Stack
 M = TypeVar("M", bound=Union[Stack, AttentionBlock])
 
 
-def grown(model: M, max_positions: int, by: str = "copied") -> M:
+def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
     """Return a copy of a model with more rows in its table of learned positions.
 
     Other encodings are built again for the new range. Those that depend on max_positions, such as `normalized`, change with it.
@@ -24,19 +24,19 @@ def grown(model: M, max_positions: int, by: str = "copied") -> M:
     Args:
         model: a model with `learned` among its token encodings. It is not changed.
         max_positions: new number of positions N; the range is 0 .. N - 1.
-        by: "copied" or "interpolated", as in Learned.grown. With "copied", positions of the old range keep their outputs.
+        by: "copied" or "interpolated", as in Learned.extended. With "copied", positions of the old range keep their outputs.
 
     Raises:
-        ValueError: as Learned.grown; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
+        ValueError: as Learned.extended; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
     """
-    index, learned = _found(model)
-    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.grown(max_positions, by))
+    index, learned = _learned(model)
+    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.extended(max_positions, by))
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
     """Return a copy of a model whose M learned rows become the rows of `hierarchical`, for up to M^2 positions.
 
-    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in `grown`.
+    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in `extend_positions`.
 
     Args:
         model: a model with `learned` among its token encodings. It is not changed.
@@ -46,58 +46,51 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
     Raises:
         ValueError: as Learned.hierarchical; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
     """
-    index, learned = _found(model)
-    made = learned.hierarchical(max_positions, share)
-    return _with_range(model, max_positions, index, {"name": "hierarchical", "rows": made.rows, "share": made.share}, made)
+    index, learned = _learned(model)
+    hierarchical = learned.hierarchical(max_positions, share)
+    return _with_range(model, max_positions, index, {"name": "hierarchical", "rows": hierarchical.rows, "share": hierarchical.share}, hierarchical)
 
 
 def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
     return tuple(encoding.parts) if isinstance(encoding, Combined) else (encoding,)
 
 
-def _found(model: Any) -> Tuple[int, Learned]:
+def _learned(model: Any) -> Tuple[int, Learned]:
     """Return the index of the learned encoding among the token encodings of a model, and the encoding."""
     if not isinstance(model, (Stack, AttentionBlock)):
         raise ValueError(f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; pass the one inside your module")
-    found = [(index, part) for index, part in enumerate(_parts(model.token_encoding)) if isinstance(part, Learned)]
-    if len(found) != 1:
-        names = ", ".join(type(part).__name__ for part in _parts(model.token_encoding))
+    parts = _parts(model.token_encoding)
+    learned = [(index, part) for index, part in enumerate(parts) if isinstance(part, Learned)]
+    if len(learned) != 1:
+        names = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"longer: expected one learned token encoding, got {names}; choose a model with a table of learned positions")
-    return found[0]
+    return learned[0]
 
 
 def _with_range(model: M, max_positions: int, index: int, spec: Dict[str, Any], encoding: PositionEncoding) -> M:
-    """Return a copy of a model with another range and one token encoding replaced.
-
-    Args:
-        model: the model to copy.
-        max_positions: new number of positions.
-        index: which token encoding to replace.
-        spec, encoding: specification of the new encoding, and an encoding with its weights.
-    """
-    made: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
-    place, given = _parts(made.token_encoding)[index], dict(model.named_parameters())
-    own = {id(parameter) for parameter in place.parameters()}
+    """Return a copy of a model with another range, and the token encoding `index` replaced by `encoding`, which `spec` describes."""
+    longer: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
+    replaced, weights = _parts(longer.token_encoding)[index], dict(model.named_parameters())
+    new = {id(parameter) for parameter in replaced.parameters()}
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if id(parameter) in own:
+        for name, parameter in longer.named_parameters():
+            if id(parameter) in new:
                 continue
-            if given[name].shape != parameter.shape:
+            if weights[name].shape != parameter.shape:
                 rule = "longer: expected only one weight whose shape depends on max_positions"
                 raise ValueError(f"{rule}, got also {name}, which would become {list(parameter.shape)}; this model cannot be extended")
-            parameter.copy_(given[name])
-    place.load_state_dict(encoding.state_dict())
+            parameter.copy_(weights[name])
+    replaced.load_state_dict(encoding.state_dict())
     if isinstance(model, Stack):
-        made.text = model.text
-    for built in dict.fromkeys((made.token_encoding, *(attention.encoding for attention in made.attentions()))):
+        longer.text = model.text
+    for built in dict.fromkeys((longer.token_encoding, *(attention.encoding for attention in longer.attentions()))):
         built.prepare()
-    longer: M = made.train(model.training)
-    return longer
+    return longer.train(model.training)  # type: ignore[no-any-return]
 
 
 def _config(config: Any, max_positions: int, index: int, spec: Dict[str, Any]) -> Any:
     """Return the description with another range and one token encoding replaced."""
     holder = config if isinstance(config, BlockConfig) else config.tokens
-    specs = tuple(spec if place == index else one for place, one in enumerate(holder.encodings))
-    changed = {"encodings": specs} if holder is config else {"tokens": msgspec.structs.replace(holder, encodings=specs)}
+    encodings = (*holder.encodings[:index], spec, *holder.encodings[index + 1 :])
+    changed = {"encodings": encodings} if holder is config else {"tokens": msgspec.structs.replace(holder, encodings=encodings)}
     return msgspec.structs.replace(config, max_positions=max_positions, **changed)

@@ -31,7 +31,6 @@ class CrossAttention(torch.nn.Module):
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
         self.softcap, self.encoding = config.softcap or 0.0, encoding
-        self.sight = build("sees", config.sees)
         self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
 
     @torch.jit.unused
@@ -50,12 +49,11 @@ class CrossAttention(torch.nn.Module):
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head and one query at a time."""
         q = self.projection.exact(x).reshape(len(x), self.heads, -1)
-        mixed = np.zeros((len(x), self.heads, values.shape[-1]))
+        weighted_values = np.zeros((len(x), self.heads, values.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i in range(len(x)):
                 scores = keys[group] @ q[i, head] * self.scale
                 scores = self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores
-                shares = np.exp(scores - scores.max())
-                mixed[i, head] = shares @ values[group] / shares.sum()
-        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))
+                weighted_values[i, head] = float64.attend(scores, values[group])
+        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.models.config import HeadConfig, KeyValuesConfig, TokensConfig
+from posenc_export.models.config import HeadConfig, TokensConfig
 from posenc_export.models.parts import build, float64
 
 
@@ -95,11 +95,11 @@ class Features(torch.nn.Module):
 
     def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
-        made = self.stem(x, coordinates)
+        hidden = self.stem(x, coordinates)
         if self.scale != 1.0:
-            made = made * self.scale
-        made, present = self.encoding.embed_next(made, coordinates, states)
-        return self.norm(made), present
+            hidden = hidden * self.scale
+        hidden, present = self.encoding.embed_next(hidden, coordinates, states)
+        return self.norm(hidden), present
 
     def weight(self) -> Tensor:
         """Return a weight whose dtype is that of activations."""
@@ -112,19 +112,19 @@ class Features(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap.
+    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits, or keys and values for the cross-attention of a decoder.
 
     Args:
         width: model width E.
-        vocabulary: number of token ids V.
+        size: number of outputs V for each token, such as token ids.
         config: scale, softcap and bias.
         table: token table to share as W [V,E]; None creates weights for the head.
     """
 
-    def __init__(self, width: int, vocabulary: int, config: HeadConfig, table: Optional[Tensor]) -> None:
+    def __init__(self, width: int, size: int, config: HeadConfig, table: Optional[Tensor]) -> None:
         super().__init__()
         self.scale, self.softcap = config.scale, config.softcap or 0.0
-        self.linear = torch.nn.Linear(width, vocabulary, bias=config.bias)
+        self.linear = torch.nn.Linear(width, size, bias=config.bias)
         if table is not None:
             self.linear.weight = table  # type: ignore[assignment]
 
@@ -141,24 +141,3 @@ class Head(torch.nn.Module):
         """Compute x [n,E] to [n,V], float64."""
         logits = float64.linear(self.linear, x) * self.scale
         return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
-
-
-class KeyValues(torch.nn.Module):
-    """W x + b: keys and values for the cross-attention of a decoder.
-
-    Args:
-        width: model width E.
-        config: size and bias.
-    """
-
-    def __init__(self, width: int, config: KeyValuesConfig) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(width, config.size, bias=config.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,E] to [B,S,N]."""
-        return self.linear(x)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """Compute x [n,E] to [n,N], float64."""
-        return float64.linear(self.linear, x)

@@ -26,12 +26,7 @@ ENCODING = "encoding."
 
 
 def pack(
-    weights: Mapping[str, Optional[Array]],
-    heads: int,
-    max_positions: int,
-    kv_heads: Optional[int] = None,
-    encoding: Union[str, Mapping[str, Any]] = "rope",
-    causal: bool = True,
+    weights: Mapping[str, Optional[Array]], heads: int, max_positions: int, kv_heads: Optional[int], encoding: Union[str, Mapping[str, Any]], causal: bool
 ) -> Tuple[BlockConfig, Dict[str, Tensor]]:
     """Derive the description of a block from its weights, and pack them.
 
@@ -65,12 +60,12 @@ def pack(
 
 def _biases(given: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
     """Return the biases that are given, by parameter of the projection. If only some of q, k and v have one, the others are 0, as for the keys of Whisper."""
-    found = {"output.bias": given["o_bias"]} if "o_bias" in given else {}
+    biases = {"output.bias": given["o_bias"]} if "o_bias" in given else {}
     if "qkv_bias" in given:
-        found["qkv.bias"] = given["qkv_bias"]
+        biases["qkv.bias"] = given["qkv_bias"]
     elif any(f"{name}_bias" in given for name in sizes):
-        found["qkv.bias"] = torch.cat([given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()])
-    return found
+        biases["qkv.bias"] = torch.cat([given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()])
+    return biases
 
 
 def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:

@@ -1,47 +1,28 @@
 """Conversion of rotary settings in a transformers configuration to the specification of an encoding. Every key is used or refused by name."""
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 Spec = Dict[str, Any]
-# For each rope_type, its keys in rope_parameters (see transformers.modeling_rope_utils) and our parameter names.
-KINDS: Dict[str, Dict[str, str]] = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "ntk": {"factor": "factor"},
-    "dynamic": {"factor": "factor"},
-    "yarn": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_max_positions",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-        "mscale": "mscale",
-        "mscale_all_dim": "mscale_all_dim",
-        "truncate": "truncate",
-    },
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_max_positions",
-    },
-    "longrope": {
-        "factor": "factor",
-        "short_factor": "short_factor",
-        "long_factor": "long_factor",
-        "original_max_position_embeddings": "original_max_positions",
-        "attention_factor": "attention_factor",
-    },
-    "proportional": {"factor": "factor"},
+ORIGINAL = "original_max_position_embeddings"  # our parameter original_max_positions; all others have transformers' names
+# For each rope_type, its keys in rope_parameters (see transformers.modeling_rope_utils).
+KINDS: Dict[str, Tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "longrope": ("factor", "short_factor", "long_factor", ORIGINAL, "attention_factor"),
+    "proportional": ("factor",),
 }
 REQUIRED = {
     "linear": ("factor",),
     "ntk": ("factor",),
     "dynamic": ("factor",),
-    "yarn": ("factor", "original_max_position_embeddings"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", ORIGINAL),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "longrope": ("short_factor", "long_factor", ORIGINAL),
 }
 # Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height, then width. "in turn": the three axes interleaved.
 # "alternating": height and width interleaved, then time.
@@ -111,8 +92,8 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     if config.get("rope_theta") not in (None, theta) and not any(isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()):
         raise ValueError(f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and {theta!r}; remove one")
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if "original_max_position_embeddings" in KINDS[kind] and config.get("original_max_position_embeddings"):  # Phi-3 has it outside rope_scaling
-        rest["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
+        rest[ORIGINAL] = config[ORIGINAL]
     rest = {key: value for key, value in rest.items() if value is not None}
     unknown = sorted(set(rest) - set(KINDS[kind]))
     if unknown:
@@ -125,7 +106,7 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
         raise ValueError(f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got {', '.join(given) or 'nothing'}; add what is missing")
     spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
     for key, value in rest.items():
-        spec[KINDS[kind][key]] = PARSERS.get(key, _number)(key, value)
+        spec["original_max_positions" if key == ORIGINAL else key] = PARSERS.get(key, _number)(key, value)
     finished = _with_derived_values(config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial))
     return finished if sections is None else _with_sections(config, kind, finished, sections, interleaved)
 
@@ -224,7 +205,7 @@ def _yes_or_no(key: str, value: Any) -> str:
 
 
 PARSERS: Dict[str, Callable[[str, Any], Any]] = {
-    "original_max_position_embeddings": _whole,
+    ORIGINAL: _whole,
     "short_factor": _numbers,
     "long_factor": _numbers,
     "truncate": _yes_or_no,

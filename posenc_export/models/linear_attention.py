@@ -8,11 +8,9 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
-
-SIGHTS = ("causal", "both")
 
 
 class LinearAttention(torch.nn.Module):
@@ -34,10 +32,10 @@ class LinearAttention(torch.nn.Module):
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         sees = config.sees["name"]
-        if config.heads != config.kv_heads or sees not in SIGHTS:
+        if config.heads != config.kv_heads or sees not in ("causal", "both"):
             rule = "linear attention: expected sees causal or both, and kv_heads equal to heads"
             raise ValueError(f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config")
-        if acts(encoding, "bias", "rescore", "observe"):
+        if overrides(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
             rule = "linear attention: expected encodings with hook embed or rotate, since there are no scores"
             raise ValueError(f"{rule}, got {names}; choose another encoding")
@@ -64,18 +62,18 @@ class LinearAttention(torch.nn.Module):
         q, k = (torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1 for part in (q, k))
         valid, zero = positions.ge(0).unsqueeze(2).unsqueeze(3), torch.zeros([1], dtype=torch.float32, device=x.device)
         k, values = torch.where(valid, k, zero), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
-        turned_q, turned_k = self.encoding.rotate(q, k, coordinates)
-        turned_k = torch.where(valid, turned_k, zero)  # some encodings map 0 to another value
-        q, k, turned_q, turned_k = q.transpose(1, 2), k.transpose(1, 2), turned_q.transpose(1, 2), turned_k.transpose(1, 2)
+        rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
+        rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
+        q, k, rotated_q, rotated_k = q.transpose(1, 2), k.transpose(1, 2), rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
         if self.cached:
             seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
-            shares = torch.where(seen, turned_q @ turned_k.transpose(2, 3), zero)
+            weights = torch.where(seen, rotated_q @ rotated_k.transpose(2, 3), zero)
             divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True) + q @ states[1].unsqueeze(3)
-            total = shares @ values + turned_q @ states[0]
-            present = [states[0] + turned_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
+            total = weights @ values + rotated_q @ states[0]
+            present = [states[0] + rotated_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
         else:
             divisor, present = q @ k.sum(2).unsqueeze(3), states[:0]
-            total = turned_q @ (turned_k.transpose(2, 3) @ values)
+            total = rotated_q @ (rotated_k.transpose(2, 3) @ values)
         y = total / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
@@ -84,13 +82,13 @@ class LinearAttention(torch.nn.Module):
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
-        turned_q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
-        turned_k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
-        mixed = np.zeros_like(q)
+        rotated_q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
+        rotated_k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
+        weighted_values = np.zeros_like(q)
         for head in range(self.heads):
             for i in range(len(q)):
                 seen = range(i + 1 if self.cached else len(q))
-                shares = np.array([turned_q[i, head] @ turned_k[j, head] for j in seen])
+                weights = np.array([rotated_q[i, head] @ rotated_k[j, head] for j in seen])
                 divisor = sum(float(q[i, head] @ k[j, head]) for j in seen)
-                mixed[i, head] = shares @ v[: len(seen), head] / divisor
-        return float64.linear(self.projection.output, mixed.reshape(len(x), -1))
+                weighted_values[i, head] = weights @ v[: len(seen), head] / divisor
+        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))

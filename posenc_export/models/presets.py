@@ -64,7 +64,7 @@ def weights_of(name: str) -> Optional[Path]:
 
 
 def read(model: Stack, path: Path) -> None:
-    """Copy weights that models.train saved into `model`.
+    """Copy weights that bench.train saved into `model`.
 
     Raises:
         ValueError: the names in the file differ from the model's parameters.

@@ -1,7 +1,7 @@
 """Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
 
 import itertools
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 import msgspec
 
@@ -93,7 +93,8 @@ def decoder_config(
     kinds = {name: LayerConfig(residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units) for name, attention in attentions.items()}
     order = list(itertools.islice(itertools.cycle(kinds), layers))
     tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings)
-    return _stack(block, tokens, kinds, order, norms, HeadConfig(tied=tied))
+    head = HeadConfig(tied=tied)
+    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norms, head=head)
 
 
 def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig, segments: int = 2, epsilon: float = 1e-12) -> StackConfig:
@@ -116,13 +117,7 @@ def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
     layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp)
     tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm)
-    return _stack(block, tokens, {"layer": layer}, ["layer"] * layers, None, None)
-
-
-def _stack(
-    block: BlockConfig, tokens: TokensConfig, kinds: Dict[str, LayerConfig], order: List[str], norm: Optional[Dict[str, Any]], head: Optional[HeadConfig]
-) -> StackConfig:
-    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm, head=head)
+    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * layers)
 
 
 def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
@@ -137,11 +132,9 @@ def _attentions(attention: AttentionConfig, encodings: Sequence[Mapping[str, Any
     """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}
-    return {f"layer_{turn}": msgspec.structs.replace(attention, encodings=_in_layer(encoding)) for turn, encoding in enumerate(encodings)}
-
-
-def _in_layer(encoding: Mapping[str, Any]) -> Tuple[Dict[str, Any], ...]:
-    on_tokens, in_layers = _placed(encoding)
-    if on_tokens:
-        raise ValueError(f"config: expected layer_encodings that act in layers, got {encoding['name']}, which acts on tokens; give it to the block")
-    return in_layers
+    placed = [_placed(encoding) for encoding in encodings]
+    for on_tokens, _ in placed:
+        if on_tokens:
+            rule = "config: expected layer_encodings that act in layers"
+            raise ValueError(f"{rule}, got {on_tokens[0]['name']}, which acts on tokens; give it to the block")
+    return {f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers) for index, (_, in_layers) in enumerate(placed)}

@@ -9,43 +9,26 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import acts, axes_of
+from posenc_export.encodings.shared.combined import axes_of, overrides
 from posenc_export.models.attention import attention, check_direction
-from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.embedding_and_head import Features, Head, KeyValues, Text, Tokens
+from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
+from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
 from posenc_export.models.parts import PARTS, build
-
-
-class SharedEncodings:
-    """Cache of the encodings of a model. Layers with equal encodings share one object and its tables."""
-
-    def __init__(self) -> None:
-        self._made: Dict[Tuple[str, Geometry], PositionEncoding] = {}
-
-    def get(self, specs: Sequence[Dict[str, Any]], geometry: Geometry) -> PositionEncoding:
-        """Return the encoding that `specs` describe. Equal specifications give the same object if the encoding can be shared.
-
-        Raises:
-            ValueError: as encodings.build_all.
-        """
-        key = (json.dumps(specs, sort_keys=True), geometry)
-        made = self._made.get(key) or encodings.build_all(specs, geometry)
-        if made.shared:
-            self._made[key] = made
-        return made
+from posenc_export.models.parts.visibility import Visibility
 
 
 class Mask(torch.nn.Module):
     """Attention mask with the bias of an encoding. Layers with equal masks share one.
 
     Args:
-        sight: an object of models/parts/visibility.py.
+        visibility: which keys a query attends to.
         encoding: encoding whose `bias` is added.
     """
 
-    def __init__(self, sight: Any, encoding: PositionEncoding) -> None:
+    def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.before, self.after, self.chunk, self.encoding = sight.before, sight.after, sight.chunk, encoding
+        self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
+        self.encoding = encoding
 
     def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
         """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
@@ -87,8 +70,8 @@ class Layer(torch.nn.Module):
     ) -> np.ndarray:
         """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys and values [K,Q,D] of an encoder to [n,E], float64."""
         attention: Any = self.attention
-        given = encoded or (types,)
-        return np.asarray(self.residual.exact(x, lambda read: attention.exact(read, positions, places, *given), self.mlp.exact))
+        further = encoded or (types,)
+        return np.asarray(self.residual.exact(x, lambda normed: attention.exact(normed, positions, places, *further), self.mlp.exact))
 
 
 class Stack(torch.nn.Module):
@@ -109,9 +92,8 @@ class Stack(torch.nn.Module):
         self.text = Text()
         self.stored: Mapping[str, Any] = {}
         self.config = config
-        width, kinds, shared = config.width, config.kinds, SharedEncodings()
-        self.token_encoding = shared.get(config.tokens.encodings, config.token_geometry)
-        built = [shared.get(kind.attention.encodings, kind.attention.geometry(width, config.max_positions)) for kind in kinds]
+        width, kinds = config.width, config.kinds
+        self.token_encoding, *built = _encodings(config)
         check_places([self.token_encoding], built)
         check_direction(self.token_encoding, config.token_geometry.causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
@@ -120,18 +102,20 @@ class Stack(torch.nn.Module):
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.masks, self.mask_of = _masks(kinds, built)
-        self.mask_of_encoder = [self.mask_of.index(index) in _readers(kinds) for index in range(len(self.masks))]
+        self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
+        self.mask_of_encoder = [self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
         self.kept_states = self.embed_states + sum(self.layer_states)
-        self.reads_encoder = [index in _readers(kinds) for index in range(len(kinds))]
         if self.segments and any(self.layer_states):
             raise ValueError("config: expected segments only in models without a cache, got causal layers; leave segments out")
 
     def _build_head(self) -> torch.nn.Module:
-        config = self.config.head
+        config, key_values = self.config.head, self.config.key_values
+        if key_values is not None:
+            return Head(self.config.width, key_values.size, HeadConfig(bias=key_values.bias), None)
         if config is None:
-            return torch.nn.Identity() if self.config.key_values is None else KeyValues(self.config.width, self.config.key_values)
+            return torch.nn.Identity()
         table = self.tokens.embedding.weight
         if config.tied and table.size(1) != self.config.width:
             rule = f"decoder: expected a token table of the model's width {self.config.width} for a tied head"
@@ -157,19 +141,19 @@ class Stack(torch.nn.Module):
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None for all tokens.
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])
-        given = states[self.kept_states :]
+        of_encoder = states[self.kept_states :]
         masks: List[Tensor] = []
         for index, mask in enumerate(self.masks):
-            masks.append(mask(positions, given[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
-        first, next_given = self.embed_states, 1
+            masks.append(mask(positions, of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
+        first, pair = self.embed_states, 1
         types = states[:0] if segments is None else [segments]  # some encodings of scores use token types; models with segments have no states
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
-            read = states[first:end] + types
+            layer_states = states[first:end] + types
             if self.reads_encoder[index]:
-                read, next_given = given[next_given : next_given + 2], next_given + 2
-            x, carried = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, read)
-            present, first = present + carried, end
+                layer_states, pair = of_encoder[pair : pair + 2], pair + 2
+            x, new_states = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, layer_states)
+            present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)
         return self.head(self.norm(x)), present
@@ -201,13 +185,22 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
         (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
     ):
         for one in found:
-            if acts(one, *hooks):
+            if overrides(one, *hooks):
                 raise ValueError(f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}")
 
 
-def _readers(kinds: Sequence[LayerConfig]) -> List[int]:
-    """Return the indices of the cross-attention layers."""
-    return [index for index, kind in enumerate(kinds) if kind.attention.reads_encoder]
+def _encodings(config: StackConfig) -> List[PositionEncoding]:
+    """Build the encoding of tokens and that of each layer. Equal specifications share one object and its tables, if the encoding can be shared."""
+    shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
+    built: List[PositionEncoding] = []
+    attentions = [kind.attention for kind in config.kinds]
+    in_layers = [(attention.encodings, attention.geometry(config.width, config.max_positions)) for attention in attentions]
+    for specs, geometry in ((config.tokens.encodings, config.token_geometry), *in_layers):
+        key = (json.dumps(specs, sort_keys=True), geometry)
+        built.append(shared.get(key) or encodings.build_all(specs, geometry))
+        if built[-1].shared:
+            shared[key] = built[-1]
+    return built
 
 
 def _keys_and_values(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]) -> List[List[np.ndarray]]:
@@ -225,13 +218,13 @@ def _keys_and_values(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
 
 def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> Tuple[torch.nn.ModuleList, List[int]]:
     """Return the distinct masks of a model, and the index of the mask of each layer."""
-    made: List[Mask] = []
+    masks: List[Mask] = []
     mask_of_layer: List[int] = []
     index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
-        key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if acts(encoding, "bias") else 0)
+        key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if overrides(encoding, "bias") else 0)
         if key not in index:
-            index[key] = len(made)
-            made.append(Mask(build("sees", kind.attention.sees), encoding))
+            index[key] = len(masks)
+            masks.append(Mask(build("sees", kind.attention.sees), encoding))
         mask_of_layer.append(index[key])
-    return torch.nn.ModuleList(made), mask_of_layer
+    return torch.nn.ModuleList(masks), mask_of_layer

@@ -12,7 +12,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.user_module_check import LENGTH, FormCheck, Inner, only_inner
+from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
 from posenc_export.shared.numerics import tolerance, worst_error
 
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -49,7 +49,7 @@ class OwnModule(torch.nn.Module):
         if vocabulary is None and width is None:
             vocabulary, width = (inner.config.tokens.vocabulary, None) if isinstance(inner, Stack) else (None, inner.config.width)
         self.vocabulary, self.width = vocabulary or 0, width or 0
-        outputs = FormCheck(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width).outputs()
+        outputs = outputs_of(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width)
         self.config = ModuleConfig(
             name=f"{type(module).__module__}.{type(module).__qualname__}",
             inside=to_json(inner.config),
@@ -170,16 +170,16 @@ class Formula(torch.nn.Module):
 
     def __init__(self, inner: Inner, rows: Rows, dtype: torch.dtype) -> None:
         super().__init__()
-        self.kept = (inner, rows, dtype)  # a tuple: no submodule, so that casts of the copy leave it alone
+        self.block = (inner, rows, dtype)  # a tuple: no submodule, so that casts of the copy leave it alone
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the block. A module may use attributes as well as call the block, for example a tied table."""
-        kept = self.__dict__.get("kept")
-        return getattr(kept[0], name) if kept and hasattr(kept[0], name) else super().__getattr__(name)
+        block = self.__dict__.get("block")
+        return getattr(block[0], name) if block and hasattr(block[0], name) else super().__getattr__(name)
 
     def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
         """x [1,n] int64 or [1,n,E] to outputs [1,n,N] and no states."""
-        _, rows, dtype = self.kept
+        _, rows, dtype = self.block
         row = x[0].detach()
         return torch.from_numpy(rows(row.numpy() if x.dim() == 2 else row.double().numpy()))[None].to(dtype), []
 

@@ -1,25 +1,25 @@
 """Semantic operations of models: each has an eager reference and emits a node for the lowerings.
 
-Inside `nodes.semantic_graph()`, each function emits one node of the `posenc` domain, which export/ rewrites for the target. Everywhere else, TorchScript
+Inside `graph.semantic_graph()`, each function emits one node of the `posenc` domain, which export/ rewrites for the target. Everywhere else, TorchScript
 included, it computes its reference. References write caches in place and modify no other argument.
 
 Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D head size, M table rows, r rotary size.
 """
 
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from posenc_export.ops.nodes import emitting
-from posenc_export.ops.nodes import node as _node
+from posenc_export.ops import graph
+from posenc_export.ops.graph import emitting
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Split x [B,S,N*D] into heads [B,S,N,D]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Heads", [x], {"heads": float(heads)}, x, [x.size(0), x.size(1), heads, x.size(2) // heads])
+            return graph.SplitHeads.emit(x, [x.size(0), x.size(1), heads, x.size(2) // heads], x=x, heads=heads)
     return x.view(x.size(0), x.size(1), heads, -1)
 
 
@@ -31,8 +31,7 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"interleaved": float(interleaved), "linear": float(linear)}
-            return _node("Rotate", [x, positions, cos, sin], attributes, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+            return graph.Rotate.emit(x, x.shape, x=x, positions=positions, cos=cos, sin=sin, interleaved=interleaved, linear=linear)
     c, s = _of_tokens(positions, cos, sin)
     return turn_pairs(x, c, s, interleaved)
 
@@ -72,7 +71,7 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Select columns index [B,R] int64, 0 .. S - 1, of x [B,S,E]: [B,R,E]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("SelectTokens", [x, index], {}, x, [x.size(0), index.size(1), x.size(2)])
+            return graph.SelectTokens.emit(x, [x.size(0), index.size(1), x.size(2)], x=x, index=index)
     return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.size(2)))
 
 
@@ -104,7 +103,8 @@ def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Append", [past, new, write_index], {}, past, [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)])
+            shape = [past.size(0), past.size(1), past.size(2) + new.size(1), past.size(3)]
+            return graph.Append.emit(past, shape, past=past, new=new, write_index=write_index)
     if past.size(2) == 0:
         return new.transpose(1, 2)
     _write(past.transpose(1, 2), new, write_index)
@@ -115,7 +115,7 @@ def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
     """Write new key positions [B,S] int64 into past [B,T] and return past, in the same way as `append`. -1 marks padding and slots that were never written."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("AppendPositions", [past, new, write_index], {}, past, [past.size(0), past.size(1) + new.size(1)])
+            return graph.AppendPositions.emit(past, [past.size(0), past.size(1) + new.size(1)], past=past, new=new, write_index=write_index)
     if past.size(1) == 0:
         return new
     _write(past, new, write_index)
@@ -126,7 +126,7 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
     """Pad key positions of the first slots with -1 to the slots of past [B,N,T,D]: [B,T]. Targets with growing caches, and T = 0, leave them unchanged."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("FitPositions", [key_positions, past], {}, key_positions, [key_positions.size(0), past.size(2) + new.size(1)])
+            return graph.FitPositions.emit(key_positions, [key_positions.size(0), past.size(2) + new.size(1)], key_positions=key_positions, past=past)
     if past.size(2) == 0:
         return key_positions
     return torch.nn.functional.pad(key_positions, [0, past.size(2) - key_positions.size(1)], value=-1.0)
@@ -137,7 +137,7 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     if not torch.jit.is_scripting():
         if emitting():
             shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
-            return _node("Distances", [q_positions, k_positions], {}, torch.empty(0, dtype=torch.float32), shape)
+            return graph.Distances.emit(torch.empty(0, dtype=torch.float32), shape, q_positions=q_positions, k_positions=k_positions)
     return (k_positions[:, None, None] - q_positions[:, None, :, None]).to(torch.float32)
 
 
@@ -151,8 +151,8 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     if not torch.jit.is_scripting():
         if emitting():
             shape = [positions.size(0), 1 if bias is None else bias.size(1), positions.size(1), key_positions.size(1)]
-            attributes = {"before": float(before), "after": float(after), "chunk": float(chunk)}
-            return _node("Mask", [positions, key_positions, bias, like], attributes, like, shape)
+            sources = {"positions": positions, "key_positions": key_positions, "bias": bias, "like": like}
+            return graph.Mask.emit(like, shape, **sources, before=before, after=after, chunk=chunk)
     keys, queries = key_positions.unsqueeze(1), positions.unsqueeze(2)
     visible = keys.ge(0)
     if after >= 0:
@@ -176,9 +176,9 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale, "softcap": softcap}
-            inputs: List[Optional[Tensor]] = [q, keys, values, mask, content, sinks]
-            return _node("Attend", inputs, attributes, q, [q.size(0), q.size(1), q.size(2) * values.size(3)])
+            sources = {"q": q, "keys": keys, "values": values, "mask": mask, "content": content, "sinks": sinks}
+            shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
+            return graph.Attend.emit(q, shape, **sources, heads=q.size(2), kv_heads=keys.size(1), scale=scale, softcap=softcap)
     dtype = q.dtype
     if content is not None:  # content scores may exceed the range of float16
         q, keys, values, mask = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32), mask.to(torch.float32) + content
@@ -189,9 +189,11 @@ def attend(
         scores = softcap * torch.tanh(products(q, keys) * (scale / softcap))
         nothing = mask.amax(dim=-1, keepdim=True).eq(float("-inf"))
         return mix(shares(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
-    y = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1)
-    ).transpose(1, 2).flatten(2)
+    y = (
+        torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1))
+        .transpose(1, 2)
+        .flatten(2)
+    )
     return y if content is None else y.to(dtype)
 
 
@@ -200,7 +202,7 @@ def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, co
     if not torch.jit.is_scripting():
         if emitting():
             y = attend(q, keys, values, mask, content, scale)
-            return y, _node("Shares", [y], {}, content, [q.size(0), q.size(2), q.size(1), keys.size(2)])
+            return y, graph.AttentionWeights.emit(content, [q.size(0), q.size(2), q.size(1), keys.size(2)], attended=y)
     found = shares(scale * products(q, keys) + content, mask)
     return mix(found, values), found
 
@@ -209,8 +211,8 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
     """Return the products of q [B,S,H,D] and keys [B,K,T,D], without scaling: [B,H,S,T] float32."""
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
-            return _node("Products", [q, keys], attributes, torch.empty(0, dtype=torch.float32), [q.size(0), q.size(2), q.size(1), keys.size(2)])
+            shape = [q.size(0), q.size(2), q.size(1), keys.size(2)]
+            return graph.Products.emit(torch.empty(0, dtype=torch.float32), shape, q=q, keys=keys, heads=q.size(2), kv_heads=keys.size(1))
     grouped = q.to(torch.float32).transpose(1, 2).unflatten(1, [keys.size(1), -1])
     return (grouped @ keys.to(torch.float32).unsqueeze(2).transpose(3, 4)).flatten(1, 2)
 
@@ -219,7 +221,7 @@ def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
     """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions p [B,T] int64: [B,H,S,T], arbitrary for p outside the table."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("WaveProducts", [q, key_positions, waves], {}, q, [q.size(0), q.size(1), q.size(2), key_positions.size(1)])
+            return graph.WaveProducts.emit(q, [*q.shape[:3], key_positions.size(1)], q=q, key_positions=key_positions, waves=waves)
     rows = torch.nn.functional.embedding(key_positions.clamp(0, waves.size(0) - 1), waves)
     return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
 
@@ -234,8 +236,8 @@ def mix(shares: Tensor, values: Tensor) -> Tensor:
     """Sum values [B,K,T,D] weighted by shares [B,H,S,T] float32: [B,S,H*D] in the dtype of values."""
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(shares.size(1)), "kv_heads": float(values.size(1))}
-            return _node("Mix", [shares, values], attributes, values, [shares.size(0), shares.size(2), shares.size(1) * values.size(3)])
+            shape = [shares.size(0), shares.size(2), shares.size(1) * values.size(3)]
+            return graph.WeightedValues.emit(values, shape, weights=shares, values=values, heads=shares.size(1), kv_heads=values.size(1))
     grouped = shares.unflatten(1, [values.size(1), -1])
     return (grouped @ values.to(torch.float32).unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2).to(values.dtype)
 
@@ -244,7 +246,7 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
     """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("Pick", [rows, index], {}, rows, [rows.size(0), rows.size(1), rows.size(2), index.size(3)])
+            return graph.Pick.emit(rows, [*rows.shape[:3], index.size(3)], rows=rows, index=index)
     return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
 
 
@@ -252,7 +254,8 @@ def collect_by_distance(shares: Tensor, positions: Tensor, key_positions: Tensor
     """Sum shares [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("CollectByDistance", [shares, positions, key_positions], {"left": left, "right": right}, shares, [*shares.shape[:3], left + right + 1])
+            sources = {"weights": shares, "positions": positions, "key_positions": key_positions}
+            return graph.CollectByDistance.emit(shares, [*shares.shape[:3], left + right + 1], **sources, left=left, right=right)
     index = ((key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left).unsqueeze(1)
     return torch.zeros_like(shares[..., :1]).expand(-1, -1, -1, left + right + 1).scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
 
@@ -261,7 +264,7 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
     """Sum the entries of the last axis that follow each entry, and the entry itself if `own`. Sums are formed from the end, so that rounding errors are small there."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("SuffixSum", [x], {"own": float(own)}, x, [x.size(0), x.size(1), x.size(2), x.size(3)])
+            return graph.SuffixSum.emit(x, x.shape, x=x, own=own)
     sums = x.flip(-1).cumsum(-1).flip(-1)
     return sums if own else sums - x
 
@@ -271,8 +274,8 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
     q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T]."""
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1))}
-            return _node("RowsAtCounts", [q, keys, mask, rows], attributes, rows, [*rows.shape[:3], keys.size(2)])
+            sources = {"q": q, "keys": keys, "mask": mask, "rows": rows}
+            return graph.RowsAtCounts.emit(rows, [*rows.shape[:3], keys.size(2)], **sources, heads=q.size(2), kv_heads=keys.size(1))
     gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
     # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
     counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)

@@ -1,12 +1,12 @@
 """Semantic operations that read tokens in order; core.py says what a semantic operation is."""
 
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
 
-from posenc_export.ops.nodes import emitting
-from posenc_export.ops.nodes import node as _node
+from posenc_export.ops import graph
+from posenc_export.ops.graph import emitting
 
 
 def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -23,9 +23,9 @@ def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: T
     """
     if not torch.jit.is_scripting():
         if emitting():
-            inputs: List[Optional[Tensor]] = [x, hidden, count, weight, recurrent, bias, recurrent_bias]
-            y = _node("Recur", inputs, {"hidden": float(hidden.size(1))}, x, [x.size(0), x.size(1), hidden.size(1)])
-            return y, _node("LastHidden", [y], {}, hidden, [hidden.size(0), hidden.size(1)])
+            sources = {"x": x, "hidden": hidden, "count": count, "weight": weight, "recurrent": recurrent, "bias": bias, "recurrent_bias": recurrent_bias}
+            y = graph.Recur.emit(x, [x.size(0), x.size(1), hidden.size(1)], **sources, width=hidden.size(1))
+            return y, graph.LastHidden.emit(hidden, hidden.shape, outputs=y)
     outputs: List[Tensor] = []
     for index in range(x.size(1)):
         following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)

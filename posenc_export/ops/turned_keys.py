@@ -1,14 +1,14 @@
 """Attention over keys that are turned further for each query; a semantic operation, as those of core.py."""
 
-from typing import List, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.ops import graph
 from posenc_export.ops.angles import reduced_angle
-from posenc_export.ops.nodes import emitting
-from posenc_export.ops.nodes import node as _node
+from posenc_export.ops.graph import emitting
 
 
 def attend(
@@ -34,11 +34,10 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"heads": float(q.size(2)), "kv_heads": float(keys.size(1)), "scale": scale, "softcap": 0.0}
-            attributes.update({"interleaved": float(interleaved), "first_turned": float(first_turned)})
-            inputs: List[Optional[Tensor]] = [q, keys, values, mask, None, None, positions, key_positions, first, second]  # the first six are those of ops.attend
+            attention = {"q": q, "keys": keys, "values": values, "mask": mask, "content": None, "sinks": None, "scale": scale, "softcap": 0.0}
+            turn = {"positions": positions, "key_positions": key_positions, "first": first, "second": second, "interleaved": interleaved, "first_turned": first_turned}
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return _node("AttendTurnedKeys", inputs, attributes, values, shape)
+            return graph.AttendTurnedKeys.emit(values, shape, **attention, **turn, heads=q.size(2), kv_heads=keys.size(1))
     else:  # a branch that depends on positions, which torch.export does not trace
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)

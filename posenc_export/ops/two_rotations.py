@@ -6,15 +6,15 @@ A key has the entries of both rotations, and a query has zeros for the entries o
 import torch
 from torch import Tensor
 
-from posenc_export.ops.nodes import emitting
-from posenc_export.ops.nodes import node as _node
+from posenc_export.ops import graph
+from posenc_export.ops.graph import emitting
 
 
 def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
     """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r: [B,S,K,D+r]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return _node("JoinRotations", [near, far], {"rotary": float(rotary)}, near, [*near.shape[:3], near.size(3) + rotary])
+            return graph.JoinRotations.emit(near, [*near.shape[:3], near.size(3) + rotary], near=near, far=far, rotary=rotary)
     return torch.cat((near, far[..., :rotary]), dim=-1)
 
 
@@ -22,7 +22,7 @@ def query(near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: 
     """Choose between queries [B,S,H,D] rotated in two ways for keys from `key`: far for positions [B,S] int64 from first_far on, otherwise near: [B,S,H,D+r]."""
     if not torch.jit.is_scripting():
         if emitting():
-            attributes = {"rotary": float(rotary), "first_far": float(first_far)}
-            return _node("ChooseRotation", [near, far, positions], attributes, near, [*near.shape[:3], near.size(3) + rotary])
+            shape = [*near.shape[:3], near.size(3) + rotary]
+            return graph.ChooseRotation.emit(near, shape, near=near, far=far, positions=positions, rotary=rotary, first_far=first_far)
     is_far = positions.ge(first_far)[:, :, None, None]
     return torch.cat((near[..., :rotary].masked_fill(is_far, 0.0), near[..., rotary:], far[..., :rotary].masked_fill(~is_far, 0.0)), dim=-1)

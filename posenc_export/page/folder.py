@@ -46,19 +46,19 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     return manifest
 
 
-def _fill(made: Path, folder: Path, manifest: Manifest, web: Path) -> None:
+def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     """Write the files of a page into a new folder."""
-    (made / "onnxruntime-web").mkdir(parents=True)
+    (page / "onnxruntime-web").mkdir(parents=True)
     for name in WEB:
-        shutil.copyfile(web / "dist" / name, made / "onnxruntime-web" / name)
-    shutil.copyfile(folder / "model.onnx.data", made / "model.onnx.data")
-    layers = graph.with_attention(folder / "model.onnx", made / "model.onnx")
-    graph.check_copy(folder / "model.onnx", made / "model.onnx", manifest)
+        shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
+    shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
+    layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
+    graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
     for name in ASSETS:
-        (made / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
+        (page / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
     data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
-    written = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
-    (made / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
+    written = sorted(path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file())
+    (page / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
 
 
 def _check(manifest: Manifest) -> None:
@@ -116,9 +116,9 @@ def _page_data(name: str, manifest: Manifest, layers: Any, version: str) -> Dict
 
 
 def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
-    made = manifest.certificate
-    if made is None:
+    certificate = manifest.certificate
+    if certificate is None:
         return None
-    worst = worst_cell(made)
-    kept = {key: value for key, value in made.items() if key not in ("cells", "bounds", "failures")}
-    return {**kept, "tolerance": bound_of(made, worst), "cells": len(made["cells"]), "worst": made["cells"][worst]}
+    worst = worst_cell(certificate)
+    stored = {key: value for key, value in certificate.items() if key not in ("cells", "bounds", "failures")}
+    return {**stored, "tolerance": bound_of(certificate, worst), "cells": len(certificate["cells"]), "worst": certificate["cells"][worst]}

@@ -15,13 +15,12 @@ Pattern = Dict[str, Any]  # "says": meaning of the numbers; "heads": numbers in 
 def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
     """Return a pattern of distances 0 .. distances - 1 for each layer, or None if no encoding of the layer is a bias or a rotation without trained weights."""
     config = manifest.config
-    made: Dict[str, Optional[Pattern]] = {}
+    patterns: Dict[str, Optional[Pattern]] = {}
     for name, layer in config["layers"].items():
         attention = layer["attention"]
         geometry = Geometry(config["width"], attention["heads"], attention["head_size"], config["max_positions"], kv_heads=attention["kv_heads"])
-        found = [pattern for spec in attention["encodings"] if (pattern := _pattern(spec, geometry, distances)) is not None]
-        made[name] = found[0] if found else None
-    return [made[name] for name in config["order"]]
+        patterns[name] = next((pattern for spec in attention["encodings"] if (pattern := _pattern(spec, geometry, distances))), None)
+    return [patterns[name] for name in config["order"]]
 
 
 def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Optional[Pattern]:
@@ -30,13 +29,13 @@ def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Option
         return None
     cls = type(encoding)
     if cls.bias is not PositionEncoding.bias:
-        return {"says": "attention weight of a key relative to the query's own token, if all contents are equal", "heads": _shares(encoding, geometry, distances)}
+        return {"says": "attention weight of a key relative to the query's own token, if all contents are equal", "heads": _weights(encoding, geometry, distances)}
     if cls.rotate is not PositionEncoding.rotate:
         return {"says": "score of a query with an equal key, averaged over random vectors", "heads": _similarity(encoding, geometry, distances)}
     return None
 
 
-def _shares(encoding: PositionEncoding, geometry: Geometry, distances: int) -> List[List[float]]:
+def _weights(encoding: PositionEncoding, geometry: Geometry, distances: int) -> List[List[float]]:
     oracle, query = encoding.oracle(), distances - 1
     biases = np.array([[oracle.bias(head, query, query - distance) for distance in range(distances)] for head in range(geometry.heads)])
     return _rounded(np.exp(biases - biases.max(1, keepdims=True)))

@@ -79,11 +79,21 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime.verification import measuring, proof, reference
+    from posenc_export.runtime.verification import proof
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
     model = load(folder, provider, threads, digest)
+    certificate = _measured(folder, model, threads, progress or (lambda _: None), tolerance)
+    if record:
+        manifests.add_proof(folder, model.manifest.digest, certificate)
+    return certificate
+
+
+def _measured(folder: Path, model: Model, threads: Optional[int], progress: Callable[[str], None], tolerance: Optional[float]) -> Proof:
+    """Run every cell of the parity grid and compare with the reference in the folder of the artefact."""
+    from posenc_export.runtime.verification import measuring, proof, reference
+
     manifest = model.manifest
     expected = reference.read(manifest, folder)
     session, *workers = measuring.sessions(model, threads)
@@ -92,8 +102,5 @@ def verify(
     if providers.noise(session.provider) and manifest.states:
         # The reference holds the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others: it rounds distances above 256.
         expected = replace(expected, filled=measuring.filled_by(load(folder, "cpu", threads).session(), manifest))
-    made = measuring.measure(session, expected, accuracy, progress or (lambda _: None), workers)
-    found = proof.certificate(session, accuracy, made.cells, made.bounds, made.failures)
-    if record:
-        manifests.add_proof(folder, manifest.digest, found)
-    return found
+    errors = measuring.measure(session, expected, accuracy, progress, workers)
+    return proof.certificate(session, accuracy, errors.cells, errors.bounds, errors.failures)

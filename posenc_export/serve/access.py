@@ -36,11 +36,11 @@ class Access:
         if origin is not None and ANY not in self.origins and origin not in self.origins:
             raise HTTPException(403, "origin: expected a page of this server, got one of another; start the server with --allow-origin")
 
-    def check_key(self, given: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]) -> None:
+    def check_key(self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]) -> None:
         """Refuse requests without the key with status 401. The comparison takes the same time for every wrong key."""
-        if self.key and not secrets.compare_digest((given.credentials if given else "").encode(), self.key.encode()):
-            found = "another key" if given else "no key"
-            raise HTTPException(401, f"key: expected Authorization: Bearer with the key of this server, got {found}; send its key", {"WWW-Authenticate": "Bearer"})
+        if self.key and not secrets.compare_digest((authorization.credentials if authorization else "").encode(), self.key.encode()):
+            got = "another key" if authorization else "no key"
+            raise HTTPException(401, f"key: expected Authorization: Bearer with the key of this server, got {got}; send its key", {"WWW-Authenticate": "Bearer"})
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""

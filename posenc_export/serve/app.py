@@ -30,23 +30,7 @@ FAILURE = "engine: expected every token to be computed and decoded, got an error
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
 
 
-class NotServed(ValueError):
-    """The requested model is not the one that is served."""
-
-
-class TooLarge(ValueError):
-    """The body of a request exceeds MOST_BYTES."""
-
-
-class TooSlow(ValueError):
-    """The body of a request did not arrive within SENDING seconds."""
-
-
-class NotJson(ValueError):
-    """The body of a request is not declared as JSON."""
-
-
-STATUS: Dict[Type[Exception], int] = {Refused: 400, NotServed: 404, TooSlow: 408, TooLarge: 413, NotJson: 415, Full: 429, Stopping: 503}
+STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 
 
@@ -96,14 +80,10 @@ class Service:
             return self.refuse(503, STOPPED)
 
     def _built(self, body: bytearray) -> Tuple[protocol.CompletionRequest, Completion]:
-        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded.
-
-        Raises:
-            ValueError: one of the exceptions in STATUS.
-        """
+        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body)
         if asked.model not in (None, self.name):
-            raise NotServed(f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
+            raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
         rows = protocol.rows(asked, self.codec, tuple(self.manifest.stop_ids), self.limits.queue)
         for row in rows:
             check_request(row, self.manifest, self.limits)
@@ -113,11 +93,7 @@ class Service:
             raise Refused(str(error)) from None
 
     def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion. Their first tokens arrive after this method has returned to the event loop.
-
-        Raises:
-            Refused, Full, Stopping: as for Engine.submit.
-        """
+        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive after this method has returned to the event loop."""
         self.engine.submit(list(completion.choices))
         self.open.update(dict.fromkeys(completion.choices, completion))
 
@@ -132,16 +108,8 @@ class Service:
 
     def card(self) -> Dict[str, Any]:
         """Return the entry of /v1/models."""
-        manifest, limits = self.manifest, self.limits
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "posenc",
-            "max_model_len": limits.context,
-            "target": manifest.target,
-            "digest": manifest.digest,
-        }
+        posenc = {"max_model_len": self.limits.context, "target": self.manifest.target, "digest": self.manifest.digest}
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "posenc", **posenc}
 
     async def _whole(self, asked: protocol.CompletionRequest, completion: Completion, request: Request) -> Response:
         """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
@@ -158,7 +126,7 @@ class Service:
         if any(part.ended == FAILED for part in parts):
             return self.refuse(500, FAILURE)
         choices = [protocol.choice(part.choice, part.text, part.ended, part.ids if asked.return_token_ids else None) for part in parts]
-        return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.read, completion.made)})
+        return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
 
     async def _events(self, asked: protocol.CompletionRequest, completion: Completion) -> AsyncIterator[str]:
         """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]; or an error as the last one."""
@@ -169,10 +137,10 @@ class Service:
                 yield event(protocol.failure(FAILURE, "server_error"))
                 return
             if part.text or part.ended or asked.return_token_ids:
-                made = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield event({**head, "choices": [made], **without_counts})
+                choice = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
+                yield event({**head, "choices": [choice], **without_counts})
         if counts:
-            yield event({**head, "choices": [], "usage": protocol.usage(completion.read, completion.made)})
+            yield event({**head, "choices": [], "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
         yield "data: [DONE]\n\n"
 
     def _head(self) -> Dict[str, Any]:
@@ -212,9 +180,13 @@ def application(name: str, model: Model, codec: Codec, limits: Limits, access: A
     summary = f"Completions of {name}, as in OpenAI's API."
     app = FastAPI(title="posenc", version=VERSION, summary=summary, lifespan=lifespan, dependencies=[Depends(access.check_origin)])
     app.state.service = service
-    app.include_router(_open_routes(service))
     app.include_router(_routes(service), dependencies=[Depends(access.check_key)] if access.key else [])
     access.protect(app)
+
+    @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
+    async def health() -> Response:
+        state = service.engine.state
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -242,45 +214,27 @@ def _routes(service: Service) -> APIRouter:
     return routes
 
 
-def _open_routes(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.get("/health", summary="200 if the server accepts requests, otherwise 503")
-    async def health() -> Response:
-        state = service.engine.state
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
-
-    return routes
-
-
 async def _body(request: Request) -> bytearray:
-    """Read the body of a request.
-
-    Raises:
-        NotJson: its content type is another one. Browsers send such requests to other servers without asking them first.
-        TooLarge: it exceeds MOST_BYTES.
-        TooSlow: it did not arrive within SENDING seconds.
-        ClientDisconnect: the client has disconnected before its end.
-    """
+    """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large or too slow, ClientDisconnect if the client leaves before its end."""
     kind = request.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":
-        raise NotJson(f"body: expected Content-Type application/json, got {protocol.cut(kind) or 'none'}; send the header")
+    if kind.partition(";")[0].strip().lower() != "application/json":  # browsers send other types to other servers without asking them first
+        raise HTTPException(415, f"body: expected Content-Type application/json, got {protocol.cut(kind) or 'none'}; send the header")
     body = bytearray()
     try:
         async with asyncio.timeout(SENDING):
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
-                    raise TooLarge(f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
+                    raise HTTPException(413, f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
     except TimeoutError:
-        raise TooSlow(f"body: expected it within {SENDING:.0f} seconds, got only a part; send it faster") from None
+        raise HTTPException(408, f"body: expected it within {SENDING:.0f} seconds, got only a part; send it faster") from None
     return body
 
 
 async def _collected(completion: Completion) -> List[Part]:
     """Collect all pieces of each choice into one."""
-    found = [Part(index, "", [], "") for index in range(len(completion.choices))]
+    wholes = [Part(index, "", [], "") for index in range(len(completion.choices))]
     async for index, text, ids, ended in completion.parts():
-        before = found[index]
-        found[index] = Part(index, before.text + text, before.ids + ids, ended)
-    return found
+        before = wholes[index]
+        wholes[index] = Part(index, before.text + text, before.ids + ids, ended)
+    return wholes

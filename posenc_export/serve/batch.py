@@ -7,8 +7,8 @@ from typing import Any, Deque, List, Sequence
 import numpy as np
 
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.session.sampling import choose
 from posenc_export.runtime.session.session import Session
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
 
@@ -20,13 +20,13 @@ class Row:
 
     Attributes:
         unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
-        made: number of generated tokens.
+        generated: number of generated tokens.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.unread: Deque[int] = deque(request.prompt)
-        self.made = 0
+        self.generated = 0
         self.random = np.random.default_rng(request.seed)
 
     def take(self, count: int) -> List[int]:
@@ -69,11 +69,7 @@ class Batch:
             raise ValueError(f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context") from None
 
     def probe(self, rows: int) -> None:
-        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
-
-        Raises:
-            GraphError, MemoryError: the graph cannot run at all.
-        """
+        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows. Raise GraphError or MemoryError if the graph cannot run at all."""
         self.session.admit([[0]] * rows)
         self.session.step(np.zeros(rows, np.int64))
         self.session.reset()
@@ -87,28 +83,24 @@ class Batch:
         Raises:
             GraphError: the graph failed on the rest of a prompt; call `fail`.
         """
-        room, made = self.limits.chunk, []
+        room, tokens = self.limits.chunk, []
         for index, row in enumerate(self.rows):
             room -= self._continue_prompt(index, row, room)
         while room > 0 and waiting and len(self.rows) < self.limits.rows:
             row = Row(waiting[0])
             part = row.take(room)
             room -= len(part)
-            made += self._enter(row, part)
+            tokens += self._enter(row, part)
             waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
-        return made
+        return tokens
 
     def step(self) -> List[Token]:
-        """Feed one token of every row. Return the generated tokens.
-
-        Raises:
-            GraphError: the graph failed; call `fail`.
-        """
+        """Feed one token of every row. Return the generated tokens. After a GraphError, call `fail`."""
         logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
         likeliest = logits.argmax(-1).tolist()
-        made = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
-        self.leave([token.request for token in made if token.ended])
-        return made
+        tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
+        self.leave([token.request for token in tokens if token.ended])
+        return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
@@ -132,9 +124,9 @@ class Batch:
             LOG.error("%s; a prompt of %d tokens was not read", error, len(row.request.prompt))
             return [Token(row.request, -1, FAILED)]
         self.rows.append(row)
-        made = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
-        self.leave([token.request for token in made if token.ended])
-        return made
+        tokens = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
+        self.leave([token.request for token in tokens if token.ended])
+        return tokens
 
     def _continue_prompt(self, index: int, row: Row, room: int) -> int:
         """Feed up to `room` more tokens of a row's prompt, except the last unread token, which the next step feeds. Return the number of tokens fed."""
@@ -148,6 +140,6 @@ class Batch:
         """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
         request = row.request
         token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
-        row.made += 1
+        row.generated += 1
         row.unread.append(token)
-        return Token(request, token, STOP if token in request.stop_ids else LENGTH if row.made == request.max_tokens else "")
+        return Token(request, token, STOP if token in request.stop_ids else LENGTH if row.generated == request.max_tokens else "")

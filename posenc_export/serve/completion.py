@@ -3,31 +3,23 @@
 import asyncio
 import logging
 import time
-from typing import AsyncIterator, Dict, List, NamedTuple
+from typing import AsyncIterator, Dict, List, NamedTuple, Sequence
 
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, STOP, Request, Token
-from posenc_export.serve.stops import Stops
 
 LOG = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """A piece of a choice.
+    """A piece of a choice."""
 
-    Args:
-        choice: index of the choice.
-        text: new text.
-        ids: new token ids.
-        ended: STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty.
-    """
-
-    choice: int
-    text: str
-    ids: List[int]
-    ended: str
+    choice: int  # its index
+    text: str  # new text
+    ids: List[int]  # new token ids
+    ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
 
 
 class Choice:
@@ -36,7 +28,7 @@ class Choice:
     def __init__(self, index: int, request: Request, codec: Codec, stops: List[str]) -> None:
         self.index, self.request = index, request
         self.pieces, self.stops = codec.pieces(request.prompt), Stops(stops)
-        self.made, self.ended, self.last = 0, "", 0.0
+        self.tokens, self.ended, self.last = 0, "", 0.0
 
     def take(self, token: Token) -> Part:
         """Return the piece that a token adds. A stop string or a token that the tokenizer cannot decode ends the choice, even if the row continues."""
@@ -50,7 +42,7 @@ class Choice:
     def _taken(self, token: Token) -> Part:
         text = ""
         if token.ended != FAILED:
-            self.made += 1
+            self.tokens += 1
             text = self.stops.push("" if token.id in self.request.stop_ids else self.pieces.push(token.id))
         if token.ended and not self.stops.found:
             text += self.stops.push(self.pieces.rest())
@@ -71,20 +63,20 @@ class Completion:
         metrics: metrics of the server.
 
     Attributes:
-        read: number of prompt tokens; each prompt is counted once.
+        prompt_tokens: their number; each prompt is counted once.
     """
 
     def __init__(self, engine: Engine, requests: List[Request], each: int, codec: Codec, stops: List[str], metrics: Metrics) -> None:
         self.engine, self.metrics = engine, metrics
-        self.read = sum(len(request.prompt) for request in requests[::each])
+        self.prompt_tokens = sum(len(request.prompt) for request in requests[::each])
         self.choices: Dict[Request, Choice] = {request: Choice(index, request, codec, stops) for index, request in enumerate(requests)}
         self.tokens: "asyncio.Queue[Token]" = asyncio.Queue()
         self.begun = time.monotonic()
 
     @property
-    def made(self) -> int:
+    def completion_tokens(self) -> int:
         """Number of generated tokens of all choices."""
-        return sum(choice.made for choice in self.choices.values())
+        return sum(choice.tokens for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
         """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is being sent are joined to one piece per choice."""
@@ -103,14 +95,46 @@ class Completion:
         self.engine.cancel([request for request, choice in self.choices.items() if choice.ended in ("", STOP, FAILED)])
         for choice in self.choices.values():
             self.metrics.requests.labels(choice.ended or "cancelled").inc()
-        self.metrics.read.inc(self.read)
-        self.metrics.made.inc(self.made)
+        self.metrics.prompt_tokens.inc(self.prompt_tokens)
+        self.metrics.completion_tokens.inc(self.completion_tokens)
 
     def _taken(self, choice: Choice, token: Token) -> Part:
         now = time.monotonic()
-        if choice.made:
+        if choice.tokens:
             self.metrics.between.observe(now - choice.last)
         elif token.ended != FAILED:
             self.metrics.first.observe(now - self.begun)
         choice.last = now
         return choice.take(token)
+
+
+class Stops:
+    """Cuts the text of one row, given in pieces, at the first stop string.
+
+    Args:
+        strings: stop strings; the text does not include them.
+
+    Attributes:
+        found: whether a stop string was found.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.strings, self.found, self._held = tuple(strings), False, ""
+
+    def push(self, piece: str) -> str:
+        """Add a piece. Return the text that cannot be part of a stop string any more."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        places = [place for place in (text.find(string) for string in self.strings) if place >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        held_back = max((size for string in self.strings for size in range(1, len(string)) if text.endswith(string[:size])), default=0)
+        self._held = text[len(text) - held_back :]
+        return text[: len(text) - held_back]
+
+    def rest(self) -> str:
+        """Return the text that was held back, at the end of the row."""
+        held_back, self._held = self._held, ""
+        return held_back

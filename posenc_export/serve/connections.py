@@ -67,11 +67,7 @@ class Listener(socket.socket):
         self._open: Set[socket.socket] = set()
 
     def accept(self) -> Tuple[socket.socket, Any]:
-        """Accept a connection.
-
-        Raises:
-            ConnectionAbortedError: too many are open; asyncio goes on with the next.
-        """
+        """Accept a connection. Raise ConnectionAbortedError if too many are open; asyncio goes on with the next."""
         connection, address = super().accept()
         self._open = {each for each in self._open if each.fileno() >= 0}
         if len(self._open) >= self.most:

@@ -87,7 +87,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._prepare():
-                self._turn()
+                self._run_once()
         except (GraphError, MemoryError) as error:
             LOG.critical("engine: expected the graph to run, got %s (%s); the engine has ended, start the server again", type(error).__name__, error)
         finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
@@ -113,7 +113,7 @@ class Engine:
         self._batch.leave(list(cancelled))
         return bool(self._waiting or self._batch.rows or self.state == "ready")
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         try:
             failed = self._delivered(self._batch.read(self._waiting))
             if self._batch.rows:
@@ -124,8 +124,8 @@ class Engine:
         if failed and not self._batch.rows:
             self._batch.probe(1)  # one prompt can fail alone; a graph that runs no more ends the engine
 
-    def _delivered(self, made: List[Token]) -> int:
+    def _delivered(self, tokens: List[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""
-        if made:
-            self.deliver(made)
-        return sum(token.ended == FAILED for token in made)
+        if tokens:
+            self.deliver(tokens)
+        return sum(token.ended == FAILED for token in tokens)

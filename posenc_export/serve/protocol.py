@@ -51,17 +51,13 @@ class CompletionRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nulls(cls, body: Any) -> Any:
         """Remove null values, which mean the default as in OpenAI's API."""
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 def parse(body: Union[bytes, bytearray]) -> CompletionRequest:
-    """Parse the body of a request.
-
-    Raises:
-        Refused: the body is not JSON, has unknown fields, or a field has a wrong type or is outside its range.
-    """
+    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a wrong type or outside its range."""
     try:
         asked = CompletionRequest.model_validate_json(body)
     except ValidationError as error:
@@ -88,10 +84,10 @@ def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most
     Raises:
         Refused: there are more choices than `most`, or the tokenizer cannot encode a prompt.
     """
-    given = _prompts(asked)
-    if len(given) * asked.n > most:
-        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(given) * asked.n}; send several requests")
-    prompts = [_encoded(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in given]
+    asked_prompts = _prompts(asked)
+    if len(asked_prompts) * asked.n > most:
+        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(asked_prompts) * asked.n}; send several requests")
+    prompts = [_encoded(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in asked_prompts]
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     ends = (*stop_ids, *asked.stop_token_ids)
     choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
@@ -107,8 +103,8 @@ def _encoded(prompt: str, codec: Codec) -> Tuple[int, ...]:
 
 def _prompts(asked: CompletionRequest) -> Sequence[Union[str, Ids]]:
     """Return the prompts as a list. An empty list is one prompt without tokens."""
-    given: Any = asked.prompt
-    return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    prompt: Any = asked.prompt
+    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
 
 def choice(index: int, text: str, reason: Optional[str], token_ids: Optional[List[int]]) -> Dict[str, Any]:

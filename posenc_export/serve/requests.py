@@ -13,26 +13,17 @@ CONTEXT = 4096  # default number of tokens of a row, unless the range of positio
 class Limits:
     """Limits of a server.
 
-    Args:
-        rows: number of requests decoded together.
-        queue: number of requests waiting for a row.
-        context: tokens of a prompt and its continuation together; also the cache slots per row.
-        prompt: tokens of a prompt.
-        tokens: tokens of a continuation.
-        chunk: prompt tokens fed between two steps of the running rows.
-        seconds: time from the arrival of a request to the end of its response.
-
     Raises:
         ValueError: a limit is below 1.
     """
 
-    rows: int = 16
-    queue: int = 64
-    context: int = CONTEXT
-    prompt: int = CONTEXT - 1
-    tokens: int = 4095
-    chunk: int = 256
-    seconds: int = 600
+    rows: int = 16  # number of requests decoded together
+    queue: int = 64  # number of requests waiting for a row
+    context: int = CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
+    prompt: int = CONTEXT - 1  # tokens of a prompt
+    tokens: int = 4095  # tokens of a continuation
+    chunk: int = 256  # prompt tokens fed between two steps of the running rows
+    seconds: int = 600  # time from the arrival of a request to the end of its response
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -42,37 +33,23 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt to continue in one row. Requests are compared by identity.
+    """A prompt to continue in one row. Requests are compared by identity."""
 
-    Args:
-        prompt: token ids.
-        max_tokens: largest number of tokens to generate.
-        temperature, top_k, top_p: as for runtime.session.sampling.choose.
-        seed: seed of sampling; gives the same tokens as Session.generate with this seed.
-        stop_ids: ids that end the row.
-    """
-
-    prompt: Tuple[int, ...]
-    max_tokens: int
-    temperature: float = 0.0
+    prompt: Tuple[int, ...]  # token ids
+    max_tokens: int  # largest number of tokens to generate
+    temperature: float = 0.0  # as for runtime.session.generation.choose
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
-    stop_ids: Tuple[int, ...] = ()
+    seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
+    stop_ids: Tuple[int, ...] = ()  # ids that end the row
 
 
 class Token(NamedTuple):
-    """A generated token, or the end of a failed row.
-
-    Args:
-        request: request of the row.
-        id: the token id; -1 if the row has failed.
-        ended: STOP, LENGTH or FAILED for the last token of a row, otherwise empty.
-    """
+    """A generated token, or the end of a failed row."""
 
     request: Request
-    id: int
-    ended: str
+    id: int  # -1 if the row has failed
+    ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
 
 
 class Refused(ValueError):
@@ -88,28 +65,20 @@ class Stopping(RuntimeError):
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:
-    """Check that an artefact can be served.
-
-    Raises:
-        ValueError: the model is not a decoder, it reads an encoder, its target does not support admit and retire, or the context exceeds the range of positions.
-    """
+    """Raise ValueError unless an artefact is a decoder without encoder whose target supports admit and retire, and the context is within its range."""
     if manifest.kind != "decoder":
         raise ValueError(f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load")
     if manifest.encoder:
         raise ValueError("serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder")
     if manifest.layout != "rows":
-        found = f"target {manifest.target} with signature {manifest.signature}"
-        raise ValueError(f"serve: expected rows with cache slots of their own, got {found}; export target ort or onnx-static with signature positions")
+        got = f"target {manifest.target} with signature {manifest.signature}"
+        raise ValueError(f"serve: expected rows with cache slots of their own, got {got}; export target ort or onnx-static with signature positions")
     if limits.context > manifest.max_positions:
         raise ValueError(f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range")
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
-    """Check a request against the limits and the vocabulary.
-
-    Raises:
-        Refused: the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit.
-    """
+    """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit."""
     count = len(request.prompt)
     if not 1 <= count <= limits.prompt:
         raise Refused(f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length")

@@ -11,11 +11,7 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 @contextlib.contextmanager
 def enough_memory(what: str) -> Iterator[None]:
-    """Context that turns failed allocations of numpy and torch into an error that names `what`.
-
-    Raises:
-        ValueError: an allocation failed; the message has its size.
-    """
+    """Context that turns failed allocations of numpy and torch into a ValueError that names `what` and the size."""
     try:
         yield
     except MemoryError as error:

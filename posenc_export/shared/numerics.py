@@ -6,6 +6,9 @@ import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16, in which no artefact is stored
+# Root mean square error, relative to the exact number; errors of numbers are uniform within the unit roundoff u, with a root mean square of u / sqrt(3).
+FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
+BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)  # of a product of two numbers that are both rounded to bfloat16
 BUFFER = 1 << 16  # numbers compared at a time
 HEADROOM = 1.25  # largest representable cached value, relative to the largest value of the channel in the calibration data
 ROOM = 10.0  # bound of the error of a graph that rounds activations, relative to the error of one product
@@ -31,7 +34,7 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     if dtype not in UNIT_ROUNDOFF:
         raise ValueError(f"numerics: expected dtype to be one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}")
     if dtype == "float16":
-        return rounding_tolerance(float16_noise())
+        return rounding_tolerance(FLOAT16_NOISE)
     return SAFETY * max(depth, 1) * UNIT_ROUNDOFF["float32"] * (1 + math.sqrt(max(reduction, 1)))
 
 
@@ -46,19 +49,6 @@ def rounding_noise(bits: int, shared: int) -> float:
         shared: number n of numbers that share a scale.
     """
     return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
-
-
-def bfloat16_noise() -> float:
-    """Root mean square error of a product of two numbers that are both rounded to bfloat16, relative to the product.
-
-    Relative errors are uniform within the unit roundoff u, with a root mean square of u / sqrt(3).
-    """
-    return BFLOAT16 * math.sqrt(2 / 3)
-
-
-def float16_noise() -> float:
-    """Root mean square error of a number that is rounded to float16, relative to the number."""
-    return UNIT_ROUNDOFF["float16"] / math.sqrt(3)
 
 
 def cache_noise(tokens: int) -> float:
@@ -77,7 +67,7 @@ def rounding_tolerance(noise: float) -> float:
     Measured on correct graphs: 2 to 5 times the noise with random weights and 2 to 48 layers, 8 times in a trained decoder of 30 layers in 4 bits.
 
     Args:
-        noise: root mean square error of one product or one number, relative to it: float16_noise and so on; several kinds add in quadrature.
+        noise: root mean square error of one product or one number, relative to it: FLOAT16_NOISE and so on; several kinds add in quadrature.
     """
     return min(LIMIT, ROOM * noise)
 
@@ -102,14 +92,10 @@ def cell_error(errors: "Errors", rounds: bool) -> float:
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite.
-
-    Raises:
-        ValueError: different shapes.
-    """
-    made = Errors()
-    made.add(actual, expected)
-    return made.largest
+    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite. Raise ValueError for different shapes."""
+    errors = Errors()
+    errors.add(actual, expected)
+    return errors.largest
 
 
 class Errors:
@@ -129,11 +115,7 @@ class Errors:
         return math.sqrt(self._squares / (self._expected_squares or 1.0)) if math.isfinite(self.largest) else math.inf
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
-        """Compare two arrays of the same shape.
-
-        Raises:
-            ValueError: different shapes.
-        """
+        """Compare two arrays of the same shape, or raise ValueError."""
         if actual.shape != expected.shape:
             raise ValueError(f"numerics: expected two arrays of the same shape, got {actual.shape} and {expected.shape}")
         if not actual.size:

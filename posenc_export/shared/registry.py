@@ -2,13 +2,20 @@
 
 import inspect
 import math
-from typing import Any, Dict, Mapping, Type
+import operator
+from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
 
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.suggestion import suggestion
 
 LARGEST, WHOLE = 2.0**128, 1 << 62  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
 Spec = Mapping[str, Any]
+# Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of a value with the limit, and the remedy.
+LIMITS = (
+    ("least", "of at least", operator.ge, "choose a larger one"),
+    ("above", "above", operator.gt, "choose a larger one"),
+    ("most", "of at most", operator.le, "choose a smaller one"),
+)
 
 
 def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1) -> Dict[str, inspect.Parameter]:
@@ -42,18 +49,19 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
     if not isinstance(spec, Mapping) or "name" not in spec:
         raise ValueError(f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}")
     name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
-    given = {key: value for key, value in spec.items() if key != "name"}
-    for key, value in given.items():
+    values = {key: value for key, value in spec.items() if key != "name"}
+    for key, value in values.items():
         check_known(kind, name, key, known)
-        _check_number(kind, name, key, value, known[key])
-        most = getattr(classes[name], "most", {}).get(key)
-        if most is not None and value > most:
-            raise ValueError(f"{kind} {name}: expected {key} of at most {most}, got {value}; choose a smaller one")
-    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in given]
+        _check_type(kind, name, key, value, known[key])
+        for attribute, rule, holds, remedy in LIMITS:
+            limit = getattr(classes[name], attribute, {}).get(key)
+            if limit is not None and value is not None and not holds(value, limit):
+                raise ValueError(f"{kind} {name}: expected {key} {rule} {limit}, got {value}; {remedy}")
+    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in values]
     if missing:
-        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(given) or 'none'}")
+        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}")
     with enough_memory(f"{kind} {name}"):
-        return classes[name](*context, **given)
+        return classes[name](*context, **values)
 
 
 def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> None:
@@ -69,9 +77,11 @@ def kind_of(parameter: inspect.Parameter) -> Type[Any]:
     return next((k for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in (bool, float, int, str)), str)
 
 
-def _check_number(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Raise ValueError for a number that is not finite or not of the type of the parameter."""
-    wanted = kind_of(parameter)
+def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Raise ValueError for a value that a Literal does not list, and for a number that is not finite or not of the type of the parameter."""
+    wanted, choices = kind_of(parameter), get_args(parameter.annotation)
+    if get_origin(parameter.annotation) is Literal and value not in choices:
+        raise ValueError(f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got {value!r}")
     if wanted is str or (value is None and parameter.default is None):
         return
     if wanted is bool:

@@ -10,7 +10,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import eager
@@ -112,11 +112,11 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
     """Results of embed and rotate and of their oracles, if the encoding overrides them."""
     oracle, index = encoding.oracle(), torch.tensor([places])
     coordinates = index.expand(encoding.axes, 1, -1) if encoding.axes else index
-    if acts(encoding, "embed", "embed_next"):
+    if overrides(encoding, "embed", "embed_next"):
         x = torch.randn(1, len(places), encoding.token_width(WIDTH))
         states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
         yield "embed", _numbers(encoding.embed_next(x, coordinates, states)[0][0]), oracle.embed_rows(_numbers(x[0]), places)
-    if acts(encoding, "rotate"):
+    if overrides(encoding, "rotate"):
         heads = torch.randn(1, len(places), HEADS, HEAD_SIZE), torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
         turned = zip(heads, (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(*heads, coordinates), strict=True)
         for x, turn, actual in turned:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
-from posenc_export.encodings.shared.combined import acts
+from posenc_export.encodings.shared.combined import overrides
 
 
 class Faulty(PositionEncoding):
@@ -102,7 +102,7 @@ def applicable(fault: str, model: Any) -> bool:
     found = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
     if FAULTS[fault] is Forgetful:
         return any(encoding.embed_states() or encoding.layer_states() for encoding in found)
-    return any(acts(encoding, "embed", "embed_next", "rotate", "bias", "rescore") for encoding in found)
+    return any(overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore") for encoding in found)
 
 
 def planted(fault: str, model: Any) -> Any:

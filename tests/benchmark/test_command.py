@@ -12,12 +12,12 @@ from tests.benchmark import rows
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Arguments of the calls of the benchmark, which reports disturbed samples for the last contestant."""
+    """Arguments of the calls of the benchmark."""
     calls = []
 
     def run(folders, **options):
         calls.append({"folders": [str(folder) for folder in folders], **options})
-        return rows.report([rows.row("ort", [1e-3] * 4), rows.row("onnx", [2e-3] * 4, rounds_disturbed=[1])])
+        return rows.report([rows.row("ort", [1e-3] * 4), rows.row("onnx", [2e-3] * 4)])
 
     monkeypatch.setattr(benchmark, "run", run)
     return calls
@@ -63,11 +63,6 @@ def test_a_report_is_not_written_into_an_artefact(asked, capsys, tmp_path):
         assert cli.main(["bench", "a", option, str(tmp_path / "report")]) == 2
         assert "outside any artefact" in capsys.readouterr().err
     assert asked == [] and [path.name for path in tmp_path.iterdir()] == ["posenc.json"]
-
-
-@pytest.mark.parametrize(("given", "status"), [([], 0), (["--fail-on-disturbed"], 1)])
-def test_disturbed_samples_fail_only_with_the_option(given, status, asked, capsys):
-    assert cli.main(["bench", "a", *given]) == status
 
 
 REFUSED = [

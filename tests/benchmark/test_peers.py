@@ -79,7 +79,7 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(runtime: str, model: str
         pytest.skip(f"{' and '.join(missing)} is not installed")
     folder = folders(model, TARGET.get(runtime, "ort"), "positions" if RUNTIMES[runtime].builds else "mask")
     manifest, rng = manifests.read(folder), np.random.default_rng(0)
-    assert RUNTIMES[runtime].takes(folder, manifest)
+    assert RUNTIMES[runtime].supports(folder, manifest)
     tokens = rng.integers(0, 61, (batch, 24)) if manifest.vocabulary else rng.standard_normal((batch, 24, 48)).astype(np.float32)
     opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(folder, manifest, 1, batch)
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from posenc_export.benchmark import machine, run, workers
-from posenc_export.benchmark.run import Samples
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
-READING = {"wall": 0.1, "cpu": 0.1, "others": 0.0, "waited": 0.0, "spin": 1e-3}
 
 
 @pytest.fixture
@@ -149,20 +147,6 @@ def test_a_worker_that_does_not_answer_is_an_error(folder, monkeypatch):
             worker.ask("load")
     finally:
         worker.end()
-
-
-def test_a_disturbed_sample_is_measured_again():
-    replies = iter([{"seconds": [9.0], "reading": {**READING, "others": 0.1}}, {"seconds": [1.0], "reading": READING}])
-    samples = Samples(patience=3, cores=2)
-    samples.take(lambda: next(replies), {})
-    assert (samples.seconds, samples.redone, samples.disturbed) == ([1.0], 1, [])
-
-
-def test_a_sample_that_is_disturbed_at_every_repetition_is_kept_and_counted():
-    samples = Samples(patience=3, cores=2)
-    for _ in range(2):
-        samples.take(lambda: {"seconds": [9.0], "reading": {**READING, "waited": 0.1}}, {})
-    assert (samples.seconds, samples.redone, samples.disturbed) == ([9.0, 9.0], 3, [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Properties of encodings that hold for all positions, checked on random positions."""
 
+import inspect
 import re
 from typing import Any
 
@@ -141,6 +142,15 @@ def test_the_order_of_tokens_matters_for_every_encoding_but_nope(name: str) -> N
         assert difference <= tolerance("float32", 1, 48)
     else:
         assert difference > 100 * tolerance("float32", 1, 48)
+
+
+FORMULAS = {"embed", "embed_next", "rotate", "frequency", "bias", "rescore"}
+
+
+@pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "nope"])
+def test_the_first_method_of_an_encoding_is_its_formula(name: str) -> None:
+    methods = [key for key, value in vars(encodings.REGISTRY[name]).items() if inspect.isfunction(value)]
+    assert methods[0] in FORMULAS or not FORMULAS & set(methods)
 
 
 ON_SCORES = [name for name, cls in encodings.REGISTRY.items() if any(hook in vars(cls) for hook in ("bias", "rescore")) and cls.__module__.count("rope_") == 0]

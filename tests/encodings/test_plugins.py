@@ -1,8 +1,9 @@
 """Encodings that a program registers, and encodings made from one function."""
 
 import math
+import re
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Literal, Optional
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import block_config, encodings
-from posenc_export.encodings import Geometry, PositionEncoding
+from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.alibi import ALiBi
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
@@ -27,6 +28,24 @@ class Gentle(ALiBi):
 
     def __init__(self, geometry: Geometry, max_bias: float = 4.0, note: str = "") -> None:
         super().__init__(geometry, max_bias)
+
+
+class Limited(PositionEncoding):
+    """Adds -rate |i - j|, or nothing; its oracle reads parameter and weight of the encoding."""
+
+    above, most = {"rate": 0}, {"rate": 4}
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        return None if self.kind == "none" else -self.rate * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs() * self.weight
+
+    def __init__(self, geometry: Geometry, kind: Literal["linear", "none"] = "linear", rate: float = 1.0) -> None:
+        super().__init__()
+        self.kind, self.rate, self.weight = kind, rate, torch.nn.Parameter(torch.tensor([0.5]))
+
+
+class LimitedOracle(Oracle, of=Limited):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return -self.encoding.rate * abs(query - key) * float(self.weights["weight"][0])  # type: ignore[no-any-return]
 
 
 class Open(PositionEncoding):
@@ -60,6 +79,25 @@ def as_before() -> Iterator[None]:
     yield
     encodings.KNOWN.registered.clear()
     encodings.KNOWN.registered.update(before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("limited:kind=square", "encoding limited: expected kind to be one of linear, none, got 'square'"),
+        ("limited:rate=0", "encoding limited: expected rate above 0, got 0.0; choose a larger one"),
+        ("limited:rate=5", "encoding limited: expected rate of at most 4, got 5.0; choose a smaller one"),
+    ],
+)
+def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: str) -> None:
+    encodings.register("limited", Limited)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encodings.build(encodings.parse(spec), GEOMETRY)
+
+
+def test_an_oracle_that_names_its_encoding_reads_parameters_and_weights() -> None:
+    encodings.register("limited", Limited)
+    assert encodings.build(encodings.parse("limited:rate=3"), GEOMETRY).oracle().bias(0, 9, 5) == -6.0
 
 
 def _decaying(head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ from onnx import numpy_helper
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.graph_inputs import Feeds
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 from posenc_export.runtime.verification import reference
 from posenc_export.runtime.verification.measuring import Measured, measure
 from posenc_export.runtime.verification.proof import accuracy_on

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import eager
-from posenc_export.models.parts.residuals import Post, Pre
+from posenc_export.models.parts.residuals import PostNorm, PreNorm
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
@@ -26,8 +26,8 @@ def _without_segments(model: Any) -> None:
 
 def _pre_norm(model: Any) -> None:
     for layer in model.layers:
-        layer.residual = Pre([layer.residual.attention_norm, layer.residual.mlp_norm])
-        layer.residual.exact = Post([layer.residual.attention_norm, layer.residual.mlp_norm]).exact
+        layer.residual = PreNorm([layer.residual.attention_norm, layer.residual.mlp_norm])
+        layer.residual.exact = PostNorm([layer.residual.attention_norm, layer.residual.mlp_norm]).exact
 
 
 @pytest.mark.parametrize("plant", [_without_segments, _pre_norm])

@@ -23,8 +23,8 @@ class KeepsWhatIsRewound(Session):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._memory.cut = lambda state, target: state.replace(held=target)  # type: ignore[method-assign]
-        self._memory.tidy = lambda state: None  # type: ignore[method-assign]
+        self._cache_manager.cut = lambda state, target: state.replace(settled_length=target)  # type: ignore[method-assign]
+        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
 
 
 class LeavesHiddenSlots(Session):
@@ -32,7 +32,7 @@ class LeavesHiddenSlots(Session):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._memory.tidy = lambda state: None  # type: ignore[method-assign]
+        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
 
 
 class MovesNoRow(Session):
@@ -40,7 +40,7 @@ class MovesNoRow(Session):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._memory.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
+        self._cache_manager.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
 
 
 class ForgetsCoordinates(Session):

@@ -16,7 +16,7 @@ from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
 from posenc_export.models.short_forms import block_config
-from posenc_export.ops import nodes
+from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_threads import limited
@@ -61,7 +61,7 @@ def test_seeded_weights_are_those_after_manual_seed_and_leave_the_generator_as_i
 def test_an_eager_model_computes_while_another_thread_traces() -> None:
     rope, heads, places = build({"name": "rope"}, Geometry(16, 2, 8, 32)), torch.randn(2, 1, 4, 2, 8), torch.arange(4)[None]
     expected = rope.rotate(*heads, places)
-    with nodes.semantic_graph(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with semantic_graph(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         found = pool.submit(rope.rotate, *heads, places).result()
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from posenc_export import export_model, grown, load, to_hierarchical
+from posenc_export import export_model, extend_positions, load, to_hierarchical
 from posenc_export.encodings import Geometry
 from posenc_export.encodings.learned import Learned
 from posenc_export.export.expected import eager_session
@@ -41,7 +41,7 @@ def _inputs(name: str, tokens: int) -> np.ndarray:
 @pytest.mark.parametrize("offset", [0, 2])
 def test_copied_rows_repeat(offset: int) -> None:
     learned = _learned(offset)
-    table, made = learned.table.weight.detach().numpy(), learned.grown(LONGER, "copied").table.weight.detach().numpy()
+    table, made = learned.table.weight.detach().numpy(), learned.extended(LONGER, "copied").table.weight.detach().numpy()
     for row in range(LONGER + offset):
         old = row if row < offset else offset + (row - offset) % ROWS
         assert np.array_equal(made[row], table[old])
@@ -50,14 +50,14 @@ def test_copied_rows_repeat(offset: int) -> None:
 @pytest.mark.parametrize("rows", [ROWS, LONGER, 1000])
 def test_interpolated_rows_match_torch(rows: int) -> None:
     learned = _learned(offset=2)
-    table, made = learned.table.weight.detach(), learned.grown(rows, "interpolated").table.weight.detach()
+    table, made = learned.table.weight.detach(), learned.extended(rows, "interpolated").table.weight.detach()
     wanted = torch.nn.functional.interpolate(table[2:].double().T[None], size=rows, mode="linear", align_corners=True)[0].T
     assert torch.equal(made[:2], table[:2]) and worst_error(made[2:].numpy(), wanted.numpy()) <= tolerance("float32", 1, 1)
 
 
 def test_a_single_row_is_interpolated_to_itself() -> None:
     learned = Learned(Geometry(WIDTH, 4, 8, 1))
-    made = learned.grown(3, "interpolated").table.weight
+    made = learned.extended(3, "interpolated").table.weight
     assert torch.equal(made, learned.table.weight.expand(3, WIDTH))
 
 
@@ -74,13 +74,13 @@ def test_hierarchical_positions_combine_two_trained_rows() -> None:
 @pytest.mark.parametrize("way", ["copied", "hierarchical"])
 def test_positions_of_the_old_range_keep_their_outputs(way: str, name: str) -> None:
     model, inputs = seeded(MODELS[name]), _inputs(name, ROWS)
-    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else grown(model, LONGER)
+    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else extend_positions(model, LONGER)
     assert longer.config.max_positions == LONGER and model.config.max_positions == ROWS
     assert worst_error(eager_session(longer).prefill(inputs), eager_session(model).prefill(inputs)) <= tolerance("float32", 2, 64)
 
 
 def test_copied_rows_repeat_in_the_model() -> None:
-    session, inputs = eager_session(grown(seeded(MODELS["embeddings"]), LONGER)), _inputs("embeddings", ROWS)
+    session, inputs = eager_session(extend_positions(seeded(MODELS["embeddings"]), LONGER)), _inputs("embeddings", ROWS)
     first = session.prefill(inputs)
     session.reset()
     assert np.array_equal(first, session.prefill(inputs, start=3 * ROWS))
@@ -89,7 +89,7 @@ def test_copied_rows_repeat_in_the_model() -> None:
 def test_growing_does_not_change_the_original_model() -> None:
     model = seeded(MODELS["decoder"])
     before = copy.deepcopy(model.state_dict())
-    longer = grown(model, LONGER, "interpolated")
+    longer = extend_positions(model, LONGER, "interpolated")
     with torch.no_grad():
         for parameter in longer.parameters():
             parameter.zero_()
@@ -103,23 +103,23 @@ MORE = [(way, target) for way in ("copied", "interpolated", "hierarchical") for 
 @pytest.mark.parametrize(("way", "target"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)])
 def test_a_longer_model_is_certified_over_its_range(way: str, target: str, tmp_path: Path) -> None:
     model = seeded(MODELS["decoder"])
-    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else grown(model, LONGER, way)
+    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else extend_positions(model, LONGER, way)
     manifest = export_model(longer, target, tmp_path / "model")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert load(tmp_path / "model").session().prefill(_inputs("decoder", LONGER)).shape == (1, LONGER, 61)
 
 
 REFUSED = {
-    "a shorter range": (lambda: grown(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}"),
-    "an unknown way": (lambda: grown(seeded(BLOCK), LONGER, "mirrored"), "expected by to be one of copied, interpolated, got 'mirrored'"),
+    "a shorter range": (lambda: extend_positions(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}"),
+    "an unknown way": (lambda: extend_positions(seeded(BLOCK), LONGER, "mirrored"), "expected by to be one of copied, interpolated, got 'mirrored'"),
     "more than the square": (lambda: to_hierarchical(seeded(BLOCK), ROWS**2 + 1), f"expected max_positions up to {ROWS**2}, the square of the rows"),
     "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: expected share between 0 and 1 and not 0.5"),
-    "another encoding": (lambda: grown(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned token encoding, got NoPE"),
+    "another encoding": (lambda: extend_positions(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned token encoding, got NoPE"),
     "another table": (
-        lambda: grown(seeded(decoder_config(61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}])), LONGER),
+        lambda: extend_positions(seeded(decoder_config(61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}])), LONGER),
         "expected only one weight whose shape depends on max_positions, got also layers.0.attention.encoding.table.weight",
     ),
-    "no model": (lambda: grown(torch.nn.Linear(2, 2), LONGER), "expected a Stack or an AttentionBlock, got Linear"),
+    "no model": (lambda: extend_positions(torch.nn.Linear(2, 2), LONGER), "expected a Stack or an AttentionBlock, got Linear"),
 }
 
 

@@ -12,9 +12,9 @@ from posenc_export.runtime.session.buffer import Buffer
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
+from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
-from posenc_export.serve.stops import Stops
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.soak.steps import resident
 

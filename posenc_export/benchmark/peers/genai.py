@@ -2,58 +2,51 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime_genai
 
-from posenc_export.benchmark.opened import Opened
+from posenc_export.benchmark.opened import CallSession, Opened
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     if batch > 1:
         raise ValueError(f"genai: expected a batch of 1 row, because a Generator appends tokens to larger batches only once, got {batch}; pass --batch 1")
-    start = time.perf_counter()
     config = onnxruntime_genai.Config(str(folder))
     if threads != os.cpu_count():  # the default; overlays are avoided, because version 0.18 sometimes crashed after one with a segmentation fault
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-    session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
-    return Opened(session, time.perf_counter() - start, manifest.source)
+    return Opened(GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions), manifest.source)
 
 
-class GenaiSession:
+class GenaiSession(CallSession):
     """Appends tokens to a Generator and reads logits from it, without sampling. A prompt is one call and returns the logits of its last token.
 
     Version 0.18 crashed with a segmentation fault after many calls of rewind_to, and while two Generators existed. A rewind therefore frees the Generator and
     appends the remaining tokens to a new one.
     """
 
-    def __init__(self, model: onnxruntime_genai.Model, most: int) -> None:
-        self.model, self.most = model, most
+    chunk = None
+
+    def __init__(self, model: onnxruntime_genai.Model, max_positions: int) -> None:
+        self.model, self.max_positions = model, max_positions
         self.reset()
 
     def reset(self) -> None:
         self.generator: Any = None
         parameters = onnxruntime_genai.GeneratorParams(self.model)
-        parameters.set_search_options(max_length=self.most)
+        parameters.set_search_options(max_length=self.max_positions)
         self.generator, self.tokens = onnxruntime_genai.Generator(self.model, parameters), np.zeros((1, 0), np.int32)
 
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        return self._append(inputs)
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._append(inputs[:, None])[:, -1]
-
     def rewind(self, n: int) -> None:
-        kept = self.tokens[:, :-n]
+        remaining = self.tokens[:, :-n]
         self.reset()
-        self._append(kept)
+        self.call(remaining)
 
-    def _append(self, tokens: np.ndarray) -> np.ndarray:
-        new = tokens.astype(np.int32)
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        new = inputs.astype(np.int32)
         self.tokens = np.concatenate((self.tokens, new), axis=1)
         self.generator.append_tokens(new)
         logits: np.ndarray = self.generator.get_logits()

@@ -4,16 +4,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, Mapping
 
 from tokenizers import Tokenizer, models
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.peers import genai
-from posenc_export.benchmark.peers.llama import described, renamed
-from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.benchmark.peers.llama import llama
+from posenc_export.benchmark.peers.rebuilt import Weights
 from posenc_export.runtime.artefact.manifest import Manifest
 
 OPTIONS = ("prune_lm_head=true",)  # logits of the last token only
@@ -23,18 +23,18 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     with tempfile.TemporaryDirectory() as place:
         weights = write_checkpoint(Path(place) / "checkpoint", manifest)
         build(Path(place))
-        return genai.open_session(Path(place) / "built", manifest, threads, batch)._replace(weights=weights)
+        start = time.perf_counter()
+        session = genai.open_session(Path(place) / "built", manifest, threads, batch).session
+        return Opened(session, weights, time.perf_counter() - start)
 
 
-def write_checkpoint(folder: Path, manifest: Manifest) -> Mapping[str, Any]:
+def write_checkpoint(folder: Path, manifest: Manifest) -> Weights:
     """Write a checkpoint with a tokenizer of two words, because the builder requires one; return the origin of the weights."""
-    model, source = rebuilt(manifest)
-    peer = LlamaForCausalLM(described(manifest.config)).eval()
-    peer.load_state_dict(renamed(model, manifest.config))
-    peer.save_pretrained(folder)
+    model, weights = llama(manifest)
+    model.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="first", eos_token="second").save_pretrained(folder)
-    return source
+    return weights
 
 
 def build(place: Path) -> None:

@@ -1,6 +1,5 @@
 """A block written by hand for TorchScript: caches are arguments, written in place by index; keys and values are read up to the last token."""
 
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.opened import CallSession, Opened
 from posenc_export.benchmark.peers.hand_graph import BASE
 from posenc_export.benchmark.peers.rebuilt import rebuilt
 from posenc_export.models.block import AttentionBlock
@@ -18,14 +17,13 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     torch.set_num_threads(threads)
-    start = time.perf_counter()
     model, source = rebuilt(manifest)
     assert isinstance(model, AttentionBlock)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.jit.freeze(torch.jit.script(HandBlock(model).eval()))
-    return Opened(HandSession(module, model, batch), time.perf_counter() - start, source)
+    return Opened(HandSession(module, model, batch), source)
 
 
 class HandBlock(torch.nn.Module):
@@ -39,7 +37,7 @@ class HandBlock(torch.nn.Module):
         super().__init__()
         attention, projection = model.config.attention, model.get_submodule("attention.projection")
         self.qkv: Any = projection.qkv
-        self.back: Any = projection.output
+        self.output: Any = projection.output
         self.heads, self.kv_heads, self.head_size = attention.heads, attention.kv_heads, attention.head_size
         self.rotates = [spec["name"] for spec in attention.encodings] == ["rope"]
         angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
@@ -54,50 +52,39 @@ class HandBlock(torch.nn.Module):
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         if self.rotates:
             cos, sin = self.cos[columns].unsqueeze(1), self.sin[columns].unsqueeze(1)
-            q, k = turned(q, cos, sin), turned(k, cos, sin)
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         keys.index_copy_(2, columns, k.transpose(1, 2))
         values.index_copy_(2, columns, v.transpose(1, 2))
-        seen = None if x.size(1) == 1 else torch.arange(end) <= columns.unsqueeze(1)
+        visible = None if x.size(1) == 1 else torch.arange(end) <= columns.unsqueeze(1)
         y = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), keys[:, :, :end], values[:, :, :end], attn_mask=seen, enable_gqa=self.heads != self.kv_heads
+            q.transpose(1, 2), keys[:, :, :end], values[:, :, :end], attn_mask=visible, enable_gqa=self.heads != self.kv_heads
         )
-        return self.back(y.transpose(1, 2).flatten(2))
+        return self.output(y.transpose(1, 2).flatten(2))
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B,S,N,D] by angles of cos, sin [S,1,D/2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-class HandSession:
+class HandSession(CallSession):
     """Calls of a scripted HandBlock.
 
     Args:
         module: scripted.
-        model: what it was written for.
+        model: the block that it was written for.
         batch: rows B of every call.
     """
 
     def __init__(self, module: torch.jit.ScriptModule, model: AttentionBlock, batch: int) -> None:
         attention = model.config.attention
-        self.module, self.length, self.step_column = module, 0, torch.zeros(1, dtype=torch.int64)
+        self.module, self.step_column = module, torch.zeros(1, dtype=torch.int64)
         self.keys, self.values = (torch.zeros(batch, attention.kv_heads, model.config.max_positions, attention.head_size) for _ in range(2))
 
-    def reset(self) -> None:
-        self.length = 0
-
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        return in_chunks(lambda part: self._call(part, torch.arange(self.length, self.length + part.shape[1])), inputs)
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._call(inputs[:, None], self.step_column.fill_(self.length))[:, 0]
-
-    def rewind(self, n: int) -> None:
-        self.length -= n
-
-    def _call(self, inputs: np.ndarray, columns: Tensor) -> np.ndarray:
-        self.length += inputs.shape[1]
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        end = self.length + inputs.shape[1]
+        columns = self.step_column.fill_(self.length) if inputs.shape[1] == 1 else torch.arange(self.length, end)
         with torch.inference_mode():
-            output: np.ndarray = self.module(torch.from_numpy(inputs), columns, self.length, self.keys, self.values).numpy()
+            output: np.ndarray = self.module(torch.from_numpy(inputs), columns, end, self.keys, self.values).numpy()
         return output

@@ -1,6 +1,5 @@
 """A hand-written graph on ONNX Runtime, with bound inputs and outputs and caches that are updated in place."""
 
-import time
 from pathlib import Path
 from typing import Any, Dict
 
@@ -8,7 +7,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
+from posenc_export.benchmark.opened import CHUNK, CallSession, Opened
 from posenc_export.benchmark.peers import hand_graph
 from posenc_export.benchmark.peers.rebuilt import rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -18,14 +17,13 @@ WRITE = {"block": hand_graph.block, "decoder": hand_graph.decoder}
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     torch.set_num_threads(1)  # a second thread pool would slow down that of ONNX Runtime
-    start = time.perf_counter()
     model, source = rebuilt(manifest)
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     graph = WRITE[manifest.kind](manifest.config, weights)
-    return Opened(HandSession(graph, threads, batch, manifest.max_positions), time.perf_counter() - start, source)
+    return Opened(HandSession(graph, threads, batch, manifest.max_positions), source)
 
 
-class HandSession:
+class HandSession(CallSession):
     """Session on a graph of hand_graph.
 
     Args:
@@ -45,37 +43,21 @@ class HandSession:
             if value.name.startswith("past."):
                 self.caches[value.name] = np.zeros((batch, value.shape[1], capacity, value.shape[3]), np.float32)
         self.seqlens, self.total = np.zeros(batch, np.int32), np.zeros((), np.int32)
-        self.length = 0
+        self.chunk = CHUNK if batch == 1 else None  # GroupQueryAttention supports several rows of several tokens only with an empty cache
         source = self.session.get_inputs()[0]
         self.step_input = np.zeros((batch, 1, *source.shape[2:]), np.int64 if source.type == "tensor(int64)" else np.float32)
         self.step_run, self.step_output = self._bound(self.step_input)
 
-    def reset(self) -> None:
-        self.length = 0
-
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        """Append a prompt. A batch is one call, because GroupQueryAttention supports several rows of several tokens only with an empty cache."""
-        return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        self._advance(1)
-        self.step_input[:, 0] = inputs
-        self.session.run_with_iobinding(self.step_run)
-        output: np.ndarray = self.step_output[:, 0].copy()
-        return output
-
-    def rewind(self, n: int) -> None:
-        self.length -= n
-
-    def _call(self, inputs: np.ndarray) -> np.ndarray:
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        end = self.length + inputs.shape[1]
+        self.seqlens[:], self.total[...] = end - 1, end
+        if inputs.shape[1] == 1:
+            self.step_input[:] = inputs
+            self.session.run_with_iobinding(self.step_run)
+            return self.step_output.copy()
         binding, output = self._bound(np.ascontiguousarray(inputs))
-        self._advance(inputs.shape[1])
         self.session.run_with_iobinding(binding)
         return output
-
-    def _advance(self, tokens: int) -> None:
-        self.length += tokens
-        self.seqlens[:], self.total[...] = self.length - 1, self.length
 
     def _bound(self, inputs: np.ndarray) -> Any:
         """Return a binding of inputs and caches, and the array of the output. OrtValues do not own their arrays; the session keeps them alive."""

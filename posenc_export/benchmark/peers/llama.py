@@ -1,28 +1,32 @@
 """LlamaForCausalLM of transformers with the same weights, in eager mode with a DynamicCache."""
 
-import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from posenc_export.benchmark.opened import Opened, in_chunks
-from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.benchmark.opened import CallSession, Opened
+from posenc_export.benchmark.peers.rebuilt import Weights, rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     torch.set_num_threads(threads)
-    start = time.perf_counter()
-    model, weights = rebuilt(manifest)
-    peer = LlamaForCausalLM(described(manifest.config)).eval()
-    peer.load_state_dict(renamed(model, manifest.config))
-    return Opened(LlamaSession(peer), time.perf_counter() - start, weights)
+    model, weights = llama(manifest)
+    return Opened(LlamaSession(model), weights)
 
 
-def described(config: Dict[str, Any]) -> LlamaConfig:
+def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
+    """Return the model of transformers with the weights of the artefact's model, and their origin."""
+    own, weights = rebuilt(manifest)
+    model = LlamaForCausalLM(_config(manifest.config)).eval()
+    model.load_state_dict(_renamed(own, manifest.config))
+    return model, weights
+
+
+def _config(config: Dict[str, Any]) -> LlamaConfig:
     """Return the transformers configuration of a model that `shapes.is_llama` accepts, with RoPE."""
     layer = config["layers"][config["order"][0]]
     attention = layer["attention"]
@@ -40,7 +44,7 @@ def described(config: Dict[str, Any]) -> LlamaConfig:
     )
 
 
-def renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the model's weights under the parameter names of LlamaForCausalLM."""
     attention = config["layers"][config["order"][0]]["attention"]
     sizes = [heads * attention["head_size"] for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])]
@@ -58,7 +62,7 @@ def renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     return state
 
 
-class LlamaSession:
+class LlamaSession(CallSession):
     """Session on the model with a DynamicCache."""
 
     def __init__(self, model: Any) -> None:
@@ -66,19 +70,15 @@ class LlamaSession:
         self.reset()
 
     def reset(self) -> None:
+        super().reset()
         self.cache = DynamicCache(config=self.model.config)
 
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        return in_chunks(lambda tokens: self._call(tokens, logits_to_keep), inputs)
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._call(inputs[:, None], 1)[:, 0]
-
     def rewind(self, n: int) -> None:
+        super().rewind(n)
         self.cache.crop(-n)
 
-    def _call(self, tokens: np.ndarray, logits_to_keep: int) -> np.ndarray:
+    def call(self, inputs: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            made = self.model(input_ids=torch.from_numpy(tokens), past_key_values=self.cache, use_cache=True, logits_to_keep=logits_to_keep)
-        logits: np.ndarray = made.logits.numpy()
+            output = self.model(input_ids=torch.from_numpy(inputs), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        logits: np.ndarray = output.logits.numpy()
         return logits

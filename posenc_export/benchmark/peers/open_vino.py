@@ -1,6 +1,5 @@
 """OpenVINO on the graph of target `onnx`, in float32, with the caches converted to internal state variables."""
 
-import time
 from pathlib import Path
 from typing import Any, Dict
 
@@ -8,25 +7,21 @@ import numpy as np
 import openvino
 from openvino._offline_transformations import apply_make_stateful_transformation
 
-from posenc_export.benchmark.opened import Opened, in_chunks
+from posenc_export.benchmark.opened import CallSession, Opened
 from posenc_export.runtime.artefact.manifest import Manifest
-
-BATCH = "batch_size"
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
-    start = time.perf_counter()
     core = openvino.Core()
     model = core.read_model(folder / "model.onnx")
     caches = {state.past: openvino.PartialShape([batch, state.axes[1], -1, state.axes[3]]) for state in manifest.states}
     model.reshape({**caches, "input_ids": openvino.PartialShape([batch, -1]), "attention_mask": openvino.PartialShape([batch, -1])})
     apply_make_stateful_transformation(model, {state.past: state.present for state in manifest.states})
     settings: Dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return Opened(OpenVinoSession(request), time.perf_counter() - start, manifest.source)
+    return Opened(OpenVinoSession(core.compile_model(model, "CPU", settings).create_infer_request()), manifest.source)
 
 
-class OpenVinoSession:
+class OpenVinoSession(CallSession):
     """Session on one infer request, whose state variables hold keys and values."""
 
     def __init__(self, request: Any) -> None:
@@ -34,23 +29,16 @@ class OpenVinoSession:
         self.reset()
 
     def reset(self) -> None:
+        super().reset()
         self.request.reset_state()
-        self.length = 0
-
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        return in_chunks(self._call, inputs)
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._call(inputs[:, None])[:, 0]
 
     def rewind(self, n: int) -> None:
-        self.length -= n
+        super().rewind(n)
         for state in self.request.query_state():
             state.state = openvino.Tensor(np.ascontiguousarray(state.state.data[:, :, : self.length]))
 
-    def _call(self, tokens: np.ndarray) -> np.ndarray:
-        self.length += tokens.shape[1]
-        mask = np.ones((len(tokens), self.length), np.int64)
-        outputs = self.request.infer({"input_ids": tokens, "attention_mask": mask}, share_inputs=True)
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        mask = np.ones((len(inputs), self.length + inputs.shape[1]), np.int64)
+        outputs = self.request.infer({"input_ids": inputs, "attention_mask": mask}, share_inputs=True)
         logits: np.ndarray = outputs["logits"].copy()
         return logits

@@ -1,6 +1,5 @@
 """optimum-onnx, which loads an artefact folder by its config.json."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import onnxruntime
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
-from posenc_export.benchmark.opened import CHUNK, Opened, in_chunks
+from posenc_export.benchmark.opened import CHUNK, CallSession, Opened
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
@@ -17,38 +16,30 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     torch.set_num_threads(1)  # a second thread pool would slow down that of ONNX Runtime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    start = time.perf_counter()
-    model = ORTModelForCausalLM.from_pretrained(folder, session_options=options)
-    return Opened(OptimumSession(model), time.perf_counter() - start, manifest.source)
+    return Opened(OptimumSession(ORTModelForCausalLM.from_pretrained(folder, session_options=options), batch), manifest.source)
 
 
-class OptimumSession:
+class OptimumSession(CallSession):
     """Session on the model, with growing tensors of keys and values."""
 
-    def __init__(self, model: Any) -> None:
+    past: Any = None
+
+    def __init__(self, model: Any, batch: int) -> None:
         self.model = model
-        self.reset()
+        self.chunk = CHUNK if batch == 1 else None  # GroupQueryAttention supports several rows of several tokens only with an empty cache
 
     def reset(self) -> None:
-        self.past: Any = None
-        self.length = 0
-
-    def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
-        """Append a prompt. A batch is one call, because GroupQueryAttention supports several rows of several tokens only with an empty cache."""
-        return in_chunks(self._call, inputs, CHUNK if len(inputs) == 1 else inputs.shape[1])
-
-    def step(self, inputs: np.ndarray) -> np.ndarray:
-        return self._call(inputs[:, None])[:, 0]
+        super().reset()
+        self.past = None
 
     def rewind(self, n: int) -> None:
-        self.length -= n
+        super().rewind(n)
         self.past = tuple(tuple(part[:, :, : self.length].contiguous() for part in layer) for layer in self.past or ())
 
-    def _call(self, tokens: np.ndarray) -> np.ndarray:
-        self.length += tokens.shape[1]
-        mask = torch.ones((len(tokens), self.length), dtype=torch.int64)
+    def call(self, inputs: np.ndarray) -> np.ndarray:
+        mask = torch.ones((len(inputs), self.length + inputs.shape[1]), dtype=torch.int64)
         with torch.inference_mode():
-            output = self.model(input_ids=torch.from_numpy(tokens), attention_mask=mask, past_key_values=self.past, use_cache=True)
+            output = self.model(input_ids=torch.from_numpy(inputs), attention_mask=mask, past_key_values=self.past, use_cache=True)
         self.past = output.past_key_values
         logits: np.ndarray = output.logits.numpy()
         return logits

@@ -1,6 +1,5 @@
 """The eager module, run by the session of this package."""
 
-import time
 from pathlib import Path
 from typing import Any, Callable
 
@@ -21,8 +20,6 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 def opened(manifest: Manifest, threads: int, batch: int, finish: Callable[[Any], Any]) -> Opened:
     """Open a session on the module that `finish` returns, such as a compiled one."""
     torch.set_num_threads(threads)
-    start = time.perf_counter()
     model, weights = rebuilt(manifest)
     module, described = eager(model)
-    session = Model(TorchGraph(finish(module), described)).session(batch)
-    return Opened(session, time.perf_counter() - start, weights)
+    return Opened(Model(TorchGraph(finish(module), described)).session(batch), weights)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -50,10 +50,26 @@ class StateSpec:
 
 
 class Oracle:
-    """An independent float64 implementation of the formula, one entry at a time. Each method is the identity unless overridden."""
+    """An independent float64 implementation of the formula, one entry at a time. Each method is the identity unless overridden.
+
+    `class XOracle(Oracle, of=X)` makes a subclass the oracle of the encoding X.
+
+    Args:
+        encoding: the encoding that the oracle judges; an oracle reads its parameters, and its trained numbers from `weights`, by name, in float64.
+    """
+
+    def __init_subclass__(cls, of: Optional[Type["PositionEncoding"]] = None) -> None:
+        super().__init_subclass__()
+        if of is not None:
+            of.oracle_class = cls
+
+    def __init__(self, encoding: Any = None) -> None:
+        self.encoding = encoding
+        self.weights: Dict[str, np.ndarray] = {} if encoding is None else {name: in_float64(value) for name, value in encoding.named_parameters()}
 
     def begin(self, positions: Sequence[int]) -> None:
-        """Receive the positions of all tokens of a row before they are rotated; for encodings that depend on the length of a call."""
+        """Keep the largest position of a row, before its tokens are rotated; for encodings that depend on the length of a call."""
+        self.longest = max(positions)
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """Encode one token x [E], float64."""
@@ -80,7 +96,8 @@ class Oracle:
         return np.stack([self.rotate_key(head, position) for head in x])
 
     def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        """Receive x [n,E], the input of the attention at positions first, first + 1, ..., and the token types [n] or None, before `scores` is called."""
+        """Keep x [n,E], the input of the attention at positions first, first + 1, ..., and the token types [n] or None, for `content`."""
+        self.x, self.first, self.types = x, first, types
 
     def score_scale(self, head_size: int) -> float:
         """Factor on the products q k."""
@@ -90,10 +107,14 @@ class Oracle:
         """Bias added to the score of one head and one pair of positions."""
         return 0.0
 
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        """Term of the score of one query q [D] and one rotated key k [D], at positions query and key, that depends on content."""
+        return 0.0
+
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
         """Scores [n] of one query q [D] at position query against rotated keys [n,D] at positions, oldest first."""
         scale = self.score_scale(len(q))
-        return np.array([scale * float(q @ key) + self.bias(head, query, p) for key, p in zip(keys, positions, strict=True)])
+        return np.array([scale * float(q @ k) + self.bias(head, query, p) + self.content(head, q, k, query, p) for k, p in zip(keys, positions, strict=True)])
 
     def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
         """Values [n,D] that a query at position query mixes, given the values [n,D] at positions."""
@@ -107,14 +128,17 @@ class PositionEncoding(torch.nn.Module):
     `shared`: whether all layers use one instance; if False, each layer has its own instance with its own trained weights.
     `works_in`: kinds of attention that the encoding is defined for, "causal" and "bidirectional".
     `axes`: number of coordinates of a token besides its position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S].
-    `most`: largest values of parameters that are sizes, by name; larger ones are refused before anything is built.
+    `least`, `above`, `most`: smallest values, values that are exceeded, and largest values of parameters, by name; others are refused before anything is built.
     `chunk`: number of tokens of a row that a session feeds at a time; it bounds the tensors of size [S,T] that an encoding creates.
     """
 
+    oracle_class = Oracle
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
-    most: Mapping[str, int] = {}
+    least: Mapping[str, float] = {}
+    above: Mapping[str, float] = {}
+    most: Mapping[str, float] = {}
     chunk = 256  # the fastest at widths 768 and 2048 (bench/prefill.py): weights are reused often enough, and activations of a layer stay in the cache of a core
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -176,7 +200,12 @@ class PositionEncoding(torch.nn.Module):
 
     def oracle(self) -> Oracle:
         """Return the oracle, with the current weights."""
-        return Oracle()
+        return self.oracle_class(self)
+
+
+def in_float64(value: Tensor) -> np.ndarray:
+    """A copy of a trained tensor for an oracle."""
+    return value.detach().double().numpy()
 
 
 class Table(torch.nn.Module):

@@ -10,10 +10,10 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
 
 
-def acts(encoding: PositionEncoding, *hooks: str) -> bool:
-    """Whether an encoding overrides one of these hooks."""
-    found = encoding.parts if isinstance(encoding, Combined) else [encoding]
-    return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in found for hook in hooks)
+def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
+    """Whether an encoding, or a part of a combined one, overrides one of these hooks."""
+    parts = encoding.parts if isinstance(encoding, Combined) else [encoding]
+    return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in parts for hook in hooks)
 
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
@@ -22,11 +22,11 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     Raises:
         ValueError: encodings that read different coordinates.
     """
-    found = {part.axes for part in parts if acts(part, "embed", "embed_next", "rotate")}
-    if len(found) > 1:
-        counts = " and ".join(map(str, sorted(found)))
+    axes = {part.axes for part in parts if overrides(part, "embed", "embed_next", "rotate")}
+    if len(axes) > 1:
+        counts = " and ".join(map(str, sorted(axes)))
         raise ValueError(f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind")
-    return max(found, default=0)
+    return max(axes, default=0)
 
 
 class Combined(PositionEncoding):
@@ -48,7 +48,7 @@ class Combined(PositionEncoding):
     def __init__(self, parts: Sequence[PositionEncoding]) -> None:
         super().__init__()
         for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
-            both = [type(part).__name__ for part in parts if acts(part, *hooks)]
+            both = [type(part).__name__ for part in parts if overrides(part, *hooks)]
             if len(both) > 1:
                 raise ValueError(f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out")
         self.parts = torch.nn.ModuleList(parts)
@@ -56,16 +56,16 @@ class Combined(PositionEncoding):
         self.shared = all(part.shared for part in parts)
         self.works_in = tuple(kind for kind in ("causal", "bidirectional") if all(kind in part.works_in for part in parts))
         self.counts = [len(part.embed_states()) for part in parts]
-        self.by_content = [acts(part, "rescore", "observe") for part in parts]
+        self.by_content = [overrides(part, "rescore", "observe") for part in parts]
 
     def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
         """`embed_next` of every part, with its states."""
         present: List[Tensor] = []
         first = 0
         for index, part in enumerate(self.parts):
-            behind = first + self.counts[index]
-            x, carried = part.embed_next(x, positions, states[first:behind])  # type: ignore[operator]
-            present, first = present + carried, behind
+            end = first + self.counts[index]
+            x, next_states = part.embed_next(x, positions, states[first:end])  # type: ignore[operator]
+            present, first = present + next_states, end
         return x, present
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -125,18 +125,16 @@ class Combined(PositionEncoding):
 
     def score_scale(self, head_size: int) -> float:
         """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
-        scaling = next((part for part in self.parts if acts(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
+        scaling = next((part for part in self.parts if overrides(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
         return float(scaling.score_scale(head_size))  # type: ignore[operator]
 
-    def oracle(self) -> Oracle:
-        return TogetherOracle([part.oracle() for part in self.parts])  # type: ignore[operator]
 
+class CombinedOracle(Oracle, of=Combined):
+    def __init__(self, encoding: Combined) -> None:
+        super().__init__(encoding)
+        self.parts: List[Oracle] = [part.oracle() for part in encoding.parts]  # type: ignore[operator]
 
-class TogetherOracle(Oracle):
-    def __init__(self, parts: List[Oracle]) -> None:
-        self.parts = parts
-
-    def _of(self, hook: str) -> Oracle:
+    def _overriding(self, hook: str) -> Oracle:
         """The part that overrides a hook, or the first part."""
         return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
 
@@ -160,20 +158,24 @@ class TogetherOracle(Oracle):
         return x
 
     def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        self._of("observe").observe(x, first, types)
+        for part in self.parts:
+            part.observe(x, first, types)
 
     def score_scale(self, head_size: int) -> float:
-        return self._of("score_scale").score_scale(head_size)
+        return self._overriding("score_scale").score_scale(head_size)
 
     def bias(self, head: int, query: int, key: int) -> float:
         return sum(part.bias(head, query, key) for part in self.parts)
 
+    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
+        return sum(part.content(head, q, k, query, key) for part in self.parts)
+
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        by_content = self._of("scores")
+        by_content = self._overriding("scores")
         if type(by_content).scores is Oracle.scores:
             return super().scores(head, q, keys, query, positions)
         added = [sum(part.bias(head, query, p) for part in self.parts if part is not by_content) for p in positions]
         return by_content.scores(head, q, keys, query, positions) + np.array(added)
 
     def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        return self._of("values").values(head, values, query, positions)
+        return self._overriding("values").values(head, values, query, positions)

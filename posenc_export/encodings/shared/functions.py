@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import LAYOUTS, check_choice
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
 
 Function = Callable[..., Tensor]
 CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
@@ -65,7 +65,7 @@ class FunctionBias(PositionEncoding):
         super().__init__()
         self.register_buffer("head", torch.arange(geometry.heads)[:, None, None], persistent=False)
         example = (self.head, torch.tensor([[7, 8, 9]] * 2)[:, None, :, None], torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None])
-        shape = tuple(_scores(self.function(*example), type(self)).shape)
+        shape = tuple(_tensor(self.function(*example), type(self)).shape)
         if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
             raise ValueError(f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key")
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
@@ -86,18 +86,12 @@ class FunctionBias(PositionEncoding):
         """Call the function itself; TorchScript cannot compile every function, such as a lambda, and runs the trace instead."""
         return self.function(self.head, query, key)
 
-    def oracle(self) -> Oracle:
-        return FunctionBiasOracle(self)
 
-
-class FunctionBiasOracle(Oracle):
-    def __init__(self, encoding: FunctionBias) -> None:
-        self.encoding = type(encoding)
-
+class FunctionBiasOracle(Oracle, of=FunctionBias):
     def bias(self, head: int, query: int, key: int) -> float:
         with float64():
             score = self.encoding.function(*(torch.tensor(number) for number in (head, query, key)))
-        return float(_double(score, self.encoding))
+        return float(_double(score, type(self.encoding)))
 
 
 class FunctionRotation(PositionEncoding):
@@ -116,10 +110,9 @@ class FunctionRotation(PositionEncoding):
     __jit_ignored_attributes__ = ["function"]
     function: ClassVar[Function]
 
-    def __init__(self, geometry: Geometry, layout: str = "half") -> None:
+    def __init__(self, geometry: Geometry, layout: Layout = "half") -> None:
         super().__init__()
         name = type(self).__name__
-        check_choice(name, "layout", layout, LAYOUTS)
         if geometry.head_size % 2:
             raise ValueError(f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size")
         positions, pairs = torch.arange(geometry.max_positions)[:, None], torch.arange(geometry.head_size // 2)
@@ -127,36 +120,28 @@ class FunctionRotation(PositionEncoding):
             angles = _double(self.function(pairs, positions), type(self))
         if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
             raise ValueError(f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position")
-        self.interleaved, turned = layout == "interleaved", angles.expand(len(positions), len(pairs))
-        self.linear = torch.allclose(turned, positions * turned[min(1, len(turned) - 1)], rtol=ROUNDED, atol=0.0)
-        self.cos, self.sin = Table(turned.cos().numpy()), Table(turned.sin().numpy())
+        angles = angles.expand(len(positions), len(pairs))
+        self.interleaved, self.linear = layout == "interleaved", torch.allclose(angles, positions * angles[min(1, len(angles) - 1)], rtol=ROUNDED, atol=0.0)
+        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
-    def oracle(self) -> Oracle:
-        return FunctionRotationOracle(self)
 
-
-class FunctionRotationOracle(Oracle):
+class FunctionRotationOracle(Oracle, of=FunctionRotation):
     def __init__(self, encoding: FunctionRotation) -> None:
-        self.encoding, self.interleaved = type(encoding), encoding.interleaved
+        super().__init__(encoding)
         self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        out, half = x.copy(), len(x) // 2
-        for k in range(half):
-            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + half)
-            turned = complex(x[a], x[b]) * cmath.exp(1j * self._angle(k, position))
-            out[a], out[b] = turned.real, turned.imag
-        return out
+        return multiply_pairs(x, [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)], self.encoding.interleaved)
 
     def _angle(self, pair: int, position: int) -> float:
         if (pair, position) not in self.angles:
             with float64():
                 angle = self.encoding.function(torch.tensor(pair), torch.tensor(position))
-            self.angles[pair, position] = float(_double(angle, self.encoding))
+            self.angles[pair, position] = float(_double(angle, type(self.encoding)))
         return self.angles[pair, position]
 
 
@@ -180,19 +165,19 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
     return type(name, (base,), {"function": staticmethod(function), "__qualname__": getattr(function, "__qualname__", name), **where})
 
 
-def _scores(made: Any, cls: Type[PositionEncoding]) -> Tensor:
-    if not isinstance(made, Tensor):
-        raise ValueError(f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(made).__name__}; use torch operations on its arguments")
-    return made
+def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
+    if not isinstance(result, Tensor):
+        raise ValueError(f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(result).__name__}; use torch operations on its arguments")
+    return result
 
 
-def _double(made: Any, cls: Type[PositionEncoding]) -> Tensor:
+def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     """The result of a function as float64; refused if it was computed in a lower precision."""
-    found = _scores(made, cls)
-    if found.dtype not in ALLOWED:
+    tensor = _tensor(result, cls)
+    if tensor.dtype not in ALLOWED:
         rule, remedy = "a function that keeps the precision of float64", "remove casts and tensors of that dtype"
-        raise ValueError(f"encoding {cls.__name__}: expected {rule}, got a result in {str(found.dtype).removeprefix('torch.')}; {remedy}")
-    return found.to(torch.float64)
+        raise ValueError(f"encoding {cls.__name__}: expected {rule}, got a result in {str(tensor.dtype).removeprefix('torch.')}; {remedy}")
+    return tensor.to(torch.float64)
 
 
 def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
@@ -214,9 +199,9 @@ def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionE
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
         warnings.simplefilter("always", torch.jit.TracerWarning)
-        made: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
+        traced: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
     branch = next((str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)), None)
     if branch is not None:  # a trace would record one side of the branch only
         problem = branch.partition(" might ")[0]
         raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")
-    return made
+    return traced

@@ -58,9 +58,9 @@ class Known(Encodings):
             ValueError: two packages offer the name, or an entry point cannot be imported or is not an encoding.
             KeyError: unknown name.
         """
-        found = self.built_in.get(name) or self.registered.get(name)
-        if found is not None:
-            return found
+        cls = self.built_in.get(name) or self.registered.get(name)
+        if cls is not None:
+            return cls
         points = _offered().get(name, ())
         if not points:
             raise KeyError(name)
@@ -73,9 +73,9 @@ class Known(Encodings):
         Raises:
             ValueError: several encodings have the name; the message names their packages.
         """
-        found = self.built_in.get(name) or self.registered.get(name)
-        others = [str(_package(point)) for point in _offered().get(name, ()) if found is None or not _refers_to(point, found)]
-        first = [] if found is None else [str(self.origin(name) or "this package")]
+        cls = self.built_in.get(name) or self.registered.get(name)
+        others = [str(_package(point)) for point in _offered().get(name, ()) if cls is None or not _refers_to(point, cls)]
+        first = [] if cls is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"
             raise ValueError(f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}")
@@ -87,7 +87,8 @@ class Known(Encodings):
             raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name")
         check_class(where, cls)
         before = self.registered.get(name)
-        if name in self.built_in or (before is not None and not _same_definition(before, cls)):
+        again = before is not None and (before.__module__, before.__qualname__) == (cls.__module__, cls.__qualname__)  # as when a notebook cell is run again
+        if name in self.built_in or (before is not None and not again):
             raise ValueError(f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name")
         others = [str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)]
         if others:
@@ -114,34 +115,18 @@ def check_class(where: str, cls: Any) -> None:
         ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
     """
     if not isinstance(cls, type) or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
-        found = cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
-        raise ValueError(f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {found}; derive the class from it")
+        kind = cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
+        raise ValueError(f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {kind}; derive the class from it")
     try:
-        taken = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
+        parameters = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
     except NameError as error:
         raise ValueError(f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time") from None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if not taken or taken[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+    if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
         raise ValueError(f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)")
-    for parameter in taken[1:]:
+    for parameter in parameters[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
             raise ValueError(f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type")
-
-
-def check_installed(known: Known, packages: Mapping[str, Any]) -> None:
-    """Check that the encodings of a model are known, see `encodings.check_installed`.
-
-    Args:
-        packages: package of each encoding, by encoding name, as in the manifest.
-
-    Raises:
-        ValueError: an unknown encoding.
-    """
-    for name, package in packages.items():
-        if name not in known:
-            needed = Package(package.name, package.version)
-            remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
-            raise ValueError(f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}")
 
 
 def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
@@ -151,10 +136,10 @@ def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
 @functools.lru_cache(maxsize=4)
 def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
     """Entry points of installed packages by name, not yet imported; cached by the value of sys.path."""
-    found: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
+    points: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        points[point.name] = (*points.get(point.name, ()), point)
+    return points
 
 
 @functools.lru_cache(maxsize=None)
@@ -179,8 +164,3 @@ def _package(point: metadata.EntryPoint) -> Package:
 def _refers_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
     """Whether an entry point refers to a class."""
     return point.value == f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _same_definition(one: Type[PositionEncoding], other: Type[PositionEncoding]) -> bool:
-    """Whether two classes have the same module and qualified name, as when a notebook cell is run again."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

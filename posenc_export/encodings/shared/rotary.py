@@ -1,8 +1,8 @@
-"""Base of RoPE and its scalings: pairs rotated by position times frequency, from tables; the oracle uses complex numbers in float64."""
+"""Base of RoPE and its scalings: pairs of entries rotated by position times frequency, from tables; the oracle uses complex numbers in float64."""
 
 import cmath
 import math
-from typing import List, Optional, Tuple
+from typing import Any, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,14 +11,9 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 
-LAYOUTS = ("half", "interleaved")
-NUMERICS = ("exact", "transformers")
-
-
-def check_choice(name: str, parameter: str, value: str, choices: Tuple[str, ...]) -> None:
-    """Raise ValueError if value is not one of choices."""
-    if value not in choices:
-        raise ValueError(f"{name}: expected {parameter} to be one of {', '.join(choices)}, got {value!r}")
+Layout = Literal["half", "interleaved"]
+Numerics = Literal["exact", "transformers"]
+Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
 def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
@@ -34,13 +29,8 @@ def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int
     return size
 
 
-def dtype_of(name: str, numerics: str) -> torch.dtype:
-    """The dtype in which frequencies are computed: float64, or float32, as in transformers.
-
-    Raises:
-        ValueError: unknown numerics.
-    """
-    check_choice(name, "numerics", numerics, NUMERICS)
+def dtype_of(numerics: Numerics) -> torch.dtype:
+    """The dtype in which frequencies are computed: float64, or float32, as in transformers."""
     return torch.float64 if numerics == "exact" else torch.float32
 
 
@@ -55,8 +45,8 @@ def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
     return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
 
 
-class Rotary(PositionEncoding):
-    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude.
+class Rotation(PositionEncoding):
+    """Pair k of queries and keys is rotated by n_k w_k and scaled by a magnitude; n_k is the position or a number in its place.
 
     Subclasses pass w_k as a vector, and compute each w_k again as a scalar in `frequency`, for the oracle.
 
@@ -65,43 +55,65 @@ class Rotary(PositionEncoding):
         frequencies: w_k [r/2] float64; float32 to compute angles in float32, as transformers does.
         layout: "half" for pairs (k, k + r/2), "interleaved" for pairs (2k, 2k + 1).
         magnitude: factor on cos and sin.
+        numbers: n_k [max_positions,r/2] in the dtype of frequencies; None for positions.
 
     Raises:
         ValueError: a magnitude that is not above 0 and finite.
     """
 
-    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: str, magnitude: float = 1.0) -> None:
+    above = {"theta": 0}
+
+    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0, numbers: Optional[Tensor] = None) -> None:
         super().__init__()
         if not 0 < magnitude < math.inf:
             raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
         self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
-        self.linear = not self.single  # angles rounded to float32 are not proportional to the position
-        angles = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] * frequencies
+        angles = (torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] if numbers is None else numbers) * frequencies
         self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
 
     def frequency(self, k: int) -> float:
         """The frequency w_k of pair k, float64."""
         return 0.0
 
+    def number(self, k: int, place: Any) -> float:
+        """The number n_k of a position."""
+        return float(place)
+
+
+class Rotary(Rotation):
+    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude. For the arguments see Rotation."""
+
+    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0) -> None:
+        super().__init__(geometry, frequencies, layout, magnitude)
+        self.linear = not self.single  # angles rounded to float32 are not proportional to the position
+
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
 
-    def oracle(self) -> Oracle:
-        frequencies = self.single or [self.frequency(k) for k in range(self.size // 2)]
-        return RotaryOracle(frequencies, self.interleaved, self.magnitude, bool(self.single))
+
+class RotationOracle(Oracle, of=Rotation):
+    def __init__(self, encoding: Rotation) -> None:
+        super().__init__(encoding)
+        self.frequencies = encoding.single or [encoding.frequency(k) for k in range(encoding.size // 2)]
+
+    def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
+        e = self.encoding
+        angles = [angle_of(e.number(k, position), frequency, bool(e.single)) for k, frequency in enumerate(self.frequencies)]
+        return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
 
 
-class RotaryOracle(Oracle):
-    def __init__(self, frequencies: List[float], interleaved: bool, magnitude: float, single: bool) -> None:
-        self.frequencies, self.interleaved, self.magnitude, self.single = frequencies, interleaved, magnitude, single
+def angle_of(number: float, frequency: float, single: bool) -> float:
+    """number times frequency, an angle; rounded to float32 if single, as in transformers."""
+    return float(np.float32(number) * np.float32(frequency)) if single else number * frequency
 
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        out, pairs = x.copy(), len(self.frequencies)
-        for k, frequency in enumerate(self.frequencies):
-            a, b = (2 * k, 2 * k + 1) if self.interleaved else (k, k + pairs)
-            angle = float(np.float32(position) * np.float32(frequency)) if self.single else position * frequency
-            turned = self.magnitude * complex(x[a], x[b]) * cmath.exp(1j * angle)
-            out[a], out[b] = turned.real, turned.imag
-        return out
+
+def multiply_pairs(x: np.ndarray, factors: Sequence[complex], interleaved: bool) -> np.ndarray:
+    """x [D] with each pair of entries, as a complex number, multiplied by its factor; for oracles."""
+    out, pairs = x.copy(), len(factors)
+    for k, factor in enumerate(factors):
+        a, b = (2 * k, 2 * k + 1) if interleaved else (k, k + pairs)
+        wave = complex(x[a], x[b]) * factor
+        out[a], out[b] = wave.real, wave.imag
+    return out

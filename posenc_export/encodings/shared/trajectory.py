@@ -1,6 +1,6 @@
 """Base of encodings that add rows of a trained recurrence, which does not depend on tokens."""
 
-from typing import Any, Callable, Iterator, Self, Sequence, Tuple
+from typing import Any, Iterator, Self, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
-# A function of weights and n that returns the first n rows [n,E], differentiable.
-Recurrence = Callable[[Sequence[Tensor], int], Tensor]
 
 
 class Trajectory(PositionEncoding):
@@ -29,7 +27,9 @@ class Trajectory(PositionEncoding):
 
     def __init__(self, name: str, geometry: Geometry, substeps: int = 1) -> None:
         super().__init__()
-        check_steps(name, geometry.max_positions, substeps)
+        if geometry.max_positions * substeps > MOST_STEPS:
+            positions = f"{geometry.max_positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
+            raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {positions}; choose fewer")
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
         self.register_load_state_dict_post_hook(prepare_loaded)
@@ -67,39 +67,7 @@ class Trajectory(PositionEncoding):
 
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] for the current weights, with gradients."""
-        prepare_if_changed(self)
-        return Rows.apply(self.table.rows, positions, self.stacked, *self.weights())  # type: ignore[no-any-return]
-
-    def stacked(self, weights: Sequence[Tensor], count: int) -> Tensor:
-        """The first `count` rows [count,E], differentiable."""
-        return torch.stack(list(self.rows(weights, count, torch)))
-
-
-def check_steps(name: str, positions: int, substeps: int = 1) -> None:
-    """Raise ValueError if a table of positions takes more than MOST_STEPS steps."""
-    if positions * substeps > MOST_STEPS:
-        given = f"{positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
-        raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {given}; choose fewer")
-
-
-class Rows(torch.autograd.Function):
-    """Look-up in a table, with gradients to the weights that the table was computed from."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, positions: Tensor, recurrence: Recurrence, *weights: Tensor) -> Tensor:
-        """table [M,E] float32, positions [B,S] int64 (-1 is read as 0) to [B,S,E]."""
-        ctx.recurrence = recurrence
-        ctx.save_for_backward(positions, *weights)
-        return torch.nn.functional.embedding(positions.clamp(min=0), table)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Any, ...]:
-        """Differentiate the recurrence up to the largest position, in float64."""
-        positions, *weights = ctx.saved_tensors
-        with torch.enable_grad():
-            leaves = [weight.detach().to(torch.float64).requires_grad_() for weight in weights]
-            rows = ctx.recurrence(leaves, int(positions.max().clamp(min=0)) + 1)
-            found = torch.autograd.grad(torch.nn.functional.embedding(positions.clamp(min=0), rows), leaves, gradient.to(torch.float64), allow_unused=True)
-        pairs = zip(found, weights, strict=True)
-        return None, None, None, *(torch.zeros_like(weight) if one is None else one.to(weight.dtype) for one, weight in pairs)
+        """Rows [B,S,E] float64 for the current weights, with gradients; the recurrence runs up to the largest position."""
+        weights = [weight.to(torch.float64) for weight in self.weights()]
+        rows = torch.stack(list(self.rows(weights, int(positions.max().clamp(min=0)) + 1, torch)))
+        return torch.nn.functional.embedding(positions.clamp(min=0), rows)

@@ -9,9 +9,15 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import Geometry
 
 
-def window_of(geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
-    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that holds max_positions."""
+def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
+    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that holds max_positions.
+
+    Raises:
+        ValueError: a window that does not hold max_positions.
+    """
     side = math.isqrt(geometry.max_positions - 1) + 1
+    if (rows or side) * (columns or side) < geometry.max_positions:
+        raise ValueError(f"{name}: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
     return rows or side, columns or side
 
 

@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Optional
+from typing import List, Literal, Optional
 
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.rotary import check_choice, inverse_powers
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers
+from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
-TRUNCATE, RAMPS = ("yes", "no"), ("pairs", "turns")
+Truncate = Literal["yes", "no"]
+RampBy = Literal["pairs", "turns"]
 UNSCALED = (32768, 32.0, 1.0, None, "yes")  # defaults of the YaRN parameters of rotations by coordinates
 
 
@@ -48,19 +51,17 @@ class Ramp:
 
 
 def ramp_of(
-    name: str, size: int, theta: float, factor: float, length: int, beta_fast: float, beta_slow: float, truncate: str, ramp: str = "pairs"
+    name: str, size: int, theta: float, factor: float, length: int, beta_fast: float, beta_slow: float, truncate: Truncate, ramp: RampBy = "pairs"
 ) -> Ramp:
     """The ramp for rotary size r and base theta. For the arguments see RoPEYaRN.
 
     Raises:
-        ValueError: theta not above 1, factor or length below 1, beta_fast not above beta_slow, unknown truncate or ramp, truncate "no" with ramp "turns".
+        ValueError: theta not above 1, beta_fast not above beta_slow above 0, truncate "no" with ramp "turns".
     """
-    if not 1 < theta < math.inf or not 1 <= factor < math.inf or length < 1:
-        raise ValueError(f"{name}: expected theta above 1, factor and original_max_positions of at least 1, got {theta}, {factor} and {length}")
+    if not theta > 1:
+        raise ValueError(f"{name}: expected theta above 1, got {theta}")
     if not beta_fast > beta_slow > 0:
         raise ValueError(f"{name}: expected beta_fast above beta_slow above 0, got {beta_fast} and {beta_slow}")
-    check_choice(name, "truncate", truncate, TRUNCATE)
-    check_choice(name, "ramp", ramp, RAMPS)
     if ramp == "turns":
         if truncate == "no":
             raise ValueError(f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, got truncate=no; leave it out")
@@ -69,22 +70,6 @@ def ramp_of(
     if truncate == "yes":
         first, last = math.floor(first), math.ceil(last)
     return Ramp(float(factor), length, max(first, 0), min(last, size - 1), False)
-
-
-def optional_ramp(
-    name: str, size: int, theta: float, factor: float, length: int, beta_fast: float, beta_slow: float, attention_factor: Optional[float], truncate: str
-) -> Optional[Ramp]:
-    """The ramp of a rotation by coordinates; None if factor is 1.
-
-    Raises:
-        ValueError: see ramp_of; a parameter of YaRN that is set with a factor of 1.
-    """
-    if factor != 1:
-        return ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
-    if (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED:
-        names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
-        raise ValueError(f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set factor or leave them out")
-    return None
 
 
 def scaled_powers(theta: float, size: int, dtype: torch.dtype, scaling: Optional[Ramp]) -> Tensor:
@@ -113,3 +98,48 @@ def stretched(factor: float, scale: float) -> float:
 def _pair(turns: float, size: int, theta: float, length: int) -> float:
     """The pair, as a real number, that makes `turns` turns within `length` tokens."""
     return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+class YaRNGrid(RotaryGrid):
+    """Three axes, whose frequencies theta^(-2k/r) are scaled along the ramp of YaRN if factor is above 1.
+
+    Args:
+        name: registry key, for messages.
+        geometry, axis_of_pair, layout: see RotaryGrid.
+        theta, numerics: see RoPE.
+        factor, length, beta_fast, beta_slow, attention_factor, truncate: see RoPEYaRN.
+
+    Raises:
+        ValueError: see ramp_of; a parameter of YaRN that is set with a factor of 1.
+    """
+
+    axes = 3
+    least = {"factor": 1, "original_max_positions": 1}
+
+    def __init__(
+        self,
+        name: str,
+        geometry: Geometry,
+        axis_of_pair: List[int],
+        layout: Layout,
+        theta: float,
+        numerics: Numerics,
+        factor: float,
+        length: int,
+        beta_fast: float,
+        beta_slow: float,
+        attention_factor: Optional[float],
+        truncate: Truncate,
+    ) -> None:
+        size = 2 * len(axis_of_pair)
+        scaling = None if factor == 1 else ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
+        if scaling is None and (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED:
+            names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
+            raise ValueError(f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set factor or leave them out")
+        frequencies = scaled_powers(float(theta), size, dtype_of(numerics), scaling)
+        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(factor, attention_factor))
+        self.theta, self.scaling = float(theta), scaling
+
+    def frequency(self, k: int) -> float:
+        plain = float(self.theta ** (-2 * k / self.size))
+        return plain if self.scaling is None else self.scaling.frequency(plain, k)

@@ -1,10 +1,10 @@
 """Calibration data: second moments of the inputs of linear layers, and scales of cached keys and values."""
 
 import hashlib
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
 LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
 MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
+
+Hook = Callable[[torch.nn.Module, Any, Any], None]  # of a module that has run; takes its inputs and outputs
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
         sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in layers.items()}
         with ExitStack() as hooks:
             for name, part in layers.items():
-                hooks.enter_context(_watched(part, sums[name]))
+                hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
             _pass(model, sample, [0] * len(sample.windows))
         found |= {name: total / sample.described.tokens for name, total in sums.items()}
     return found
@@ -113,19 +115,14 @@ def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.n
     yield group
 
 
-@contextmanager
-def _watched(part: torch.nn.Linear, total: Tensor) -> Iterator[None]:
-    """Within the context, add x x' of every token x that a layer reads to a total."""
+def _add_to(total: Tensor) -> Hook:
+    """Return a hook that adds x x' of every token x that a layer reads to a total."""
 
-    def add(_: torch.nn.Module, read: Sequence[Any], __: Any) -> None:
-        x = read[0].flatten(0, -2)
+    def add(_: torch.nn.Module, inputs: Sequence[Any], __: Any) -> None:
+        x = inputs[0].flatten(0, -2)
         total.add_(x.T @ x)
 
-    handle = part.register_forward_hook(add)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return add
 
 
 def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
@@ -137,7 +134,8 @@ def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
     starts = np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows)).astype(int).tolist()
     with ExitStack() as hooks:
         for layer, attention in enumerate(model.attentions()):
-            hooks.enter_context(_measured(attention, f"past_key_values.{layer}.", largest))
+            hook = _largest_of(attention, f"past_key_values.{layer}.", largest)
+            hooks.callback(attention.register_forward_hook(hook).remove)
         _pass(model, sample, starts)
     return {name: _scales(numbers.numpy()) for name, numbers in largest.items()}
 
@@ -147,21 +145,16 @@ def _scales(largest: np.ndarray) -> np.ndarray:
     return (reached * (HEADROOM / LARGEST_CODE)).astype(np.float32)
 
 
-@contextmanager
-def _measured(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Iterator[None]:
-    """Within the context, record the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
-    kept = [(index, prefix + carried.name) for index, carried in enumerate(attention.states()) if carried.grows and carried.name in ("key", "value")]
+def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook:
+    """Return a hook that records the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
+    caches = [(index, prefix + spec.name) for index, spec in enumerate(attention.states()) if spec.grows and spec.name in ("key", "value")]
 
-    def keep(_: torch.nn.Module, __: Any, made: Any) -> None:
-        for index, name in kept:
-            found = made[1][index].abs().amax((0, 2))
-            largest[name] = torch.maximum(found, largest.get(name, found))
+    def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
+        for index, name in caches:
+            magnitudes = outputs[1][index].abs().amax((0, 2))
+            largest[name] = torch.maximum(magnitudes, largest.get(name, magnitudes))
 
-    handle = attention.register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return record
 
 
 def _pass(model: Model, sample: Sample, starts: Sequence[int]) -> None:

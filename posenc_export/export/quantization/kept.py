@@ -27,13 +27,13 @@ def kept(model: Model) -> Rounded:
     made = copy.deepcopy(model)
     names = {id(parameter): name for name, parameter in made.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(made).values(), *tables(made))]
-    found = {names[id(weight)]: (weight, stored[names[id(weight)]]) for weight in matrices if names[id(weight)] in stored}
-    on_grid = {name: codes for name, (_, rows) in found.items() if (codes := _on_grid(rows)) is not None}
+    wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)  # a tied weight once
+    on_grid = {name: one for name in wanted if (one := _on_grid(stored[name])) is not None}
     if not on_grid:
         raise ValueError("export: expected a model from a GGUF file with quantized weights for weights keep, got another; choose another format or omit weights")
     with torch.no_grad():
         for name, (_, codes) in on_grid.items():
-            found[name][0].copy_(torch.from_numpy(codes.weight))
+            made.get_parameter(name).copy_(torch.from_numpy(codes.weight))
     return Rounded(made, on_grid)
 
 

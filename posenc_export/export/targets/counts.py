@@ -1,22 +1,20 @@
 """Lowerings of ops.rows_at_counts: one counts all keys; the other, for caches of target `ort`, counts only the last keys if all earlier ones have the largest count."""
 
-from typing import Optional
-
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.rewriter import Rewriter, size
+from posenc_export.export.targets.rewriter import DOUBLE, FLOAT, INT64, Builder, size
+from posenc_export.ops.graph import Append, RowsAtCounts
 
 KEYS_PER_ROW = 4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
 
 
-def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of all keys: [B,H,S,T]."""
-    q, keys, mask, rows = node.inputs
-    return _rows_at(rewriter, _gates(rewriter, node, keys, mask), rows)
+    return _rows_at(op, _gates(op, node, node.keys, node.mask), node.rows)
 
 
-def rows_at_last_counts(rewriter: Rewriter, node: ir.Node, append: ir.Node, first: ir.Value, total: ir.Value) -> ir.Value:
+def rows_at_last_counts(op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of them: [B,H,S,T].
 
     Counts grow from the last key to the first and are at most R - 1. If the gates of the last keys add up to R for every query, the counts of all earlier keys
@@ -26,49 +24,48 @@ def rows_at_last_counts(rewriter: Rewriter, node: ir.Node, append: ir.Node, firs
         first: slot of the first new token of each row [B].
         total: number of slots T, [1].
     """
-    _, _, mask, rows = node.inputs
-    past, new, _ = append.inputs
-    count, axis = size(rows, 3), rewriter.constant([2])
-    before = rewriter.emit("Sub", [rewriter.emit("ReduceMin", [first]), rewriter.constant([KEYS_PER_ROW * count])])
-    recent = rewriter.emit("Max", [before, rewriter.constant([0])])
+    mask, rows, past = node.mask, node.rows, append.past
+    count, axis = size(rows, 3), op.constant([2])
+    before = op.Sub(op.ReduceMin(first), [KEYS_PER_ROW * count])
+    recent = op.Max(before, [0])
     # `append` writes new keys in place, before or after this reads the cache: both give the same keys.
-    update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
-    cached = rewriter.emit("Slice", [past, recent, total, axis])
-    last_keys = rewriter.emit("TensorScatter", [cached, update, rewriter.emit("Sub", [first, recent])], attributes={"axis": 2})
-    last = _gates(rewriter, node, last_keys, _columns(rewriter, mask, recent, total))
-    least = rewriter.emit("ReduceMin", [rewriter.emit("ReduceSum", [last, rewriter.constant([-1])])], attributes={"keepdims": 0})
+    update = op.Transpose(append.new, perm=[0, 2, 1, 3])
+    cached = op.Slice(past, recent, total, axis)
+    last_keys = op.TensorScatter(cached, update, op.Sub(first, recent), axis=2)
+    last = _gates(op, node, last_keys, _columns(op, mask, recent, total))
+    least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.
-    start = rewriter.emit("Where", [rewriter.emit("GreaterOrEqual", [least, rewriter.constant(count, "float32")]), recent, rewriter.constant([0])])
-    earlier = _gates(rewriter, node, rewriter.emit("Slice", [past, start, recent, axis]), _columns(rewriter, mask, start, recent))
-    counted = _rows_at(rewriter, rewriter.emit("Concat", [earlier, last], attributes={"axis": 3}), rows)
-    largest = _columns(rewriter, rows, rewriter.constant([count - 1]), rewriter.constant([count]))
-    uncounted = rewriter.emit("Expand", [largest, rewriter.emit("Concat", [rewriter.constant([1, 1, 1]), start], attributes={"axis": 0})])
-    return rewriter.emit("Concat", [uncounted, counted], attributes={"axis": 3})
+    start = op.Where(op.GreaterOrEqual(least, op.constant(count, "float32")), recent, [0])
+    earlier = _gates(op, node, op.Slice(past, start, recent, axis), _columns(op, mask, start, recent))
+    counted = _rows_at(op, op.Concat(earlier, last, axis=3), rows)
+    largest = _columns(op, rows, op.constant([count - 1]), op.constant([count]))
+    uncounted = op.Expand(largest, op.Concat([1, 1, 1], start, axis=0))
+    return op.Concat(uncounted, counted, axis=3)
 
 
-def _columns(rewriter: Rewriter, x: Optional[ir.Value], start: ir.Value, end: ir.Value) -> ir.Value:
+def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Value:
     """Columns start .. end - 1 of x [B,N,S,T]."""
-    return rewriter.emit("Slice", [x, start, end, rewriter.constant([3])])
+    return op.Slice(x, start, end, [3])
 
 
-def _gates(rewriter: Rewriter, node: ir.Node, keys: Optional[ir.Value], mask: Optional[ir.Value]) -> ir.Value:
+def _gates(op: Builder, node: RowsAtCounts, keys: ir.Value, mask: ir.Value) -> ir.Value:
     """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
-    visible = rewriter.emit("GreaterOrEqual", [mask, rewriter.constant(0, rewriter.dtype)])
-    queries = rewriter.emit("Shape", [node.inputs[0]], attributes={"start": 1, "end": 2})
-    gates = rewriter.emit("Sigmoid", [standard.products_of(rewriter, node, node.inputs[0], keys, queries)])
-    return rewriter.emit("Mul", [gates, rewriter.emit("Cast", [visible], attributes={"to": int(ir.DataType.FLOAT)})])
+    visible = op.GreaterOrEqual(mask, op.constant(0, op.dtype))
+    queries = op.Shape(node.q, start=1, end=2)
+    gates = op.Sigmoid(standard.products_of(op, node, node.q, keys, queries))
+    return op.Mul(gates, op.Cast(visible, to=FLOAT))
 
 
-def _rows_at(rewriter: Rewriter, gates: ir.Value, rows: Optional[ir.Value]) -> ir.Value:
+def _rows_at(op: Builder, gates: ir.Value, rows: ir.Value) -> ir.Value:
     """Interpolate rows [B,H,S,R] at the sums of gates [B,H,S,T] from each key on: [B,H,S,T]."""
-    last, double = size(rows, 3) - 1, {"to": int(ir.DataType.DOUBLE)}
-    sums = rewriter.emit("CumSum", [rewriter.emit("Cast", [gates], attributes=double), rewriter.constant(-1)], attributes={"reverse": 1})
-    counts = rewriter.emit("Clip", [sums, rewriter.constant(0, "float64"), rewriter.constant(last, "float64")])
-    below = rewriter.emit("Floor", [counts])
-    whole = rewriter.emit("Cast", [below], attributes={"to": int(ir.DataType.INT64)})
-    index = rewriter.emit("Clip", [whole, rewriter.constant(0), rewriter.constant(last)])
-    following = rewriter.emit("Gather", [rows, rewriter.constant([*range(1, last + 1), last])], attributes={"axis": 3})
-    steps = rewriter.emit("Sub", [following, rows])
-    lower, step = (rewriter.emit("GatherElements", [values, index], attributes={"axis": -1}) for values in (rows, steps))
-    part = rewriter.emit("Cast", [rewriter.emit("Sub", [counts, below])], attributes={"to": int(ir.DataType.FLOAT)})
-    return rewriter.emit("Add", [lower, rewriter.emit("Mul", [part, step])])
+    last = size(rows, 3) - 1
+    sums = op.CumSum(op.Cast(gates, to=DOUBLE), -1, reverse=1)
+    counts = op.Clip(sums, op.constant(0, "float64"), op.constant(last, "float64"))
+    below = op.Floor(counts)
+    whole = op.Cast(below, to=INT64)
+    index = op.Clip(whole, 0, last)
+    following = op.Gather(rows, [*range(1, last + 1), last], axis=3)
+    steps = op.Sub(following, rows)
+    lower, step = (op.GatherElements(values, index, axis=-1) for values in (rows, steps))
+    part = op.Cast(op.Sub(counts, below), to=FLOAT)
+    return op.Add(lower, op.Mul(part, step))

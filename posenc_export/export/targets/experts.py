@@ -1,81 +1,77 @@
 """Mixtures of experts: standard operators that compute all experts, and com.microsoft MoE, which computes only the chosen ones.
 
-The semantic node Experts has the inputs x [B,S,E], weights of the experts [B,S,N] that are 0 for those not chosen, and constants: weights [N,E,H] and biases [N,H] of
-gates and of ups, weights [N,H,E] and biases [N,E] of downs. Its unit is g sigmoid(alpha g) (u + beta), with g at most limit and u within -limit .. limit.
+ops/graph.py describes the inputs of the semantic node Experts.
 """
 
 import math
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.formats import Codes, OnGrid
-from posenc_export.export.targets.rewriter import Rewriter, constant_of, number, numbers_of, size
+from posenc_export.export.targets.rewriter import MICROSOFT, Builder, constant_of, numbers_of, size
+from posenc_export.ops.graph import Experts
 
-DOMAIN = "com.microsoft"
 SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose logarithm is taken
 
 
-def dense(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def dense(op: Builder, node: Experts) -> ir.Value:
     """Compute all experts for all tokens."""
-    x, shares, gates, gates_bias, ups, ups_bias, downs, downs_bias = _inputs(node, 8)
-    read = rewriter.emit("Unsqueeze", [x, rewriter.constant([1])])
-    hidden = _unit(rewriter, node, _linear(rewriter, read, gates, gates_bias), _linear(rewriter, read, ups, ups_bias))
-    given = _linear(rewriter, hidden, downs, downs_bias)
-    by_expert = rewriter.emit("Unsqueeze", [rewriter.emit("Transpose", [shares], attributes={"perm": [0, 2, 1]}), rewriter.constant([3])])
-    return rewriter.emit("ReduceSum", [rewriter.emit("Mul", [given, by_expert]), rewriter.constant([1])], attributes={"keepdims": 0})
+    x = op.Unsqueeze(node.x, [1])
+    hidden = _unit(op, node, _linear(op, x, node.gates, node.gates_bias), _linear(op, x, node.ups, node.ups_bias))
+    outputs = _linear(op, hidden, node.downs, node.downs_bias)
+    by_expert = op.Unsqueeze(op.Transpose(node.weights, perm=[0, 2, 1]), [3])
+    return op.ReduceSum(op.Mul(outputs, by_expert), [1], keepdims=0)
 
 
-def sparse(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def sparse(op: Builder, node: Experts) -> ir.Value:
     """Compute the chosen experts in float32 with MoE. It takes the softmax of its second input over the chosen experts, so the input has the logarithms of the
     weights, and the output is multiplied by their sum."""
-    if rewriter.dtype != "float32":
-        return dense(rewriter, node)
-    x, shares, gates, gates_bias, ups, ups_bias, downs, downs_bias = _inputs(node, 8)
-    assert gates is not None and downs is not None
-    logits = rewriter.emit("Log", [rewriter.emit("Max", [shares, rewriter.constant(SMALLEST, "float32")])])
-    by_token = rewriter.emit("Reshape", [logits, rewriter.constant([-1, size(gates, 0)])])
-    first, first_bias = _alternating(rewriter, gates, ups), _alternating(rewriter, gates_bias, ups_bias)
-    second = _second(rewriter, downs)
-    attributes = {"k": number(node, "chosen"), "activation_type": "swiglu", "swiglu_fusion": 1}
-    attributes |= {"activation_alpha": _factor(node, "alpha"), "activation_beta": _factor(node, "beta")}
-    attributes |= {"swiglu_limit": _factor(node, "limit")} if math.isfinite(_factor(node, "limit")) else {}
-    mixed = rewriter.emit("MoE", [x, by_token, first, first_bias, second, downs_bias], DOMAIN, attributes)
-    total = rewriter.emit("ReduceSum", [shares, rewriter.constant([-1])], attributes={"keepdims": 1})
+    if op.dtype != "float32":
+        return dense(op, node)
+    logits = op.Log(op.Max(node.weights, op.constant(SMALLEST, "float32")))
+    by_token = op.Reshape(logits, [-1, size(node.gates, 0)])
+    first, first_bias = _alternating(op, node.gates, node.ups), _alternating(op, node.gates_bias, node.ups_bias)
+    second = _second(op, node.downs)
+    attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
+    attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}
+    attributes |= {"swiglu_limit": node.limit} if math.isfinite(node.limit) else {}
+    y = op.MoE(node.x, by_token, first, first_bias, second, node.downs_bias, domain=MICROSOFT, **attributes)
+    total = op.ReduceSum(node.weights, [-1], keepdims=1)
     # The condition is always false. It makes Where read x after MoE, which otherwise may write its output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
-    return rewriter.emit("Where", [rewriter.emit("Less", [total, rewriter.constant(0, "float32")]), x, rewriter.emit("Mul", [mixed, total])])
+    return op.Where(op.Less(total, op.constant(0, "float32")), node.x, op.Mul(y, total))
 
 
-def quantized(rewriter: Rewriter, node: ir.Node, first: OnGrid, second: OnGrid, accuracy: int) -> ir.Value:
+def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accuracy: int) -> ir.Value:
     """Replace MoE by QMoE. Widths that are not multiples of the block are padded with zeros.
 
     Args:
         first, second: codes of the weights [N,2*H,E] and [N,E,H] of the node.
         accuracy: accuracy_level, as for MatMulNBits.
     """
-    x, logits, weights, bias, others, other_bias = _inputs(node, 6)
+    x, logits, weights, bias, others, other_bias, *_ = (*node.inputs, None)
     grid, width, hidden = first[0], first[1].inputs, second[1].inputs
     wide, deep = (inputs if grid.block is None else -(-inputs // grid.block) * grid.block for inputs in (width, hidden))
-    matrices = [_codes(rewriter, weights, first, (2 * deep, wide)), _codes(rewriter, others, second, (wide, deep))]
-    biases = [_padded(rewriter, bias, 2 * deep), _padded(rewriter, other_bias, wide)]
+    matrices = [_codes(op, weights, first, (2 * deep, wide)), _codes(op, others, second, (wide, deep))]
+    biases = [_padded(op, bias, 2 * deep), _padded(op, other_bias, wide)]
     if wide > width:
-        x = rewriter.emit("Pad", [x, rewriter.constant([0, wide - width]), None, rewriter.constant([2])])
+        x = op.Pad(x, [0, wide - width], None, [2])
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     attributes |= {"expert_weight_bits": grid.bits} | ({"block_size": grid.block, "accuracy_level": accuracy} if grid.block else {})
-    y = rewriter.emit("QMoE", [x, logits, *matrices[0], biases[0], *matrices[1], biases[1]], DOMAIN, attributes)
-    return y if wide == width else rewriter.emit("Slice", [y, rewriter.constant([0]), rewriter.constant([width]), rewriter.constant([2])])
+    y = op.QMoE(x, logits, *matrices[0], biases[0], *matrices[1], biases[1], domain=MICROSOFT, **attributes)
+    return y if wide == width else op.Slice(y, [0], [width], [2])
 
 
-def parts(rewriter: Rewriter, x: Optional[ir.Value], experts: int) -> Sequence[Optional[ir.Value]]:
+def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional[ir.Value]]:
     """Return the input [B,1,S,K] of each expert. x is [B,1,S,K] from Unsqueeze if all experts read the same, otherwise [B,experts,S,K]."""
     producer = None if x is None else x.producer()
     if producer is not None and producer.op_type == "Unsqueeze":
         return [x] * experts
-    return rewriter.emit_all("Split", [x], experts, attributes={"axis": 1, "num_outputs": experts})
+    return op.several(experts, "Split", x, axis=1, num_outputs=experts)
 
 
-def _codes(rewriter: Rewriter, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]) -> List[ir.Value]:
+def _codes(op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]) -> List[ir.Value]:
     """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows] without blocks, of a constant [experts,N,K].
 
     Args:
@@ -97,44 +93,35 @@ def _codes(rewriter: Rewriter, source: Optional[ir.Value], found: OnGrid, shape:
         return np.pad(codes.scales.reshape(experts, outputs, -1), ((0, 0), below, (0, 0)))
 
     name = constant_of(source).name
-    return [rewriter.weight(f"{name}.codes", packed), rewriter.weight(f"{name}.scales", scales)]
+    return [op.weight(f"{name}.codes", packed), op.weight(f"{name}.scales", scales)]
 
 
-def _padded(rewriter: Rewriter, bias: Optional[ir.Value], outputs: int) -> Optional[ir.Value]:
+def _padded(op: Builder, bias: Optional[ir.Value], outputs: int) -> Optional[ir.Value]:
     """Pad constant biases [N,m] to [N,outputs] with zeros; None for no biases."""
     if bias is None:
         return None
     numbers = numbers_of(bias)
-    return rewriter.weight(f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1]))))
+    return op.weight(f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1]))))
 
 
-def _inputs(node: ir.Node, count: int) -> List[Optional[ir.Value]]:
-    """Return the inputs of a node, None for missing ones."""
-    return [*node.inputs, *[None] * (count - len(node.inputs))]
-
-
-def _unit(rewriter: Rewriter, node: ir.Node, gate: ir.Value, up: ir.Value) -> ir.Value:
+def _unit(op: Builder, node: Experts, gate: ir.Value, up: ir.Value) -> ir.Value:
     """Apply the unit to gate and up [B,N,S,H]."""
-    alpha, beta, limit = (_factor(node, name) for name in ("alpha", "beta", "limit"))
+    alpha, beta, limit = node.alpha, node.beta, node.limit
 
     def constant(number: float) -> ir.Value:
-        return rewriter.constant(number, rewriter.dtype)
+        return op.constant(number, op.dtype)
 
     if math.isfinite(limit):
-        gate = rewriter.emit("Min", [gate, constant(limit)])
-        up = rewriter.emit("Clip", [up, constant(-limit), constant(limit)])
-    share = rewriter.emit("Sigmoid", [gate if alpha == 1 else rewriter.emit("Mul", [gate, constant(alpha)])])
-    return rewriter.emit("Mul", [rewriter.emit("Mul", [gate, share]), rewriter.emit("Add", [up, constant(beta)]) if beta else up])
+        gate = op.Min(gate, constant(limit))
+        up = op.Clip(up, constant(-limit), constant(limit))
+    share = op.Sigmoid(gate if alpha == 1 else op.Mul(gate, constant(alpha)))
+    return op.Mul(op.Mul(gate, share), op.Add(up, constant(beta)) if beta else up)
 
 
-def _linear(rewriter: Rewriter, x: ir.Value, weights: Optional[ir.Value], bias: Optional[ir.Value]) -> ir.Value:
+def _linear(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value]) -> ir.Value:
     """Apply the linear layers of all experts to x [B,1 or N,S,n], to [B,N,S,m]."""
-    y = rewriter.emit("MatMul", [x, weights])
-    return y if bias is None else rewriter.emit("Add", [y, rewriter.emit("Unsqueeze", [bias, rewriter.constant([1])])])
-
-
-def _factor(node: ir.Node, name: str) -> float:
-    return float(node.attributes[name].value)
+    y = op.MatMul(x, weights)
+    return y if bias is None else op.Add(y, op.Unsqueeze(bias, [1]))
 
 
 def _by_output(weights: ir.Value) -> np.ndarray:
@@ -143,14 +130,14 @@ def _by_output(weights: ir.Value) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(numbers, 1, -1) if numbers.ndim == 3 else numbers)
 
 
-def _second(rewriter: Rewriter, downs: ir.Value) -> ir.Value:
+def _second(op: Builder, downs: ir.Value) -> ir.Value:
     """Return weights of downs [N,H,E] in a constant [N,E,H]."""
-    name, found = rewriter.rounded(downs)
-    made = rewriter.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
-    return made if found is None else rewriter.mark(made, name, found)
+    name, found = op.rounded(downs)
+    made = op.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
+    return made if found is None else op.mark(made, name, found)
 
 
-def _alternating(rewriter: Rewriter, gates: Optional[ir.Value], ups: Optional[ir.Value]) -> Optional[ir.Value]:
+def _alternating(op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]) -> Optional[ir.Value]:
     """Return weights or biases of gates and ups in one constant, in which their outputs alternate; None for no biases."""
     if gates is None or ups is None:
         return None
@@ -159,8 +146,8 @@ def _alternating(rewriter: Rewriter, gates: Optional[ir.Value], ups: Optional[ir
         both = np.stack(parts, axis=2)
         return both.reshape(len(both), -1, *both.shape[3:])
 
-    made = rewriter.weight(f"{constant_of(gates).name}.alternating", lambda: joined([_by_output(gates), _by_output(ups)]))
-    (name, first), (_, second) = rewriter.rounded(gates), rewriter.rounded(ups)
+    made = op.weight(f"{constant_of(gates).name}.alternating", lambda: joined([_by_output(gates), _by_output(ups)]))
+    (name, first), (_, second) = op.rounded(gates), op.rounded(ups)
     if first is None or second is None:
         return made
-    return rewriter.mark(made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined)))
+    return op.mark(made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined)))

@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, Optional
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import Rewriter, size
+from posenc_export.export.targets.rewriter import Builder, size
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
 
@@ -14,35 +14,35 @@ PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of the nod
 QUANTISED: Dict[str, Any] = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
 
 
-def store(rewriter: Rewriter, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
+def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
     """Change the caches named in `scales` [K,D] to int8 in a lowered graph.
 
     Raises:
         ValueError: the graph has no cache of keys and values, or an operator other than GroupQueryAttention reads one.
     """
-    found = [value for value in rewriter.graph.inputs if value.name in scales and value.uses()]
+    found = [value for value in op.graph.inputs if value.name in scales and value.uses()]
     for value in found:
         others = sorted({node.op_type for node, _ in value.uses()} - {NODE})
         if others:
             _refuse(manifest, f"{value.name} read by {', '.join(others)}")
     if not found:
         _refuse(manifest, "no cache of keys and values")
-    for node in rewriter.graph:
+    for node in op.graph:
         if node.op_type == NODE:
             node.resize_inputs(VALUE_SCALE + 1)
             for past, scale in ((node.inputs[PAST_KEY], KEY_SCALE), (node.inputs[PAST_VALUE], VALUE_SCALE)):
-                node.replace_input_with(scale, _stored(rewriter, past, scales))
+                node.replace_input_with(scale, _stored(op, past, scales))
             node.attributes.update({name: ir.convenience.convert_attribute(name, value) for name, value in QUANTISED.items()})
 
 
-def _stored(rewriter: Rewriter, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:
+def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:
     """Change a cache to int8 and return its scales [K*D]."""
     assert past is not None and past.name is not None
     past.type = ir.TensorType(ir.DataType.INT8)
     given = scales[past.name]
     padded = np.ones((len(given), size(past, 3)), np.float32)  # heads are padded with zeros
     padded[:, : given.shape[1]] = given
-    return rewriter.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
+    return op.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
 
 
 def _refuse(manifest: Manifest, found: str) -> None:

@@ -10,24 +10,21 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.formats import Codes
-from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.export.targets.rewriter import Builder
 
 
-def add_to_product(rewriter: Rewriter, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+def add_to_product(op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
     """Add the offsets' part of x W: the sum of each block of x [B,S,K] times its offset. Products with the same x share the sums."""
     offsets = codes.offsets
     if offsets is None:
         return product
-    blocks = rewriter.emit("Reshape", [x, rewriter.constant([0, 0, *codes.codes.shape[1:]])])
-    sums = rewriter.emit("ReduceSum", [blocks, rewriter.constant([3])], attributes={"keepdims": 0})
-    weight = rewriter.weight(f"{name}.offsets", lambda: np.ascontiguousarray(offsets.T))
-    return rewriter.emit("Add", [product, rewriter.emit("MatMul", [sums, weight])])
+    sums = op.ReduceSum(op.Reshape(x, [0, 0, *codes.codes.shape[1:]]), [3], keepdims=0)
+    return op.Add(product, op.MatMul(sums, op.weight(f"{name}.offsets", lambda: np.ascontiguousarray(offsets.T))))
 
 
-def add_to_rows(rewriter: Rewriter, blocks: ir.Value, ids: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+def add_to_rows(op: Builder, blocks: ir.Value, ids: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
     """Add the offsets to rows of a table in blocks [B,S,blocks,block]."""
     offsets = codes.offsets
     if offsets is None:
         return blocks
-    weight = rewriter.weight(f"{name}.offsets_of_blocks", lambda: offsets[..., None])
-    return rewriter.emit("Add", [blocks, rewriter.emit("Gather", [weight, ids])])
+    return op.Add(blocks, op.Gather(op.weight(f"{name}.offsets_of_blocks", lambda: offsets[..., None]), ids))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.targets import external_data, int8_cache
-from posenc_export.export.targets.rewriter import Fusion, Lowering, Rewriter, drop_unused
+from posenc_export.export.targets.rewriter import Builder, Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.runtime.artefact import files, meanings
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
@@ -28,7 +28,7 @@ SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 def write_onnx(
     source: Source,
     manifest: Manifest,
-    lowering: Sequence[Mapping[str, Lowering]],
+    lowering: Sequence[Table],
     folder: Path,
     few_bits: Callable[[str], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
@@ -46,16 +46,16 @@ def write_onnx(
     graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
-    rewriter = Rewriter(graph_model, manifest.dtype, manifest.cache, source.on_grid)
-    for phase in lowering:
-        rewriter.run(phase)
+    op = Builder(graph_model, manifest.dtype, manifest.cache, source.on_grid)
+    for table in lowering:
+        lower(op, table)
     if manifest.weights is not None:
-        manifest = _in_few_bits(rewriter, manifest, few_bits)
-    rewriter.finish()
+        manifest = _in_few_bits(op, manifest, few_bits)
+    finish(op)
     if manifest.cache:
-        int8_cache.store(rewriter, manifest, source.cache_scales)
-    rewriter.fuse(fusions)
-    manifest = _with_added(rewriter, manifest)
+        int8_cache.store(op, manifest, source.cache_scales)
+    fuse(op, fusions)
+    manifest = _with_added(op, manifest)
     manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest)
@@ -67,7 +67,7 @@ def write_onnx(
     return manifest.replace(opset=dict(graph_model.opset_imports), operators=dict(sorted(operators.items())), files=written)
 
 
-def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[str], Any]) -> Manifest:
+def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> Manifest:
     """Replace rounded constants by their codes and scales, and record their number.
 
     Raises:
@@ -75,7 +75,7 @@ def _in_few_bits(rewriter: Rewriter, manifest: Manifest, few_bits: Callable[[str
     """
     assert manifest.weights is not None
     nodes = few_bits(manifest.weights.activations)
-    rewriter.replace_nodes(nodes.table())
+    replace_nodes(op, nodes.table())
     matrices = len(nodes.weights.stored)
     if not matrices:
         raise ValueError(f"export: expected a model with linear layers or a token table for weights {manifest.weights.format}, got one without; omit weights")
@@ -94,10 +94,10 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
         value.shape = ir.Shape(axes[str(value.name)])
 
 
-def _with_added(rewriter: Rewriter, manifest: Manifest) -> Manifest:
+def _with_added(op: Builder, manifest: Manifest) -> Manifest:
     """Add the caches that the lowering added to the outputs of the graph, and to the states of the manifest, each after the one it stands beside."""
-    states, outputs = list(manifest.states), rewriter.graph.outputs
-    for beside, past, present in rewriter.added:
+    states, outputs = list(manifest.states), op.graph.outputs
+    for beside, past, present in op.added:
         index = next(index for index, state in enumerate(states) if state.past == beside.name)
         described = _described(past)
         present_name = f"{states[index].present.rpartition('.')[0]}.{described.name.rpartition('.')[2]}"
@@ -121,7 +121,7 @@ def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
     for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
         value.name, value.shape, value.type = described.name, ir.Shape(described.axes), ir.TensorType(ir.DataType.from_numpy(np.dtype(described.dtype)))
-    drop_unused(model)
+    common.RemoveUnusedNodesPass()(model)
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)

@@ -1,52 +1,57 @@
 """Target `onnx`: ai.onnx operators, opset 23; caches are past inputs and present outputs."""
 
+from typing import Any, Dict, Tuple
+
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, standard, turned_keys, waves
-from posenc_export.export.targets.rewriter import Rewriter, number
+from posenc_export.export.targets import content, counts, experts, standard, turned_keys, two_rotations
+from posenc_export.export.targets.rewriter import Builder, Table
+from posenc_export.ops import graph
 
 
-def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    return rewriter.emit("Concat", node.inputs[:2], attributes={"axis": 1})
+def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
+    return op.Concat(node.past, node.new, axis=1)
 
 
-def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    new = rewriter.emit("Transpose", [node.inputs[1]], attributes={"perm": [0, 2, 1, 3]})
-    return rewriter.emit("Concat", [node.inputs[0], new], attributes={"axis": 2})
+def append(op: Builder, node: graph.Append) -> ir.Value:
+    return op.Concat(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), axis=2)
 
 
-def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def attend(op: Builder, node: graph.Attend) -> ir.Value:
     """Use one Attention-23 node with past and present, which appends and attends, if the dtype is float32 and no other node reads keys and values."""
     appended = standard.appended_here(node)
-    if appended is None or rewriter.dtype != "float32" or standard.sinks_of(node) is not None or standard.shares_of(node) is not None:
-        return standard.attend(rewriter, node)
-    append_key, append_value = appended
-    past_key, new_key, past_value, new_value = *append_key.inputs[:2], *append_value.inputs[:2]
-    q = node.inputs[0]
-    assert q is not None and new_key is not None and new_value is not None
-    y, present_key, present_value = rewriter.emit_all(
-        "Attention",
-        [rewriter.packed(q), rewriter.packed(new_key), rewriter.packed(new_value), standard.whole_mask(rewriter, node), past_key, past_value],
-        3,
-        attributes={"q_num_heads": number(node, "heads"), "kv_num_heads": number(node, "kv_heads"), **standard.scores_of(node)},
-    )
-    append_key.outputs[0].replace_all_uses_with(present_key, replace_graph_outputs=True)
-    append_value.outputs[0].replace_all_uses_with(present_value, replace_graph_outputs=True)
+    if appended is None or op.dtype != "float32" or node.sinks is not None or node.readers(graph.AttentionWeights):
+        return standard.attend(op, node)
+    key, value = appended
+    heads = [op.merge_heads(part) for part in (node.q, key.new, value.new)]
+    attributes: Dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
+    y, present_key, present_value = op.several(3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes)
+    key.output.replace_all_uses_with(present_key, replace_graph_outputs=True)
+    value.output.replace_all_uses_with(present_value, replace_graph_outputs=True)
     return y
 
 
-LOWERING = (
+LOWERING: Tuple[Table, ...] = (
     {
-        **standard.LOWERING,
-        "CollectByDistance": collected.collect_by_distance,
-        "RowsAtCounts": counts.rows_at_counts,
-        "AttendTurnedKeys": turned_keys.attend,
-        "WaveProducts": waves.wave_products,
-        "AppendPositions": append_positions,
-        "FitPositions": standard.as_is,
-        "Distances": standard.distances,
-        "Mask": standard.mask,
-        "Attend": attend,
+        graph.Rotate: standard.rotate,
+        graph.AppendPositions: append_positions,
+        graph.FitPositions: standard.as_is,
+        graph.Distances: standard.distances,
+        graph.Mask: standard.mask,
+        graph.Attend: attend,
+        graph.AttendTurnedKeys: turned_keys.attend,
+        graph.JoinRotations: two_rotations.key,
+        graph.ChooseRotation: two_rotations.query,
+        graph.Products: content.products,
+        graph.WaveProducts: content.wave_products,
+        graph.Pick: content.pick,
+        graph.SuffixSum: content.suffix_sum,
+        graph.RowsAtCounts: counts.rows_at_counts,
+        graph.CollectByDistance: content.collect_by_distance,
+        graph.WeightedValues: standard.weighted_values,
+        graph.SelectTokens: standard.select_tokens,
+        graph.Recur: standard.recur,
+        graph.Experts: experts.dense,
     },
-    {"Append": append},  # those that were not merged into an Attention node
+    {graph.Append: append},  # those that were not merged into an Attention node
 )

@@ -2,40 +2,25 @@
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, standard, turned_keys, waves
-from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.export.targets import onnx_growing, standard
+from posenc_export.export.targets.rewriter import Builder, Table
+from posenc_export.ops import graph
 
 
-def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    past, new, write_index = node.inputs
-    update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
-    return rewriter.emit("TensorScatter", [past, update, write_index], attributes={"axis": 2})
+def append(op: Builder, node: graph.Append) -> ir.Value:
+    return op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), node.write_index, axis=2)
 
 
-def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    return rewriter.emit("TensorScatter", node.inputs, attributes={"axis": 1})
+def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
+    return op.TensorScatter(node.past, node.new, node.write_index, axis=1)
 
 
-def fit_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def fit_positions(op: Builder, node: graph.FitPositions) -> ir.Value:
     """Pad key positions [B,T] with -1 to the capacity M of the cache: [B,M]."""
-    key_positions, past = node.inputs
-    capacity = rewriter.emit("Shape", [past], attributes={"start": 2, "end": 3})
-    missing = rewriter.emit("Sub", [capacity, rewriter.emit("Shape", [key_positions], attributes={"start": 1, "end": 2})])
-    pads = rewriter.emit("Concat", [rewriter.constant([0]), missing], attributes={"axis": 0})
-    return rewriter.emit("Pad", [key_positions, pads, rewriter.constant(-1), rewriter.constant([1])])
+    capacity = op.Shape(node.past, start=2, end=3)
+    missing = op.Sub(capacity, op.Shape(node.key_positions, start=1, end=2))
+    return op.Pad(node.key_positions, op.Concat(op.constant([0]), missing, axis=0), -1, [1])
 
 
-LOWERING = (
-    {
-        **standard.LOWERING,
-        "CollectByDistance": collected.collect_by_distance,
-        "RowsAtCounts": counts.rows_at_counts,
-        "AttendTurnedKeys": turned_keys.attend,
-        "WaveProducts": waves.wave_products,
-        "Append": append,
-        "AppendPositions": append_positions,
-        "FitPositions": fit_positions,
-        "Distances": standard.distances,
-        "Mask": standard.mask,
-    },
-)
+CACHES: Table = {graph.Append: append, graph.AppendPositions: append_positions, graph.FitPositions: fit_positions, graph.Attend: standard.attend}
+LOWERING = ({**onnx_growing.LOWERING[0], **CACHES},)

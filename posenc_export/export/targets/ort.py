@@ -4,78 +4,78 @@ With position_ids, rows are compact: the tokens of a row fill its first slots. D
 rotate by slot, which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node, and the mask is added as a bias.
 """
 
+from typing import Tuple
+
 import onnx_ir as ir
 
-from posenc_export.export.targets import collected, counts, experts, ort_attention, ort_slots, standard, waves
-from posenc_export.export.targets.rewriter import Rewriter, number, producer
+from posenc_export.export.targets import content, counts, experts, onnx_growing, ort_attention, ort_slots, standard
+from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
+from posenc_export.ops import graph
 
 
-def append_positions(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
     """Key positions of compact rows: the input first_position [B,1], which is the position in slot 0, plus the slot."""
-    slots = rewriter.emit("Range", [rewriter.constant(0), ort_slots.total(rewriter), rewriter.constant(1)])
-    return rewriter.emit("Add", [ort_slots.first_position(rewriter), slots])
+    slots = op.Range(op.constant(0), ort_slots.total(op), 1)
+    return op.Add(ort_slots.first_position(op), slots)
 
 
-def wave_products(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
-    if not ort_slots.in_slots(rewriter, node.inputs[1]):
-        return waves.wave_products(rewriter, node)
-    return waves.consecutive_wave_products(rewriter, node, ort_slots.first_position(rewriter), ort_slots.total(rewriter))
+    if not ort_slots.in_slots(op, node.key_positions):
+        return content.wave_products(op, node)
+    return content.consecutive_wave_products(op, node, ort_slots.first_position(op), ort_slots.total(op))
 
 
-def distances(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
+    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
+    append = graph.Append.of(node.keys)
+    if append is None or op.dtype != "float32":
+        return counts.rows_at_counts(op, node)
+    node.node.replace_input_with(1, None)  # no longer a reader of the cache
+    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
+
+
+def distances(op: Builder, node: graph.Distances) -> ir.Value:
     """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32 below 2^24 slots and takes fewer nodes than positions in int64."""
-    if ort_slots.of_call(rewriter, node.inputs[1]):
-        return standard.distances(rewriter, node)
-    _, total = ort_slots.lengths(rewriter)
-    count = rewriter.emit("Cast", [total], attributes={"to": int(ir.DataType.FLOAT)})
-    slots = rewriter.emit("Range", [rewriter.constant(0, "float32"), count, rewriter.constant(1, "float32")])
-    queries = rewriter.emit("Cast", [ort_slots.cache_position(rewriter)], attributes={"to": int(ir.DataType.FLOAT)})
-    return rewriter.emit("Sub", [slots, rewriter.emit("Unsqueeze", [queries, rewriter.constant([1, 3])])])
+    if ort_slots.of_call(op, node.k_positions):
+        return standard.distances(op, node)
+    _, total = ort_slots.lengths(op)
+    count = op.Cast(total, to=FLOAT)
+    slots = op.Range(op.constant(0, "float32"), count, op.constant(1, "float32"))
+    queries = op.Cast(ort_slots.cache_position(op), to=FLOAT)
+    return op.Sub(slots, op.Unsqueeze(queries, [1, 3]))
 
 
-def collect_by_distance(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     """Use that differences of slots of compact rows are distances."""
-    if ort_slots.in_slots(rewriter, node.inputs[2]) and number(node, "left"):
-        return collected.collect_from_slots(rewriter, node, ort_slots.cache_position(rewriter))
-    return collected.collect_by_distance(rewriter, node)
+    if ort_slots.in_slots(op, node.key_positions) and node.left:
+        return content.collect_from_slots(op, node, ort_slots.cache_position(op))
+    return content.collect_by_distance(op, node)
 
 
-def append(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
-    past, new, _ = node.inputs
-    first, total = ort_slots.written(rewriter, node)
-    update = rewriter.emit("Transpose", [new], attributes={"perm": [0, 2, 1, 3]})
-    buffer = rewriter.emit("TensorScatter", [past, update, first], attributes={"axis": 2})
-    valid = rewriter.emit("Slice", [buffer, rewriter.constant([0]), total, rewriter.constant([2])])
-    for reader, index in list(node.outputs[0].uses()):
+    first, total = ort_slots.written(op, node)
+    buffer = op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), first, axis=2)
+    valid = op.Slice(buffer, [0], total, [2])
+    for reader, index in list(node.output.uses()):
         if reader.op_type != "GatherElements":  # which reads only the slots it is given
             reader.replace_input_with(index, valid)
     return buffer
 
 
-def rows_at_counts(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
-    append = producer(node.inputs[1], "Append")
-    if append is None or rewriter.dtype != "float32":
-        return counts.rows_at_counts(rewriter, node)
-    node.replace_input_with(1, None)  # no longer a reader of the cache
-    return counts.rows_at_last_counts(rewriter, node, append, *ort_slots.written(rewriter, append))
-
-
-LEFT = ("ChooseRotation", "JoinRotations", "Rotate")  # nodes of standard.LOWERING that Attend may merge
-LOWERING = (
+LATER = (graph.Mask, graph.ChooseRotation, graph.JoinRotations, graph.Rotate)  # nodes that are not merged into GroupQueryAttention
+LOWERING: Tuple[Table, ...] = (
     {
-        **{name: lowering for name, lowering in standard.LOWERING.items() if name not in LEFT},
-        "AppendPositions": append_positions,
-        "FitPositions": standard.as_is,
-        "Distances": distances,
-        "Attend": ort_attention.attend,
-        "CollectByDistance": collect_by_distance,
-        "RowsAtCounts": rows_at_counts,
-        "AttendTurnedKeys": ort_attention.attend_turned,
-        "WaveProducts": wave_products,
-        "Experts": experts.sparse,
+        **{kind: lowering for kind, lowering in onnx_growing.LOWERING[0].items() if kind not in LATER},
+        graph.AppendPositions: append_positions,
+        graph.Distances: distances,
+        graph.Attend: ort_attention.attend,
+        graph.AttendTurnedKeys: ort_attention.attend_turned,
+        graph.WaveProducts: wave_products,
+        graph.RowsAtCounts: rows_at_counts,
+        graph.CollectByDistance: collect_by_distance,
+        graph.Experts: experts.sparse,
     },
-    {"Append": append, "Mask": standard.mask, **{name: standard.LOWERING[name] for name in LEFT}},  # nodes that were not merged into GroupQueryAttention
+    {graph.Append: append, **{kind: onnx_growing.LOWERING[0][kind] for kind in LATER}},
 )

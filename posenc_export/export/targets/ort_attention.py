@@ -1,96 +1,83 @@
 """Target `ort`: attention over cached keys and values as GroupQueryAttention where it can represent it, as standard operators elsewhere."""
 
-from typing import Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort_slots, ort_turned_keys, ort_two_rotations, standard, turned_keys
 from posenc_export.export.targets.group_query import GroupQuery, group_query
-from posenc_export.export.targets.rewriter import Rewriter, number, producer, size
+from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.ops.graph import Append, Attend, AttendTurnedKeys, AttentionWeights, CollectByDistance, Mask
 
 
-def attend(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise standard attention over the valid slots."""
+def attend(op: Builder, node: Attend) -> ir.Value:
+    """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise standard attention over the valid slots.
+
+    In float16, content scores may exceed the range of its bias.
+    """
     appended = standard.appended_here(node)
-    if appended is None or not _fits(rewriter, node):
-        return standard.attend(rewriter, node)
-    append_key, append_value = appended
-    query_of_two = ort_two_rotations.query_of(rewriter, node, append_key)
-    call = group_query(rewriter, node, append_key, append_value)
-    made = _attended(call, node, append_key) if query_of_two is None else ort_two_rotations.attend(call, query_of_two, append_key)
-    return _finished(call, node, appended, made)
+    if appended is None or (node.content is not None and op.dtype != "float32"):
+        return standard.attend(op, node)
+    key, value = appended
+    query = ort_two_rotations.query_of(op, node, key)
+    call = group_query(op, node, key, value)
+    outputs = _attended(op, call, node, key) if query is None else ort_two_rotations.attend(op, call, query, key)
+    return _finished(op, call, node, appended, outputs)
 
 
-def attend_turned(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned."""
-    appended = standard.appended_here(node)
-    if appended is None or ort_slots.by_columns(rewriter) is not None or rewriter.dtype != "float32" or rewriter.cache or _in_chunks(node):
-        return turned_keys.attend(rewriter, node)
-    call = group_query(rewriter, node, *appended)
-    return _finished(call, node, appended, ort_turned_keys.attend(call, node, appended[0]))
+def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
+    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned, and the operator does not know chunks of positions."""
+    appended, mask = standard.appended_here(node), Mask.of(node.mask)
+    in_chunks = mask is not None and mask.chunk > 0
+    if appended is None or ort_slots.by_columns(op) is not None or op.dtype != "float32" or op.cache or in_chunks:
+        return turned_keys.attend(op, node)
+    call = group_query(op, node, *appended)
+    return _finished(op, call, node, appended, ort_turned_keys.attend(op, call, node, appended[0]))
 
 
-def _finished(call: GroupQuery, node: ir.Node, appended: Tuple[ir.Node, ir.Node], made: Sequence[ir.Value]) -> ir.Value:
+def _finished(op: Builder, call: GroupQuery, node: Attend, appended: Tuple[Append, Append], outputs: Sequence[ir.Value]) -> ir.Value:
     """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of GroupQueryAttention, which replace the outputs of the Append nodes."""
-    y, *presents = made
+    y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
-        append.outputs[0].replace_all_uses_with(present, replace_graph_outputs=True)
-    values = size(appended[1].inputs[1], 3)
+        append.output.replace_all_uses_with(present, replace_graph_outputs=True)
+    values = size(appended[1].new, 3)
     if values < call.wide:
-        y = _first_of_heads(call.rewriter, y, number(node, "heads"), values)
-    return y if call.compact else _at_tokens(call.rewriter, y, node.inputs[3])
+        by_head = op.Reshape(y, [0, 0, node.heads, -1])
+        y = op.merge_heads(op.Slice(by_head, [0], [values], [3]))
+    return y if call.compact else _at_tokens(op, y, node.mask)
 
 
-def _fits(rewriter: Rewriter, node: ir.Node) -> bool:
-    """Return whether GroupQueryAttention can represent the node. In float16, content scores may exceed the range of its bias."""
-    return standard.content_of(node) is None or rewriter.dtype == "float32"
-
-
-def _attended(call: GroupQuery, node: ir.Node, append_key: ir.Node) -> Tuple[ir.Value, ...]:
+def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple[ir.Value, ...]:
     """Return output, keys and values of one GroupQueryAttention. A reader of the softmax reads the output of that node."""
-    reader = standard.shares_of(node)
-    past_key, new_key = append_key.inputs[:2]
-    made = call.emit(node.inputs[0], new_key, past_key, with_shares=reader is not None)
-    if reader is not None:
-        written = _sees_all(call, node) and _reads_slots(call.rewriter, reader)
-        reader.outputs[0].replace_all_uses_with(made[3] if written else _where_seen(call.rewriter, made[3], node.inputs[3]))
-    return made[:3]
+    readers = node.readers(AttentionWeights)
+    outputs = call.emit(op, node.q, key.new, key.past, with_weights=bool(readers))
+    for reader in readers:
+        written = _sees_all(call, node) and _reads_slots(op, reader)
+        reader.output.replace_all_uses_with(outputs[3] if written else _where_seen(op, outputs[3], node.mask))
+    return outputs[:3]
 
 
-def _in_chunks(node: ir.Node) -> bool:
-    """Return whether a query sees the keys of its chunk alone, which GroupQueryAttention cannot represent."""
-    mask = producer(node.inputs[3], "Mask")
-    return mask is not None and number(mask, "chunk") > 0
-
-
-def _sees_all(call: GroupQuery, node: ir.Node) -> bool:
+def _sees_all(call: GroupQuery, node: Attend) -> bool:
     """Return whether a query sees every slot up to its own."""
-    mask = producer(node.inputs[3], "Mask")
-    return call.compact and mask is not None and number(mask, "before") < 0 and not number(mask, "chunk")
+    mask = Mask.of(node.mask)
+    return call.compact and mask is not None and mask.before < 0 and not mask.chunk
 
 
-def _reads_slots(rewriter: Rewriter, shares: ir.Node) -> bool:
-    """Return whether only shares of keys up to the query are read, which GroupQueryAttention always writes."""
-    users = [user for user, _ in shares.outputs[0].uses()]
-    return all(user.op_type == "CollectByDistance" and number(user, "left") and ort_slots.in_slots(rewriter, user.inputs[2]) for user in users)
+def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
+    """Return whether only weights of keys up to the query are read, which GroupQueryAttention always writes."""
+    readers = weights.readers(CollectByDistance)
+    return len(readers) == len(weights.output.uses()) and all(reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers)
 
 
-def _where_seen(rewriter: Rewriter, shares: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
-    """Set the shares [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention leaves the entries past the end of a shorter row unwritten."""
-    seen = rewriter.emit("Greater", [mask, rewriter.constant(standard.LEAST, "float32")])
-    return rewriter.emit("Where", [seen, shares, rewriter.constant(0, "float32")])
+def _where_seen(op: Builder, weights: ir.Value, mask: ir.Value) -> ir.Value:
+    """Set the weights [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention leaves the entries past the end of a shorter row unwritten."""
+    seen = op.Greater(mask, op.constant(standard.LEAST, "float32"))
+    return op.Where(seen, weights, op.constant(0, "float32"))
 
 
-def _first_of_heads(rewriter: Rewriter, y: ir.Value, heads: int, count: int) -> ir.Value:
-    """Take the first `count` entries of each head of y [B,S,H*D]."""
-    by_head = rewriter.emit("Reshape", [y, rewriter.constant([0, 0, heads, -1])])
-    first = rewriter.emit("Slice", [by_head, rewriter.constant([0]), rewriter.constant([count]), rewriter.constant([3])])
-    return rewriter.packed(first)
-
-
-def _at_tokens(rewriter: Rewriter, y: ir.Value, mask: Optional[ir.Value]) -> ir.Value:
+def _at_tokens(op: Builder, y: ir.Value, mask: ir.Value) -> ir.Value:
     """Set y [B,S,H*D] to 0 at padding. Padding sees no key, and the softmax over -inf only gives NaN."""
-    semantic_mask = producer(mask, "Mask")
+    semantic_mask = Mask.of(mask)
     assert semantic_mask is not None
-    token = rewriter.emit("GreaterOrEqual", [rewriter.emit("Unsqueeze", [semantic_mask.inputs[0], rewriter.constant([2])]), rewriter.constant(0)])
-    return rewriter.emit("Where", [token, y, rewriter.constant(0, rewriter.dtype)])
+    token = op.GreaterOrEqual(op.Unsqueeze(semantic_mask.positions, [2]), 0)
+    return op.Where(token, y, op.constant(0, op.dtype))

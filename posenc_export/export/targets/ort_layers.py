@@ -9,11 +9,10 @@ from typing import Optional, TypeGuard
 
 import onnx_ir as ir
 
-from posenc_export.export.targets.group_query import DOMAIN
-from posenc_export.export.targets.rewriter import Replaced, Rewriter
+from posenc_export.export.targets.rewriter import MICROSOFT, Builder, Replaced
 
 
-def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
+def transposed_product(op: Builder, node: ir.Node) -> Replaced:
     """Fuse the product of x and a transposed constant, such as a tied token table, to FusedMatMul, which reads the constant without transposing it.
 
     Otherwise ONNX Runtime stores a transposed copy of the constant whenever it loads the graph.
@@ -25,10 +24,10 @@ def transposed_product(rewriter: Rewriter, node: ir.Node) -> Replaced:
     order = transpose.attributes.get("perm")
     if order is not None and tuple(order.as_ints()) != (1, 0):
         return []
-    return [(node.outputs[0], rewriter.emit("FusedMatMul", [x, transpose.inputs[0]], DOMAIN, {"transB": 1}))]
+    return [(node.outputs[0], op.FusedMatMul(x, transpose.inputs[0], domain=MICROSOFT, transB=1))]
 
 
-def sigmoid_unit(rewriter: Rewriter, node: ir.Node) -> Replaced:
+def sigmoid_unit(op: Builder, node: ir.Node) -> Replaced:
     """Fuse x sigmoid(x), or x sigmoid(alpha x) with a constant alpha, to QuickGelu."""
     read, share = node.inputs[0], node.outputs[0]
     users = list(share.uses())
@@ -37,7 +36,7 @@ def sigmoid_unit(rewriter: Rewriter, node: ir.Node) -> Replaced:
     product = users[0].node
     x = next((value for value in product.inputs if value is not share), None)
     alpha = _factor(x, read)
-    return [] if alpha is None else [(product.outputs[0], rewriter.emit("QuickGelu", [x], DOMAIN, {"alpha": alpha}))]
+    return [] if alpha is None else [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
 
 
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:

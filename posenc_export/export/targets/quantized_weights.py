@@ -7,13 +7,12 @@ import onnx_ir as ir
 
 from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
 from posenc_export.export.targets import experts, offsets
-from posenc_export.export.targets.experts import DOMAIN
-from posenc_export.export.targets.rewriter import NodeLowering, Rewriter, transposed
+from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
 
 ACCURACY = {"int8": 4, "float32": 0}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 # Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of the weight.
-Product = Callable[[Rewriter, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
+Product = Callable[[Builder, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
 
 
 class Weights:
@@ -26,13 +25,13 @@ class Weights:
     def __init__(self) -> None:
         self.stored: Set[str] = set()
 
-    def of_product(self, rewriter: Rewriter, node: ir.Node) -> Dict[str, OnGrid]:
+    def of_product(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
         """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights [experts,K,N] by expert; empty if it is not rounded."""
         x, value = node.inputs
-        name, found = rewriter.rounded(transposed(value))
+        name, found = op.rounded(transposed(value))
         if found is not None and found[1].scales.ndim == 2:
             return self._found(name, found)
-        name, found = rewriter.rounded(value)
+        name, found = op.rounded(value)
         if found is None or x is None or (x.shape is not None and len(x.shape) != 4) or found[1].scales.ndim != 3:
             return {}
         grid, codes = found
@@ -40,13 +39,13 @@ class Weights:
         self.stored |= set(each)
         return each
 
-    def of_table(self, rewriter: Rewriter, node: ir.Node) -> Dict[str, OnGrid]:
+    def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
         """Return the table [N,K] from which a Gather reads rows by name; empty if it is not rounded."""
-        return self._found(*rewriter.rounded(node.inputs[0])) if node.attributes.get_int("axis", 0) == 0 else {}
+        return self._found(*op.rounded(node.inputs[0])) if node.attributes.get_int("axis", 0) == 0 else {}
 
-    def of_all(self, rewriter: Rewriter, value: Optional[ir.Value]) -> Optional[OnGrid]:
+    def of_all(self, op: Builder, value: Optional[ir.Value]) -> Optional[OnGrid]:
         """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""
-        name, found = rewriter.rounded(value)
+        name, found = op.rounded(value)
         self._found(name, found)
         return found
 
@@ -72,71 +71,71 @@ class Fused:
         """Lowerings by operator."""
         return {"MatMul": self.product, "Gather": self.rows, "MoE": self.experts}
 
-    def product(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """x W for x [B,S,K], or for the weights of all experts."""
-        return _product(rewriter, node, self.weights, self._product)
+        return _product(op, node, self.weights, self._product)
 
-    def experts(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """MoE as QMoE."""
-        first, second = (self.weights.of_all(rewriter, node.inputs[index]) for index in (2, 4))
-        return experts.quantized(rewriter, node, first, second, self.accuracy) if first and second and first[0] == second[0] else None
+        first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
+        return experts.quantized(op, node, first, second, self.accuracy) if first and second and first[0] == second[0] else None
 
-    def _product(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
+    def _product(self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
         grid, codes = found
         if grid.block is None:
-            return _dequantized(rewriter, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(rewriter, node, x, name, codes)
+            return _dequantized(op, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(op, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
-        inputs = [x, self._packed(rewriter, name, grid, codes), rewriter.weight(f"{name}.scales", lambda: codes.scales)]
-        return offsets.add_to_product(rewriter, rewriter.emit("MatMulNBits", inputs, DOMAIN, sizes), x, name, codes)
+        inputs = [x, self._packed(op, name, grid, codes), op.weight(f"{name}.scales", lambda: codes.scales)]
+        return offsets.add_to_product(op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes)
 
-    def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]."""
-        for name, (grid, codes) in self.weights.of_table(rewriter, node).items():
-            return self._rows(rewriter, node, name, grid, codes)
+        for name, (grid, codes) in self.weights.of_table(op, node).items():
+            return self._rows(op, node, name, grid, codes)
         return None
 
-    def _rows(self, rewriter: Rewriter, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = rewriter.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
+    def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
+        scales = op.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
-        blocks = rewriter.emit("GatherBlockQuantized", [self._packed(rewriter, name, grid, codes), node.inputs[1], scales], DOMAIN, attributes)
-        flat = rewriter.emit("Reshape", [offsets.add_to_rows(rewriter, blocks, node.inputs[1], name, codes), rewriter.constant([0, 0, -1])])
+        blocks = op.GatherBlockQuantized(self._packed(op, name, grid, codes), node.inputs[1], scales, domain=MICROSOFT, **attributes)
+        flat = op.Reshape(offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])
         if codes.codes[0].size == codes.inputs:
             return flat
-        return rewriter.emit("Slice", [flat, rewriter.constant([0]), rewriter.constant([codes.inputs]), rewriter.constant([2])])
+        return op.Slice(flat, [0], [codes.inputs], [2])
 
-    def _by_token(self, rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+    def _by_token(self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
         """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
         on the other tokens of a call. If all activations of a token are 0, so is its scale: their codes are arbitrary, and their products are multiplied by 0."""
         # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the axis is negative, and QuantizeLinear refuses such scales.
         assert node.outputs[0].shape is not None
-        last = rewriter.constant([len(node.outputs[0].shape) - 1])
-        largest = rewriter.emit("ReduceMax", [rewriter.emit("Abs", [x]), last], attributes={"keepdims": 1})
-        of_token = rewriter.emit("Mul", [largest, rewriter.constant(1 / 127, "float32")])
-        one, zero = rewriter.constant(1, "float32"), rewriter.constant(ZERO_POINT, "uint8")
+        last = op.constant([len(node.outputs[0].shape) - 1])
+        largest = op.ReduceMax(op.Abs(x), last, keepdims=1)
+        of_token = op.Mul(largest, op.constant(1 / 127, "float32"))
+        one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
         # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01 to 1.06 of the time.
-        whole = rewriter.emit("QuantizeLinear", [x, of_token, self._zero_points(rewriter, node, of_token)], attributes={"axis": -1, "block_size": codes.inputs})
-        weight = rewriter.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes[:, 0].T))
-        scales = rewriter.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
-        return rewriter.emit("Mul", [rewriter.emit("MatMulIntegerToFloat", [whole, weight, one, scales, zero], DOMAIN), of_token])
+        whole = op.QuantizeLinear(x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs)
+        weight = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes[:, 0].T))
+        scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
+        return op.Mul(op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT), of_token)
 
-    def _zero_points(self, rewriter: Rewriter, node: ir.Node, of_token: ir.Value) -> ir.Value:
+    def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
         """Return a zero point for each token, in the shape of the scales. Products whose outputs have the same axes before the last share it."""
         axes = node.outputs[0].shape
         known = None if axes is None else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
         if known is None or None in known:
-            return _filled(rewriter, of_token)
+            return _filled(op, of_token)
         if known not in self._zeros:
-            self._zeros[known] = _filled(rewriter, of_token)
+            self._zeros[known] = _filled(op, of_token)
         return self._zeros[known]
 
-    def _packed(self, rewriter: Rewriter, name: str, grid: Grid, codes: Codes) -> ir.Value:
+    def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
         """Return the codes as unsigned integers [N,blocks,bytes] uint8. A byte holds two 4-bit codes, the first one in its lower half."""
 
         def made() -> np.ndarray:
             unsigned = (codes.codes.astype(np.int16) + (1 << (grid.bits - 1))).astype(np.uint8)
             return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 
-        return rewriter.weight(f"{name}.codes", made)
+        return op.weight(f"{name}.codes", made)
 
 
 class Standard:
@@ -153,30 +152,30 @@ class Standard:
         """Lowerings by operator."""
         return {"MatMul": self.product, "Gather": self.rows}
 
-    def product(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """x W for x [B,S,K], or for the weights of all experts."""
-        return _product(rewriter, node, self.weights, _dequantized)
+        return _product(op, node, self.weights, _dequantized)
 
-    def rows(self, rewriter: Rewriter, node: ir.Node) -> Optional[ir.Value]:
+    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]. 4-bit codes are stored as int8, which Gather supports."""
-        for name, (grid, codes) in self.weights.of_table(rewriter, node).items():
-            return self._rows(rewriter, node, name, grid, codes)
+        for name, (grid, codes) in self.weights.of_table(op, node).items():
+            return self._rows(op, node, name, grid, codes)
         return None
 
-    def _rows(self, rewriter: Rewriter, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        table = rewriter.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
-        scales = rewriter.weight(f"{name}.scales_to_gather", lambda: codes.scales)
-        gathered = [rewriter.emit("Gather", [part, node.inputs[1]]) for part in (table, scales)]
-        return rewriter.emit("DequantizeLinear", gathered, attributes={"axis": 2, "block_size": grid.block})
+    def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
+        table = op.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
+        scales = op.weight(f"{name}.scales_to_gather", lambda: codes.scales)
+        gathered = [op.Gather(part, node.inputs[1]) for part in (table, scales)]
+        return op.DequantizeLinear(*gathered, axis=2, block_size=grid.block)
 
 
-def _dequantized(rewriter: Rewriter, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
+def _dequantized(op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
     """x W with DequantizeLinear before MatMul."""
     grid, codes = found
-    stored = rewriter.weight(f"{name}.codes", lambda: np.ascontiguousarray(_flat(codes).T), ir.DataType.INT4 if grid.bits == 4 else None)
-    scales = rewriter.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy() if grid.block is None else np.ascontiguousarray(codes.scales.T))
+    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(_flat(codes).T), ir.DataType.INT4 if grid.bits == 4 else None)
+    scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy() if grid.block is None else np.ascontiguousarray(codes.scales.T))
     how: Dict[str, Any] = {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
-    return rewriter.emit("MatMul", [x, rewriter.emit("DequantizeLinear", [stored, scales], attributes=how)])
+    return op.MatMul(x, op.DequantizeLinear(stored, scales, **how))
 
 
 def _flat(codes: Codes) -> np.ndarray:
@@ -184,15 +183,15 @@ def _flat(codes: Codes) -> np.ndarray:
     return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
 
 
-def _filled(rewriter: Rewriter, of_token: ir.Value) -> ir.Value:
+def _filled(op: Builder, of_token: ir.Value) -> ir.Value:
     """Return ZERO_POINT in the shape of the scales [...,1], uint8."""
-    return rewriter.emit("ConstantOfShape", [rewriter.emit("Shape", [of_token])], attributes={"value": ir.tensor(np.array([ZERO_POINT], np.uint8))})
+    return op.ConstantOfShape(op.Shape(of_token), value=ir.tensor(np.array([ZERO_POINT], np.uint8)))
 
 
-def _product(rewriter: Rewriter, node: ir.Node, weights: Weights, one: Product) -> Optional[ir.Value]:
+def _product(op: Builder, node: ir.Node, weights: Weights, one: Product) -> Optional[ir.Value]:
     """Replace a MatMul by the product `one` with a rounded weight, or by one for each expert; return None if its weights are not rounded."""
-    found = weights.of_product(rewriter, node)
+    found = weights.of_product(op, node)
     if len(found) < 2:
-        return next((one(rewriter, node, node.inputs[0], *of) for of in found.items()), None)
-    read = experts.parts(rewriter, node.inputs[0], len(found))
-    return rewriter.emit("Concat", [one(rewriter, node, x, *of) for x, of in zip(read, found.items(), strict=True)], attributes={"axis": 1})
+        return next((one(op, node, node.inputs[0], *of) for of in found.items()), None)
+    read = experts.parts(op, node.inputs[0], len(found))
+    return op.Concat(*(one(op, node, x, *of) for x, of in zip(read, found.items(), strict=True)), axis=1)

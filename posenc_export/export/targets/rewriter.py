@@ -1,141 +1,108 @@
-"""Rewrite an ONNX graph: replace each semantic node by nodes of the target, and patterns of standard nodes by fewer nodes."""
+"""Passes over an ONNX graph: lower semantic nodes, replace nodes, fuse patterns; and the builder that their functions emit nodes with."""
 
+import copy
+import functools
+import itertools
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posenc_export.export.quantization.formats import OnGrid
-from posenc_export.ops import nodes
+from posenc_export.export.quantization.formats import OnGrid as Rounding
+from posenc_export.ops import graph
+from posenc_export.ops.graph import OnGrid, SplitHeads
 
-Values = Sequence[Optional[ir.Value]]
-Lowering = Callable[["Rewriter", ir.Node], ir.Value]
-NodeLowering = Callable[["Rewriter", ir.Node], Optional[ir.Value]]
+FLOAT, DOUBLE, INT32, INT64 = (int(dtype) for dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64))
+MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+
+Lowering = Callable[["Builder", Any], ir.Value]  # takes a semantic node of ops/graph.py
+Table = Mapping[Type[graph.Node], Lowering]
+NodeLowering = Callable[["Builder", ir.Node], Optional[ir.Value]]  # returns None to leave the node
 Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
-Branch = Callable[[], Sequence[ir.Value]]  # emits the nodes of a branch of If, and returns its outputs
-Fusion = Callable[["Rewriter", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
+Fusion = Callable[["Builder", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
+Branch = Callable[["Builder"], Sequence[ir.Value]]  # emits the nodes of a branch of If, and returns its outputs
+Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
-class Rewriter:
-    """Inserts nodes in front of the node that is being lowered. `finish` merges nodes with the same operator, inputs and attributes.
+class Builder:
+    """Collects new nodes of a graph: `op.Transpose(x, perm=[1, 0])` appends a node and returns its output. Integers and lists among inputs become int64 constants.
 
     Args:
-        model: contains the semantic graph, which is modified in place.
+        model: contains the graph, which gets new constants and inputs.
         dtype: numpy dtype name of activations.
         cache: format of quantized caches; empty for caches in `dtype`.
         on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
 
     Attributes:
+        nodes: the new nodes, which are not in the graph yet.
         added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str, cache: str = "", on_grid: Mapping[str, OnGrid] = MappingProxyType({})) -> None:
+    def __init__(self, model: ir.Model, dtype: str, cache: str = "", on_grid: Mapping[str, Rounding] = MappingProxyType({})) -> None:
         self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
-        self._on_grid = dict(on_grid)
-        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
-        self._at: Optional[ir.Node] = None
-        self._branch: Optional[ir.Graph] = None
-        self._constants: Dict[Any, ir.Value] = {}
-        self._names = 0
+        self.nodes: List[ir.Node] = []
+        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
+        self.constants: Dict[Any, ir.Value] = {}
+        self._on_grid, self._names = dict(on_grid), itertools.count(1)
 
-    def run(self, table: Mapping[str, Lowering]) -> None:
-        """Lower every semantic node whose type is in the table, in graph order."""
-        for node in list(self.graph):
-            if node.domain == nodes.DOMAIN and node.op_type in table:
-                self._at = node
-                node.outputs[0].replace_all_uses_with(table[node.op_type](self, node), replace_graph_outputs=True)
+    def empty(self) -> "Builder":
+        """Return a builder for the same graph without nodes."""
+        other = copy.copy(self)
+        other.nodes = []
+        return other
 
-    def replace_nodes(self, table: Mapping[str, NodeLowering]) -> None:
-        """Replace nodes of the target whose type is in the table, in graph order. A node stays if its function returns None."""
-        for node in list(self.graph):
-            if node.domain != nodes.DOMAIN and node.op_type in table:
-                self._at = node
-                made = table[node.op_type](self, node)
-                if made is not None:
-                    node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
+    def __getattr__(self, name: str) -> Callable[..., ir.Value]:
+        """Return a function that appends a node of the operator `name`."""
+        if not name[0].isupper():
+            raise AttributeError(name)
+        return functools.partial(self.node, name)
 
-    def fuse(self, table: Mapping[str, Fusion]) -> None:
-        """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes that a fusion replaces are removed at once."""
-        for node in list(self.graph):
-            if node.graph is not None and not node.domain and node.op_type in table:
-                self._at = node
-                for old, new in table[node.op_type](self, node):
-                    old.replace_all_uses_with(new, replace_graph_outputs=True)
-                    self.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
-        drop_unused(self.model)
+    def node(self, operator: str, *inputs: Input, domain: str = "", **attributes: Any) -> ir.Value:
+        """Append a node with one output, and return the output."""
+        return self.several(1, operator, *inputs, domain=domain, **attributes)[0]
 
-    def emit(self, op: str, inputs: Values, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> ir.Value:
-        """Insert a node with one output, and return the output."""
-        return self.emit_all(op, inputs, 1, domain, attributes)[0]
-
-    def emit_all(self, op: str, inputs: Values, outputs: int, domain: str = "", attributes: Optional[Mapping[str, Any]] = None) -> Tuple[ir.Value, ...]:
-        """Insert a node, and return its outputs."""
-        last = max((index for index, value in enumerate(inputs) if value is not None), default=-1)
-        # Trailing optional inputs are omitted.
-        node = ir.node(op, list(inputs[: last + 1]), attributes=dict(attributes or {}), domain=domain, num_outputs=outputs)
+    def several(self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any) -> Tuple[ir.Value, ...]:
+        """Append a node with some number of outputs, and return them."""
+        sources = [value if value is None or isinstance(value, ir.Value) else self.constant(value) for value in inputs]
+        while sources and sources[-1] is None:  # trailing optional inputs are omitted
+            sources.pop()
+        node = ir.node(operator, sources, attributes=attributes, domain=domain, num_outputs=outputs)
         for value in node.outputs:
-            self._names += 1
-            value.name = f"lowered.{op.lower()}_{self._names}"
-        self._insert(node)
+            value.name = f"lowered.{operator.lower()}_{next(self._names)}"
+        self.nodes.append(node)
         return tuple(node.outputs)
 
-    def _insert(self, node: ir.Node) -> None:
-        if self._branch is not None:
-            self._branch.append(node)
-        else:
-            assert self._at is not None and self._at.graph is not None
-            self._at.graph.insert_before(self._at, node)
-
     def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> Tuple[ir.Value, ...]:
-        """Insert an If node, and return its outputs.
+        """Append an If node, and return its outputs, which have the dtype of activations.
 
         Args:
             condition: bool [].
-            then, otherwise: called once each; emit the nodes of a branch, and return its outputs, which have the dtype of activations. Each output is made by a
-                node of the branch. Nodes of a branch may read values of the graph around it.
+            then, otherwise: emit the nodes of a branch with the builder they get. Each output is made by a node of the branch, which may read values of the graph.
         """
-        branches = {"then_branch": self._emitted("then", then), "else_branch": self._emitted("else", otherwise)}
-        outputs = self.emit_all("If", [condition], len(branches["then_branch"].outputs), attributes=branches)
+        branches: Dict[str, Any] = {"then_branch": self._branch("then", then), "else_branch": self._branch("else", otherwise)}
+        outputs = self.several(len(branches["then_branch"].outputs), "If", condition, **branches)
         for value in outputs:
             value.type = ir.TensorType(self.onnx_dtype)
         return outputs
 
-    def for_each(self, sources: Sequence[ir.Value], emits: Callable[..., ir.Value]) -> ir.Value:
-        """Insert a Scan node over axis 0 of float32 sources, and return its outputs, stacked on a new axis 0.
-
-        Args:
-            emits: called once with one entry of each source; emits the nodes for it, and returns an output that one of them makes. Nodes may read values of the
-                graph around them.
-        """
-        self._names += 1
-        entries = [ir.Value(name=f"lowered.entry_{self._names}_{index}", type=ir.TensorType(ir.DataType.FLOAT)) for index in range(len(sources))]
-        body = self._emitted("each", lambda: [emits(*entries)])
-        body.inputs.extend(entries)
-        return self.emit("Scan", sources, attributes={"body": body, "num_scan_inputs": len(sources)})
-
-    def _emitted(self, name: str, emits: Branch) -> ir.Graph:
-        around, self._branch = self._branch, ir.Graph([], [], nodes=[], name=name)
-        outputs = emits()
-        branch, self._branch = self._branch, around
+    def _branch(self, name: str, emits: Branch) -> ir.Graph:
+        inside = self.empty()
+        outputs = emits(inside)
         for value in outputs:
             value.type = ir.TensorType(self.onnx_dtype)
-        branch.outputs.extend(outputs)
-        return branch
+        return ir.Graph([], outputs, nodes=inside.nodes, name=name)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""
         data = np.asarray(array, dtype=dtype)
         key = (data.dtype.str, data.shape, data.tobytes())
-        if key not in self._constants:
-            self._names += 1
-            value = ir.Value(name=f"lowered.constant_{self._names}", shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.from_numpy(data.dtype)))
-            value.const_value = ir.tensor(data, name=value.name)
-            self.graph.register_initializer(value)
-            self._constants[key] = value
-        return self._constants[key]
+        if key not in self.constants:
+            name = f"lowered.constant_{next(self._names)}"
+            self.constants[key] = self._initialiser(ir.tensor(data, name=name))
+        return self.constants[key]
 
     def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
         """Return the initialiser with this name; if there is none, create it from the array that `made` returns. Contents are not compared.
@@ -144,10 +111,13 @@ class Rewriter:
             dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
         """
         if name not in self.graph.initializers:
-            array = made() if dtype is None else made().astype(dtype.numpy())
-            tensor = ir.tensor(array, dtype=dtype, name=name)
-            self.graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor))
+            self._initialiser(ir.tensor(made() if dtype is None else made().astype(dtype.numpy()), dtype=dtype, name=name))
         return self.graph.initializers[name]
+
+    def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.Value(name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
 
     def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         """Return the graph input with this name; create it if there is none."""
@@ -173,66 +143,103 @@ class Rewriter:
             raise ValueError(f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built")
         return value if self.dtype == "float32" else self.constant(value.const_value.numpy(), self.dtype)
 
-    def packed(self, value: ir.Value) -> ir.Value:
+    def merge_heads(self, value: ir.Value) -> ir.Value:
         """Merge heads [B,S,N,D] to [B,S,N*D]."""
-        node = value.producer()
-        if node is not None and node.op_type == "Heads":
-            return node.inputs[0]  # type: ignore[return-value]
-        return self.emit("Reshape", [value, self.constant([0, 0, -1])])
+        split = SplitHeads.of(value)
+        return self.Reshape(value, [0, 0, -1]) if split is None else split.x
 
-    def unpacked(self, value: ir.Value, heads: int) -> ir.Value:
+    def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
         """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
-        return self.emit("Heads", [value], nodes.DOMAIN, {"heads": float(heads)})
+        return self.SplitHeads(value, domain=graph.DOMAIN, heads=heads)
 
-    def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[OnGrid]]:
+    def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[Rounding]]:
         """Return the name of the rounded weight that `value` is, its grid and its codes; the grid and codes are None for another value."""
-        node = producer(value, "OnGrid")
-        name = "" if node is None else node.attributes.get_string("name")
+        read = OnGrid.of(value)
+        name = "" if read is None else read.name
         return name, self._on_grid.get(name)
 
-    def mark(self, weight: ir.Value, name: str, found: OnGrid) -> ir.Value:
+    def mark(self, weight: ir.Value, name: str, rounding: Rounding) -> ir.Value:
         """Return a constant as the rounded weight `name`, whose codes are those of the constant."""
-        self._on_grid[name] = found
-        made = self.emit("OnGrid", [weight], nodes.DOMAIN, {"name": name})
-        made.shape, made.type = weight.shape, weight.type
-        return made
-
-    def finish(self) -> None:
-        """Lower the remaining Heads nodes and nodes OnGrid, sort the graph, merge common subexpressions, and remove unused nodes and initialisers.
-
-        Raises:
-            ValueError: semantic nodes remain that the target's tables do not lower.
-        """
-        for node in list(self.graph.all_nodes()):
-            if node.domain == nodes.DOMAIN and node.op_type == "Heads":
-                self._at = node
-                made = self.emit("Reshape", [node.inputs[0], self.constant([0, 0, number(node, "heads"), -1])])
-                node.outputs[0].replace_all_uses_with(made)
-            elif node.domain == nodes.DOMAIN and node.op_type == "OnGrid":
-                self._unrounded(node)
-        drop_unused(self.model)
-        self._constants.clear()  # unused ones were removed from the graph
-        common.TopologicalSortPass()(self.model)  # a table may use a value that an earlier table emitted further down
-        common.CommonSubexpressionEliminationPass()(self.model)
-        remaining = sorted({node.op_type for node in self.graph.all_nodes() if node.domain == nodes.DOMAIN})
-        if remaining:
-            raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
+        self._on_grid[name] = rounding
+        marked = self.OnGrid(weight, domain=graph.DOMAIN, name=name)
+        marked.shape, marked.type = weight.shape, weight.type
+        return marked
 
 
-    def _unrounded(self, node: ir.Node) -> None:
-        """Let the readers of a node OnGrid read the constant, transposed here for those that read it transposed."""
-        weight = constant_of(node.outputs[0])
-        for reader, _ in list(node.outputs[0].uses()):
-            if reader.op_type == "Transpose":
-                made = self.weight(f"{weight.name}.transposed", lambda: np.ascontiguousarray(numbers_of(weight).T))
-                reader.outputs[0].replace_all_uses_with(made)
-        node.outputs[0].replace_all_uses_with(weight)
+def lower(op: Builder, table: Table) -> None:
+    """Lower every semantic node whose class is in the table, in graph order."""
+    by_name = {kind.__name__: kind for kind in table}
+    for node in list(op.graph):
+        if node.domain == graph.DOMAIN and node.op_type in by_name:
+            kind, new = by_name[node.op_type], op.empty()
+            _replace(node, table[kind](new, kind(node)), new.nodes)
 
 
-def constant_of(value: Optional[ir.Value]) -> ir.Value:
+def replace_nodes(op: Builder, table: Mapping[str, NodeLowering]) -> None:
+    """Replace nodes of the target whose type is in the table, in graph order. A node stays if its function returns None."""
+    for node in list(op.graph):
+        if node.domain != graph.DOMAIN and node.op_type in table:
+            new = op.empty()
+            value = table[node.op_type](new, node)
+            if value is not None:
+                _replace(node, value, new.nodes)
+
+
+def _replace(node: ir.Node, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
+    """Put new nodes in front of a node, and let the readers of its output read `value`."""
+    assert node.graph is not None
+    node.graph.insert_before(node, nodes)
+    node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+
+
+def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
+    """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes that a fusion replaces are removed at once."""
+    for node in list(op.graph):
+        if node.graph is not None and not node.domain and node.op_type in table:
+            new = op.empty()
+            replaced = table[node.op_type](new, node)
+            op.graph.insert_before(node, new.nodes)
+            for old, value in replaced:
+                old.replace_all_uses_with(value, replace_graph_outputs=True)
+                op.graph.remove(old.producer(), safe=True)  # type: ignore[arg-type]
+    common.RemoveUnusedNodesPass()(op.model)
+
+
+def finish(op: Builder) -> None:
+    """Lower the remaining nodes SplitHeads and OnGrid, sort the graph, merge nodes with equal operator, inputs and attributes, and remove unused nodes and constants.
+
+    Raises:
+        ValueError: semantic nodes remain that the target's tables do not lower.
+    """
+    for node in list(op.graph.all_nodes()):
+        if node.domain == graph.DOMAIN and node.op_type == "SplitHeads":
+            split, new = SplitHeads(node), op.empty()
+            _replace(node, new.Reshape(split.x, [0, 0, split.heads, -1]), new.nodes)
+        elif node.domain == graph.DOMAIN and node.op_type == "OnGrid":
+            _read_constant(op, OnGrid(node))
+    common.RemoveUnusedNodesPass()(op.model)
+    op.constants.clear()  # unused ones were removed from the graph
+    common.TopologicalSortPass()(op.model)  # a table may use a value that an earlier table emitted further down
+    common.CommonSubexpressionEliminationPass()(op.model)
+    remaining = sorted({node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN})
+    if remaining:
+        raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
+
+
+def _read_constant(op: Builder, read: OnGrid) -> None:
+    """Let the readers of a node OnGrid read the constant, transposed here for those that read it transposed."""
+    weight = read.weight
+    for reader, _ in list(read.output.uses()):
+        if reader.op_type == "Transpose":
+            transposed = op.weight(f"{weight.name}.transposed", lambda: np.ascontiguousarray(numbers_of(weight).T))
+            reader.outputs[0].replace_all_uses_with(transposed)
+    read.output.replace_all_uses_with(weight)
+
+
+def constant_of(value: ir.Value) -> ir.Value:
     """Return the constant that a node OnGrid returns, or the value itself."""
-    node = producer(value, "OnGrid")
-    return value if node is None else node.inputs[0]  # type: ignore[return-value]
+    read = OnGrid.of(value)
+    return value if read is None else read.weight
 
 
 def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
@@ -247,25 +254,8 @@ def numbers_of(value: ir.Value) -> np.ndarray:
     return value.const_value.numpy()
 
 
-def number(node: ir.Node, name: str) -> int:
-    """Return an attribute of a semantic node as an integer."""
-    return int(node.attributes[name].value)
-
-
-def size(value: Optional[ir.Value], axis: int) -> int:
+def size(value: ir.Value, axis: int) -> int:
     """Return the static size of one axis of a value."""
-    assert value is not None and value.shape is not None
-    found = value.shape[axis]
-    assert isinstance(found, int), f"axis {axis} of {value.name} is dynamic"
-    return found
-
-
-def producer(value: Optional[ir.Value], op: str) -> Optional[ir.Node]:
-    """Return the semantic node of type `op` that produces `value`, or None."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.domain == nodes.DOMAIN and node.op_type == op else None
-
-
-def drop_unused(model: ir.Model) -> None:
-    """Remove nodes and initialisers that no graph output depends on."""
-    common.RemoveUnusedNodesPass()(model)
+    length = None if value.shape is None else value.shape[axis]
+    assert isinstance(length, int), f"axis {axis} of {value.name} is dynamic"
+    return length

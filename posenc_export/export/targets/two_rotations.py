@@ -1,36 +1,32 @@
 """Lowerings of ops/two_rotations.py to standard operators."""
 
-from typing import Optional
-
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import Rewriter, number, size
+from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.ops.graph import ChooseRotation, JoinRotations
 
 
-def key(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def key(op: Builder, node: JoinRotations) -> ir.Value:
     """Join the entries of both rotations of a key."""
-    near, far = node.inputs
-    first = _entries(rewriter, far, 0, number(node, "rotary"))
-    return rewriter.emit("Concat", [near, first], attributes={"axis": 3})
+    return op.Concat(node.near, _entries(op, node.far, 0, node.rotary), axis=3)
 
 
-def query(rewriter: Rewriter, node: ir.Node) -> ir.Value:
+def query(op: Builder, node: ChooseRotation) -> ir.Value:
     """Set the entries of the rotation that a query does not use to 0."""
-    near, far, positions = node.inputs
-    rotary, head_size, zero = number(node, "rotary"), size(near, 3), rewriter.constant(0, rewriter.dtype)
-    is_far = rewriter.emit("Unsqueeze", [is_far_at(rewriter, node, positions), rewriter.constant([2, 3])])
-    parts = [rewriter.emit("Where", [is_far, zero, _entries(rewriter, near, 0, rotary)])]
+    rotary, head_size, zero = node.rotary, size(node.near, 3), op.constant(0, op.dtype)
+    is_far = op.Unsqueeze(is_far_at(op, node, node.positions), [2, 3])
+    parts = [op.Where(is_far, zero, _entries(op, node.near, 0, rotary))]
     if rotary < head_size:
-        parts.append(_entries(rewriter, near, rotary, head_size))
-    parts.append(rewriter.emit("Where", [is_far, _entries(rewriter, far, 0, rotary), zero]))
-    return rewriter.emit("Concat", parts, attributes={"axis": 3})
+        parts.append(_entries(op, node.near, rotary, head_size))
+    parts.append(op.Where(is_far, _entries(op, node.far, 0, rotary), zero))
+    return op.Concat(*parts, axis=3)
 
 
-def is_far_at(rewriter: Rewriter, query: ir.Node, positions: Optional[ir.Value]) -> ir.Value:
-    """Return whether queries of a ChooseRotation at positions are far: bool, in the shape of positions."""
-    return rewriter.emit("GreaterOrEqual", [positions, rewriter.constant(number(query, "first_far"))])
+def is_far_at(op: Builder, node: ChooseRotation, positions: ir.Value) -> ir.Value:
+    """Return whether queries at positions are far: bool, in the shape of positions."""
+    return op.GreaterOrEqual(positions, node.first_far)
 
 
-def _entries(rewriter: Rewriter, heads: Optional[ir.Value], start: int, end: int) -> ir.Value:
+def _entries(op: Builder, heads: ir.Value, start: int, end: int) -> ir.Value:
     """Entries start .. end - 1 of heads [B,S,N,D]."""
-    return rewriter.emit("Slice", [heads, rewriter.constant([start]), rewriter.constant([end]), rewriter.constant([3])])
+    return op.Slice(heads, [start], [end], [3])

@@ -1,44 +1,27 @@
 """BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm after the token embedding."""
 
-from typing import Any, Dict, Mapping
-
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import Table, same
 
-LAYER = "transformer.h.{layer}."
 # Settings of Megatron, which transformers does not read.
 MEGATRON = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embeddings"),
-    "tokens.norm": Same("transformer.word_embeddings_layernorm"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.word_embeddings"),
+    "tokens.norm": same("transformer.word_embeddings_layernorm"),
+    **megatron_layer("transformer.h.{layer}."),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
-SLICES = "slices"  # pretraining_tp, which other families ignore
-
-
-def keys(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of config.json with pretraining_tp under a name that is not ignored."""
-    return {SLICES if key == "pretraining_tp" else key: value for key, value in config.items()}
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no limit."""
-    for key in MEGATRON:
-        config.take(key, None)
-    slices = config.take(SLICES, 1)
+    config.ignore(MEGATRON)
+    slices = config.values.get("pretraining_tp", 1)
     if config.flag("slow_but_exact", False) and slices != 1:  # transformers then leaves out the biases of two projections
         raise ValueError(f"bloom: expected slow_but_exact to be false with pretraining_tp above 1, got true and {slices!r}; set it to false")
     config.only("apply_residual_connection_post_layernorm", False, False)
@@ -50,4 +33,4 @@ def describe(config: Settings) -> StackConfig:
     return msgspec.structs.replace(described, tokens=msgspec.structs.replace(described.tokens, norm=norm))
 
 
-FAMILY = Family(describe, WEIGHTS, base="transformer.", keys=keys)
+FAMILY = Family(describe, WEIGHTS, base="transformer.")

@@ -1,10 +1,8 @@
 """Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R with rotation only in layers with a window."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.cohere import layer_norm
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer
-from posenc_export.models.families.shared.settings import Settings
 
 # Keys of published configs that transformers does not read, with the value that all published models have.
 FIXED = {
@@ -22,10 +20,9 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer attends to all keys, the others to a window."""
     config.needs("sliding_window")
     config.flag("use_parallel_embedding", False)  # distribution of the table over devices in training
-    for key, value in FIXED.items():
-        config.only(key, value, value)
+    config.fixed(FIXED)
     rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")
-    kind = layer(config, attention(config, bias, bias), residual="parallel", norms=1, norm=layer_norm(config))
+    kind = layer(config, attention(config, bias, bias), residual="parallel", norm=layer_norm(config))
     types = config.pattern(4, "layer_switch")
     layers = config.by_type(kind, {"sliding_attention": [rotation], "full_attention": []}, window, types)
     return decoder(config, *layers, tied=True, head=HeadConfig(scale=config.number("logit_scale")))

@@ -1,21 +1,18 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
-from posenc_export.models.config import Named, StackConfig
-from posenc_export.models.families.shared.encoder_rules import Biases, NoBias
-from posenc_export.models.families.shared.encoders import ENCODING, QKV, UNUSED, as_wide_as_model, one_segment, post_norm, segments, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Grouped, Same, Table, Whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Named, Settings, StackConfig
+from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
     **weights("deberta."),
-    QKV + ".weight": Grouped(LAYER + "in_proj"),
-    QKV + ".bias": Biases(LAYER + "q_bias", LAYER + "v_bias"),
-    ENCODING + ".table": Whole("deberta.encoder.rel_embeddings.weight"),
-    ENCODING + ".of_keys": Same(LAYER + "pos_proj"),
-    ENCODING + ".of_keys.bias": NoBias(),
-    ENCODING + ".of_queries": Same(LAYER + "pos_q_proj"),
+    QKV + ".weight": grouped(LAYER + "in_proj"),
+    QKV + ".bias": biases_without_keys(LAYER + "q_bias", LAYER + "v_bias"),
+    ENCODING + ".table": whole("deberta.encoder.rel_embeddings.weight"),
+    ENCODING + ".of_keys": same(LAYER + "pos_proj"),
+    ENCODING + ".of_keys.bias": no_bias(),
+    ENCODING + ".of_queries": same(LAYER + "pos_q_proj"),
 }
 POSITIONS = r"embeddings\.position_embeddings\._?weight$"  # without position_biased_input, only the mask decoder of pretraining uses it
 TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}  # sorted pos_att_type to our name
@@ -26,15 +23,11 @@ def describe(config: Settings) -> StackConfig:
     config.only("talking_head", False, False)
     relative = distances(config)
     encoding = {"name": "deberta", "version": "v1", "span": relative, **terms(config)}
-    return post_norm(config, [], [encoding], config.max_positions, segments(config))
+    return post_norm(config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0))
 
 
 def terms(config: Settings) -> Named:
-    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are used, which is the default.
-
-    Raises:
-        ValueError: pos_att_type has no term or an unknown term.
-    """
+    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are used, which is the default."""
     given = config.take("pos_att_type")
     found = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
     name = TERMS.get(tuple(sorted(found, key=str)), "") if isinstance(found, list) else ""
@@ -44,17 +37,11 @@ def terms(config: Settings) -> Named:
 
 
 def distances(config: Settings) -> int:
-    """Return the number of distances in each direction, and take the keys that all versions share.
-
-    Raises:
-        ValueError: attention without distances, or with absolute positions too.
-    """
+    """Return the number of distances in each direction, and take the keys that all versions share."""
     config.only("relative_attention", True, False)
     config.only("position_biased_input", False, True)
-    as_wide_as_model(config)
-    relative = config.take("max_relative_positions", -1)
-    if isinstance(relative, bool) or not isinstance(relative, int):
-        raise ValueError(f"{config.family}: expected max_relative_positions to be an integer, got {relative!r}; correct config.json")
+    config.only("embedding_size", config.width, config.width)
+    relative = config.integer("max_relative_positions", -1)
     return relative if relative > 0 else config.trained_positions
 
 

@@ -2,23 +2,20 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
-from posenc_export.models.families.shared.encoder_rules import NormalisedRows
-from posenc_export.models.families.shared.encoders import ENCODING, QKV, UNUSED, one_segment, post_norm, segments, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Joined, Same, Table, Whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings, StackConfig
+from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, joined, normalised_rows, same, whole
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
     **weights("deberta."),
-    QKV: Joined(LAYER + "query_proj", LAYER + "key_proj", LAYER + "value_proj"),
-    ENCODING + ".table": Whole("deberta.encoder.rel_embeddings.weight"),
-    ENCODING + ".of_keys": Same(LAYER + "pos_key_proj"),
-    ENCODING + ".of_queries": Same(LAYER + "pos_query_proj"),
+    QKV: joined(LAYER + "query_proj", LAYER + "key_proj", LAYER + "value_proj"),
+    ENCODING + ".table": whole("deberta.encoder.rel_embeddings.weight"),
+    ENCODING + ".of_keys": same(LAYER + "pos_key_proj"),
+    ENCODING + ".of_queries": same(LAYER + "pos_query_proj"),
 }
-SHARED: Table = {ENCODING + ".of_keys": Same(LAYER + "key_proj"), ENCODING + ".of_queries": Same(LAYER + "query_proj")}
+SHARED: Table = {ENCODING + ".of_keys": same(LAYER + "key_proj"), ENCODING + ".of_queries": same(LAYER + "query_proj")}
 
 
 def describe(config: Settings) -> StackConfig:
@@ -35,12 +32,12 @@ def describe(config: Settings) -> StackConfig:
         raise ValueError(f"deberta-v2: {rule}, got {buckets!r} and {relative}; correct config.json")
     by_bucket = {"version": "v2", "span": buckets, "max_relative": relative}
     encoding = {"name": "deberta", **terms(config), **(by_bucket if buckets > 0 else {"version": "v1", "span": relative})}
-    return post_norm(config, [], [encoding], config.max_positions, segments(config))
+    return post_norm(config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0))
 
 
 def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules for rows and projections of distances, and for a single token type."""
-    norm = NormalisedRows("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm", config["layer_norm_eps"])
+    norm = normalised_rows("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm", config["layer_norm_eps"])
     table: Table = {ENCODING + ".table": norm} if config.get("norm_rel_ebd") == "layer_norm" else {}
     return {**one_segment("deberta.")(description, config), **table, **(SHARED if config.get("share_att_key") else {})}
 

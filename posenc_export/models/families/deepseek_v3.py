@@ -5,11 +5,9 @@ from typing import Any, Mapping, Optional, Tuple
 
 import msgspec
 
-from posenc_export.models.config import AttentionConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, decoder, layer, with_experts
-from posenc_export.models.families.shared.rules import KeysThenValues, Linears, Same, Table, TurningFirst, Whole
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import AttentionConfig, Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, decoder, layer, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, experts, keys_then_values, rotated_first, same, whole
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
 # Keys of published configs that transformers does not read, with the value that all published models have.
@@ -44,14 +42,10 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for multi-token prediction are left out."""
-    for key, value in FIXED.items():
-        config.only(key, value, value)
-    config.take("num_nextn_predict_layers", None)
-    config.take("num_mtp_layers", None)
+    config.fixed(FIXED)
+    config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = layer(config, _attention(config))
-    inner, first = config.whole("moe_intermediate_size"), config.take("first_k_dense_replace")
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"deepseek_v3: expected first_k_dense_replace to be an integer of 0 or more, got {first!r}; correct config.json")
+    inner, first = config.whole("moe_intermediate_size"), config.integer("first_k_dense_replace", least=0)
     experts = with_experts(
         msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
         config.whole("n_routed_experts"),
@@ -68,7 +62,7 @@ def describe(config: Settings) -> StackConfig:
 def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rule for the projection of queries, whose name depends on q_lora_rank."""
     ranked = description.kinds[0].attention.projection["query_rank"]
-    return {PROJECTION + "query_up": TurningFirst(READ + ("q_b_proj" if ranked else "q_proj"))}
+    return {PROJECTION + "query_up": rotated_first(READ + ("q_b_proj" if ranked else "q_proj"))}
 
 
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
@@ -79,18 +73,15 @@ def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> T
 
 PROJECTION, READ, FEED = OURS + "attention.projection.", LAYER + "self_attn.", LAYER + "mlp."
 LATENT: Table = {
-    PROJECTION + "query_down": Same(READ + "q_a_proj"),
-    PROJECTION + "query_norm": Same(READ + "q_a_layernorm"),
-    PROJECTION + "down": Same(READ + "kv_a_proj_with_mqa"),
-    PROJECTION + "norm": Same(READ + "kv_a_layernorm"),
-    PROJECTION + "up": KeysThenValues(READ + "kv_b_proj"),
+    PROJECTION + "query_down": same(READ + "q_a_proj"),
+    PROJECTION + "query_norm": same(READ + "q_a_layernorm"),
+    PROJECTION + "down": same(READ + "kv_a_proj_with_mqa"),
+    PROJECTION + "norm": same(READ + "kv_a_layernorm"),
+    PROJECTION + "up": keys_then_values(READ + "kv_b_proj"),
 }
 EXPERTS: Table = {
-    OURS + "mlp.router": Same(FEED + "gate"),
-    OURS + "mlp.choose.correction": Whole(FEED + "gate.e_score_correction_bias"),
-    OURS + "mlp.gates": Linears(FEED + "experts.{row}.gate_proj.weight"),
-    OURS + "mlp.ups": Linears(FEED + "experts.{row}.up_proj.weight"),
-    OURS + "mlp.downs": Linears(FEED + "experts.{row}.down_proj.weight"),
-    **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
+    OURS + "mlp.choose.correction": whole(FEED + "gate.e_score_correction_bias"),
+    **experts(FEED + "gate", *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
+    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
 }
 FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further_weights=_queries, further_unused=_prediction_layers)

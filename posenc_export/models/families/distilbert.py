@@ -1,20 +1,19 @@
 """DistilBERT (Sanh et al. 2019): BERT without segments, with other tensor names."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.encoders import OURS, QKV, UNUSED, post_norm, table_rows, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Joined, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.plain import table_rows
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 
 LAYER = "distilbert.transformer.layer.{layer}."
 WEIGHTS: Table = {
     **weights("distilbert."),
-    QKV: Joined(LAYER + "attention.q_lin", LAYER + "attention.k_lin", LAYER + "attention.v_lin"),
-    OURS + "attention.projection.output": Same(LAYER + "attention.out_lin"),
-    OURS + "residual.attention_norm": Same(LAYER + "sa_layer_norm"),
-    OURS + "mlp.up": Same(LAYER + "ffn.lin1"),
-    OURS + "mlp.down": Same(LAYER + "ffn.lin2"),
-    OURS + "residual.mlp_norm": Same(LAYER + "output_layer_norm"),
+    QKV: joined(LAYER + "attention.q_lin", LAYER + "attention.k_lin", LAYER + "attention.v_lin"),
+    OURS + "attention.projection.output": same(LAYER + "attention.out_lin"),
+    OURS + "residual.attention_norm": same(LAYER + "sa_layer_norm"),
+    OURS + "mlp.up": same(LAYER + "ffn.lin1"),
+    OURS + "mlp.down": same(LAYER + "ffn.lin2"),
+    OURS + "residual.mlp_norm": same(LAYER + "output_layer_norm"),
 }
 
 

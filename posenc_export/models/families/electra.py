@@ -1,15 +1,14 @@
 """ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower than the model, are refused."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.encoders import UNUSED, as_wide_as_model, one_segment, post_norm, segments, table_rows, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.plain import table_rows
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe a discriminator or generator without its head."""
-    as_wide_as_model(config, default=128)
-    return post_norm(config, [{"name": "learned"}], [], table_rows(config), segments(config))
+    config.only("embedding_size", config.width, 128)
+    return post_norm(config, [{"name": "learned"}], [], table_rows(config), config.integer("type_vocab_size", least=0))
 
 
 FAMILY = Family(describe, weights("electra."), base="electra.", unused=UNUSED, further_weights=one_segment("electra."))

@@ -2,22 +2,17 @@
 
 from typing import Any, Mapping
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import OURS, Table, same
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embeddings"),
-    QKV: Grouped(LAYER + "self_attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attention.dense"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.word_embeddings"),
+    **megatron_layer(LAYER),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
 
 
@@ -25,7 +20,7 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules for the norms of a layer, whose names depend on whether attention and MLP have separate norms."""
     apart = description.kinds[0].residual["name"] == "parallel_norms"
     first, second = ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
-    return {OURS + "residual.attention_norm": Same(LAYER + first), OURS + "residual.mlp_norm": Same(LAYER + second)}
+    return {OURS + "residual.attention_norm": same(LAYER + first), OURS + "residual.mlp_norm": same(LAYER + second)}
 
 
 def describe(config: Settings) -> StackConfig:
@@ -43,10 +38,10 @@ def describe(config: Settings) -> StackConfig:
             raise ValueError(f"falcon: expected {rule}, got {got}; correct config.json")
     rotation = {"name": "alibi", "added": "before", "numerics": "bfloat16"} if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
-    residual, met = ("pre", 2) if apart else ("parallel_norms" if count == 2 else "parallel", count)
+    residual = "pre" if apart else "parallel_norms" if count == 2 else "parallel"
     bias, hidden = config.flag("bias", False), config.whole("ffn_hidden_size", 4 * config.width)
     heads = kv_heads if new or many else 1
-    kind = layer(attention(config, bias, heads), layer_norm(config, "layer_norm_epsilon"), hidden, config.activation("activation", "gelu"), bias, residual, met)
+    kind = layer(attention(config, bias, heads), layer_norm(config, "layer_norm_epsilon"), hidden, config.activation("activation", "gelu"), bias, residual)
     return decoder(config, *alike(kind, config.layers, [rotation]), tied=True)
 
 

@@ -4,17 +4,14 @@ import math
 
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer
-from posenc_export.models.families.shared.rules import OnePlus
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.rules import OURS, one_plus
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints as the tanh approximation."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim")
     config.off("use_bidirectional_attention")
     if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
         rule = "expected hidden_activation to be null or gelu_pytorch_tanh"
@@ -27,8 +24,8 @@ def describe(config: Settings) -> StackConfig:
 
 
 NORMS = {
-    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
-    OURS + "residual.mlp_norm": OnePlus(LAYER + "post_attention_layernorm"),
-    "norm": OnePlus("model.norm"),
+    OURS + "residual.attention_norm": one_plus(LAYER + "input_layernorm"),
+    OURS + "residual.mlp_norm": one_plus(LAYER + "post_attention_layernorm"),
+    "norm": one_plus("model.norm"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **NORMS})

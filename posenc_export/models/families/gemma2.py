@@ -2,27 +2,24 @@
 
 import math
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, attention, decoder, layer
+from posenc_export.models.families.shared.family import AttentionConfig, Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.rules import OnePlus, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 
 WEIGHTS: Table = {
     **SHARED,
-    OURS + "residual.attention_norm": OnePlus(LAYER + "input_layernorm"),
-    OURS + "residual.attention_output_norm": OnePlus(LAYER + "post_attention_layernorm"),
-    OURS + "residual.mlp_norm": OnePlus(LAYER + "pre_feedforward_layernorm"),
-    OURS + "residual.mlp_output_norm": OnePlus(LAYER + "post_feedforward_layernorm"),
-    "norm": OnePlus("model.norm"),
+    OURS + "residual.attention_norm": one_plus(LAYER + "input_layernorm"),
+    OURS + "residual.attention_output_norm": one_plus(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_norm": one_plus(LAYER + "pre_feedforward_layernorm"),
+    OURS + "residual.mlp_output_norm": one_plus(LAYER + "post_feedforward_layernorm"),
+    "norm": one_plus("model.norm"),
 }
 
 
 def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
     """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
-    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "sliding_window")
     bias = config.flag("attention_bias", False)
     return attention(config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts)
 
@@ -32,7 +29,7 @@ def describe(config: Settings) -> StackConfig:
     config.off("use_bidirectional_attention")
     config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
-    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich", norms=4)
+    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich")
     head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)), config.window("sliding_window")
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
     return decoder(config, *config.by_type(kind, [rotation], window, types), tied=True, head=head, scale=math.sqrt(config.width))

@@ -3,19 +3,17 @@
 import math
 from typing import Any, Dict
 
-from posenc_export.models.config import HeadConfig, StackConfig
 from posenc_export.models.families.gemma2 import WEIGHTS as SHARED
 from posenc_export.models.families.gemma2 import scaled_attention
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, decoder, head_norm, layer
-from posenc_export.models.families.shared.rules import OnePlus, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, decoder, head_norm, layer
+from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 from posenc_export.models.hugging_face import rope_spec
 
 WEIGHTS: Table = {
     **SHARED,
-    OURS + "attention.q_norm.norm": OnePlus(LAYER + "self_attn.q_norm"),
-    OURS + "attention.k_norm.norm": OnePlus(LAYER + "self_attn.k_norm"),
+    OURS + "attention.q_norm.norm": one_plus(LAYER + "self_attn.q_norm"),
+    OURS + "attention.k_norm.norm": one_plus(LAYER + "self_attn.k_norm"),
 }
 
 
@@ -39,7 +37,7 @@ def describe(config: Settings) -> StackConfig:
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
     config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
     rotations = _rotations(config)
-    kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich", norms=4)
+    kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich")
     head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)), config.window("sliding_window")
     encodings = {name: [spec] for name, spec in rotations.items()}
     layers = config.by_type(head_norm(kind, "head"), encodings, window, config.pattern(6))

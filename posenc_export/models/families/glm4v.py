@@ -1,20 +1,17 @@
 """The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms, packed gate and up, rotation by time, height and width."""
 
-from posenc_export.models.config import LayerConfig, Named, StackConfig
-from posenc_export.models.families.glm import PACKED
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.family import Family, LayerConfig, Named, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.rules import Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, Table, gate_and_up, same
 from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either, rotation_of_axes
 
 WEIGHTS: Table = {
     **SHARED,
-    **PACKED,
-    OURS + "residual.attention_output_norm": Same(LAYER + "post_self_attn_layernorm"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "residual.mlp_output_norm": Same(LAYER + "post_mlp_layernorm"),
+    **gate_and_up(LAYER + "mlp.gate_up_proj"),
+    OURS + "residual.attention_output_norm": same(LAYER + "post_self_attn_layernorm"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_output_norm": same(LAYER + "post_mlp_layernorm"),
 }
 
 
@@ -27,10 +24,9 @@ def sandwich(config: Settings, bias: bool) -> LayerConfig:
     """Describe a layer with four norms.
 
     Args:
-        config: keys of config.json.
         bias: whether queries, keys and values have biases.
     """
-    return layer(config, attention(config, bias), residual="sandwich", norms=4)
+    return layer(config, attention(config, bias), residual="sandwich")
 
 
 def describe(config: Settings) -> StackConfig:

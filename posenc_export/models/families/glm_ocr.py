@@ -1,10 +1,8 @@
 """The text model of GLM-OCR (Z.ai 2026, GLM-OCR): that of GLM-4.1V without biases, with any head size."""
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.families.glm4v import WEIGHTS, rotation, sandwich
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either
 
 

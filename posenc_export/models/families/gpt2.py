@@ -1,24 +1,22 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, learned positions."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder, with_attention
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder, with_attention
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm, learned
-from posenc_export.models.families.shared.rules import Same, Table, Transposed
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, same, transposed
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.wte"),
-    "token_encoding.table": Same("transformer.wpe"),
-    OURS + "residual.attention_norm": Same(LAYER + "ln_1"),
-    QKV: Transposed(LAYER + "attn.c_attn"),
-    OURS + "attention.projection.output": Transposed(LAYER + "attn.c_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "ln_2"),
-    OURS + "mlp.up": Transposed(LAYER + "mlp.c_fc"),
-    OURS + "mlp.down": Transposed(LAYER + "mlp.c_proj"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.wte"),
+    "token_encoding.table": same("transformer.wpe"),
+    OURS + "residual.attention_norm": same(LAYER + "ln_1"),
+    QKV: transposed(LAYER + "attn.c_attn"),
+    OURS + "attention.projection.output": transposed(LAYER + "attn.c_proj"),
+    OURS + "residual.mlp_norm": same(LAYER + "ln_2"),
+    OURS + "mlp.up": transposed(LAYER + "mlp.c_fc"),
+    OURS + "mlp.down": transposed(LAYER + "mlp.c_proj"),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
 
 

@@ -1,23 +1,15 @@
 """GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia): parallel attention and MLP, partial rotation."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Grouped, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
+from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared.rules import Table, same
 
-LAYER = "gpt_neox.layers.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("gpt_neox.embed_in"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Grouped(LAYER + "attention.query_key_value"),
-    OURS + "attention.projection.output": Same(LAYER + "attention.dense"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.up": Same(LAYER + "mlp.dense_h_to_4h"),
-    OURS + "mlp.down": Same(LAYER + "mlp.dense_4h_to_h"),
-    "norm": Same("gpt_neox.final_layer_norm"),
-    "head.linear": Same("embed_out"),
+    "tokens.embedding": same("gpt_neox.embed_in"),
+    **megatron_layer("gpt_neox.layers.{layer}.", "attention."),
+    "norm": same("gpt_neox.final_layer_norm"),
+    "head.linear": same("embed_out"),
 }
 
 

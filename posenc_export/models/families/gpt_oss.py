@@ -1,16 +1,13 @@
 """gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every second layer, experts with clamped units."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_experts
-from posenc_export.models.families.shared.rules import EveryOther, Same, Table, Whole
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, attention, decoder, layer, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, every_other_column, same, whole
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window. A config without rotary keys is refused: transformers has a YaRN default."""
-    for key in ("num_key_value_heads", "head_dim", "sliding_window"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "sliding_window")
     rotation, bias, window = config.rotation(theta=150000.0), config.flag("attention_bias", True), config.window("sliding_window")
     if rotation["name"] != "rope_yarn":
         raise ValueError(f"gpt_oss: expected rope_type yarn, got {rotation['name'].removeprefix('rope_')}; give its rope_parameters")
@@ -27,13 +24,13 @@ def describe(config: Settings) -> StackConfig:
 
 
 EXPERTS: Table = {
-    OURS + "attention.sinks": Whole(LAYER + "self_attn.sinks"),
-    OURS + "mlp.router": Same(LAYER + "mlp.router"),
-    OURS + "mlp.gates": EveryOther(LAYER + "mlp.experts.gate_up_proj", 0),
-    OURS + "mlp.gates_bias": EveryOther(LAYER + "mlp.experts.gate_up_proj_bias", 0),
-    OURS + "mlp.ups": EveryOther(LAYER + "mlp.experts.gate_up_proj", 1),
-    OURS + "mlp.ups_bias": EveryOther(LAYER + "mlp.experts.gate_up_proj_bias", 1),
-    OURS + "mlp.downs": Whole(LAYER + "mlp.experts.down_proj"),
-    OURS + "mlp.downs_bias": Whole(LAYER + "mlp.experts.down_proj_bias"),
+    OURS + "attention.sinks": whole(LAYER + "self_attn.sinks"),
+    OURS + "mlp.router": same(LAYER + "mlp.router"),
+    OURS + "mlp.gates": every_other_column(LAYER + "mlp.experts.gate_up_proj", 0),
+    OURS + "mlp.gates_bias": every_other_column(LAYER + "mlp.experts.gate_up_proj_bias", 0),
+    OURS + "mlp.ups": every_other_column(LAYER + "mlp.experts.gate_up_proj", 1),
+    OURS + "mlp.ups_bias": every_other_column(LAYER + "mlp.experts.gate_up_proj_bias", 1),
+    OURS + "mlp.downs": whole(LAYER + "mlp.experts.down_proj"),
+    OURS + "mlp.downs_bias": whole(LAYER + "mlp.experts.down_proj_bias"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

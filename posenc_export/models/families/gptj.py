@@ -1,22 +1,20 @@
 """GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation of interleaved pairs, an output head with bias."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, QKV, alike, decoder
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Joined, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 
 LAYER = "transformer.h.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.wte"),
-    OURS + "residual.attention_norm": Same(LAYER + "ln_1"),
-    QKV: Joined(LAYER + "attn.q_proj", LAYER + "attn.k_proj", LAYER + "attn.v_proj"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.out_proj"),
-    OURS + "mlp.up": Same(LAYER + "mlp.fc_in"),
-    OURS + "mlp.down": Same(LAYER + "mlp.fc_out"),
-    "norm": Same("transformer.ln_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.wte"),
+    OURS + "residual.attention_norm": same(LAYER + "ln_1"),
+    QKV: joined(LAYER + "attn.q_proj", LAYER + "attn.k_proj", LAYER + "attn.v_proj"),
+    OURS + "attention.projection.output": same(LAYER + "attn.out_proj"),
+    OURS + "mlp.up": same(LAYER + "mlp.fc_in"),
+    OURS + "mlp.down": same(LAYER + "mlp.fc_out"),
+    "norm": same("transformer.ln_f"),
+    "head.linear": same("lm_head"),
 }
 
 
@@ -26,7 +24,7 @@ def describe(config: Settings) -> StackConfig:
     config.only("scale_attn_weights", True, True)
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}
     hidden, activation = config.whole("intermediate_size", 4 * config.width), config.activation("activation_function", "gelu_new")
-    kind = layer(attention(config, bias=False), layer_norm(config, "layer_norm_epsilon"), hidden, activation, residual="parallel", norms=1)
+    kind = layer(attention(config, bias=False), layer_norm(config, "layer_norm_epsilon"), hidden, activation, residual="parallel")
     return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
 
 

@@ -4,11 +4,9 @@ from typing import List
 
 import msgspec
 
-from posenc_export.models.config import LayerConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, attention, decoder, layer, with_attention, with_experts
-from posenc_export.models.families.shared.rules import Half, Same, Table, Whole
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, LayerConfig, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, attention, decoder, layer, with_attention, with_experts
+from posenc_export.models.families.shared.rules import OURS, Table, half_of_columns, same, whole
 
 
 def _rotated(config: Settings) -> List[bool]:
@@ -32,17 +30,16 @@ def _attention(config: Settings) -> List[LayerConfig]:
     if not set(types) <= ({"full_attention"} if size is None else {"full_attention", "chunked_attention"}):
         rule = "expected layer_types to be full_attention, or chunked_attention with attention_chunk_size"
         raise ValueError(f"llama4_text: {rule}, got {', '.join(types)} and {size}; correct config.json")
-    sights = {"full_attention": {"name": "causal"}, "chunked_attention": {"name": "chunk", "size": size}}
+    visible = {"full_attention": {"name": "causal"}, "chunked_attention": {"name": "chunk", "size": size}}
     return [
-        with_attention(kind, sees=sights[name], encodings=(rotation,) if flag else tuple(plain), head_norm=norm if flag else None)
+        with_attention(kind, sees=visible[name], encodings=(rotation,) if flag else tuple(plain), head_norm=norm if flag else None)
         for name, flag in zip(types, rotated, strict=True)
     ]
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has experts. Weights multiply the inputs of experts."""
-    for key in ("num_key_value_heads", "head_dim", "attention_chunk_size"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "attention_chunk_size")
     config.only("for_llm_compressor", False, False)
     step = config.whole("interleave_moe_layer_step", 1)
     experts_at = config.indices("moe_layers", range(step - 1, config.layers, step))
@@ -62,11 +59,11 @@ def describe(config: Settings) -> StackConfig:
 
 FEED = LAYER + "feed_forward."
 EXPERTS: Table = {
-    **{OURS + f"mlp.{name}": Same(FEED + f"{name}_proj") for name in ("gate", "up", "down")},
-    **{OURS + f"mlp.shared.{name}": Same(FEED + f"shared_expert.{name}_proj") for name in ("gate", "up", "down")},
-    OURS + "mlp.router": Same(FEED + "router"),
-    OURS + "mlp.gates": Half(FEED + "experts.gate_up_proj", 0),
-    OURS + "mlp.ups": Half(FEED + "experts.gate_up_proj", 1),
-    OURS + "mlp.downs": Whole(FEED + "experts.down_proj"),
+    **{OURS + f"mlp.{name}": same(FEED + f"{name}_proj") for name in ("gate", "up", "down")},
+    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_expert.{name}_proj") for name in ("gate", "up", "down")},
+    OURS + "mlp.router": same(FEED + "router"),
+    OURS + "mlp.gates": half_of_columns(FEED + "experts.gate_up_proj", 0),
+    OURS + "mlp.ups": half_of_columns(FEED + "experts.gate_up_proj", 1),
+    OURS + "mlp.downs": whole(FEED + "experts.down_proj"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

@@ -1,9 +1,7 @@
 """Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025, Scalable-Softmax Is Superior for Attention)."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, alike, attention, decoder, layer, windowed
-from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.hugging_face import rope_spec
 
 
@@ -12,8 +10,7 @@ def describe(config: Settings) -> StackConfig:
 
     The scaling is applied before the rotation, with the same result, since the two commute.
     """
-    for key in ("num_key_value_heads", "head_dim", "rope_parameters"):
-        config.needs(key)
+    config.needs("num_key_value_heads", "head_dim", "rope_parameters")
     keys = config.rotation_keys()
     given = dict(keys["rope_parameters"] or {})
     beta, _ = given.pop("llama_4_scaling_beta", None), given.pop("max_position_embeddings", None)

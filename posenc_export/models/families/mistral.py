@@ -1,9 +1,7 @@
 """Mistral (Jiang et al. 2023, Mistral 7B): Llama's architecture; older models have an attention window."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, alike, attention, decoder, layer, windowed
-from posenc_export.models.families.shared.settings import Settings
 
 
 def describe(config: Settings) -> StackConfig:

@@ -1,10 +1,8 @@
 """Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each token."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
-from posenc_export.models.families.shared.rules import Linears, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, windowed, with_experts
+from posenc_export.models.families.shared.rules import experts
 
 
 def describe(config: Settings) -> StackConfig:
@@ -16,10 +14,5 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 
-EXPERTS: Table = {
-    OURS + "mlp.router": Same(LAYER + "block_sparse_moe.gate"),
-    OURS + "mlp.gates": Linears(LAYER + "block_sparse_moe.experts.{row}.w1.weight"),
-    OURS + "mlp.ups": Linears(LAYER + "block_sparse_moe.experts.{row}.w3.weight"),
-    OURS + "mlp.downs": Linears(LAYER + "block_sparse_moe.experts.{row}.w2.weight"),
-}
+EXPERTS = experts(LAYER + "block_sparse_moe.gate", *(LAYER + f"block_sparse_moe.experts.{{row}}.{name}.weight" for name in ("w1", "w3", "w2")))
 FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})

@@ -2,25 +2,23 @@
 
 from typing import Dict
 
-from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoders import OURS, QKV, UNUSED, attention, encoder_only
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Part, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
+from posenc_export.models.families.shared.family import Family, LayerConfig, Named, Settings, StackConfig, TokensConfig, stack
+from posenc_export.models.families.shared.plain import attention
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
 from posenc_export.models.hugging_face import rope_spec
 
 LAYER = "model.layers.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embeddings.tok_embeddings"),
-    "tokens.norm": Same("model.embeddings.norm"),
-    OURS + "residual.attention_norm": Same(LAYER + "attn_norm"),
-    QKV: Same(LAYER + "attn.Wqkv"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.Wo"),
-    OURS + "residual.mlp_norm": Same(LAYER + "mlp_norm"),
-    OURS + "mlp.gate": Part(LAYER + "mlp.Wi", 0, 2),
-    OURS + "mlp.up": Part(LAYER + "mlp.Wi", 1, 2),
-    OURS + "mlp.down": Same(LAYER + "mlp.Wo"),
-    "norm": Same("model.final_norm"),
+    "tokens.embedding": same("model.embeddings.tok_embeddings"),
+    "tokens.norm": same("model.embeddings.norm"),
+    OURS + "residual.attention_norm": same(LAYER + "attn_norm"),
+    QKV: same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": same(LAYER + "attn.Wo"),
+    OURS + "residual.mlp_norm": same(LAYER + "mlp_norm"),
+    **gate_and_up(LAYER + "mlp.Wi"),
+    OURS + "mlp.down": same(LAYER + "mlp.Wo"),
+    "norm": same("model.final_norm"),
 }
 # For each layer type, the key of theta in older configs and transformers' default.
 THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
@@ -34,26 +32,22 @@ def describe(config: Settings) -> StackConfig:
     bias, reach, every = config.flag("attention_bias", False), config.whole("local_attention") // 2, config.whole("global_attn_every_n_layers", 3)
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
     mlp = {"name": "gated", "hidden": hidden, "activation": activation, "bias": config.flag("mlp_bias", False)}
-    sights: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
+    visible: Dict[str, Named] = {"full_attention": {"name": "both"}, "sliding_attention": {"name": "near", "reach": reach}}
     rotation_of, kinds, order = rotations(config), {}, []
     for index, name in enumerate(config.per_layer("layer_types", ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)])):
-        if name not in sights:
-            raise ValueError(f"modernbert: expected layer_types to be {' or '.join(sights)}, got {name!r}; correct config.json")
+        if name not in visible:
+            raise ValueError(f"modernbert: expected layer_types to be {' or '.join(visible)}, got {name!r}; correct config.json")
         order.append(name if index else "first")
         first = {"name": "none"} if index == 0 else norm
         kinds[order[-1]] = LayerConfig(
-            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, [rotation_of[name]], bias, sights[name]), mlp=mlp
+            residual={"name": "pre"}, norms=(first, norm), attention=attention(config, bias, encodings=(rotation_of[name],), sees=visible[name]), mlp=mlp
         )
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norm)
+    return stack(config, kinds, order, tokens, norm=norm)
 
 
 def rotations(config: Settings) -> Dict[str, Named]:
-    """Return the rotation of each layer type.
-
-    Raises:
-        ValueError: as rope_spec; rope_parameters that are not nested by layer type.
-    """
+    """Return the rotation of each layer type."""
     config.only("rope_scaling", None, None)
     given = config.take("rope_parameters", None)
     if given is None:

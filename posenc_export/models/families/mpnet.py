@@ -1,18 +1,17 @@
 """MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2, and T5's relative bias shared by all layers."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV, UNUSED, post_norm, table_rows, weights
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Joined, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.plain import table_rows
+from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, joined, same
 
 LAYER = "mpnet.encoder.layer.{layer}.attention."
 WEIGHTS: Table = {
     **weights("mpnet."),
-    ENCODING + ".table": Same("mpnet.encoder.relative_attention_bias"),
-    QKV: Joined(LAYER + "attn.q", LAYER + "attn.k", LAYER + "attn.v"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.o"),
-    OURS + "residual.attention_norm": Same(LAYER + "LayerNorm"),
+    ENCODING + ".table": same("mpnet.encoder.relative_attention_bias"),
+    QKV: joined(LAYER + "attn.q", LAYER + "attn.k", LAYER + "attn.v"),
+    OURS + "attention.projection.output": same(LAYER + "attn.o"),
+    OURS + "residual.attention_norm": same(LAYER + "LayerNorm"),
 }
 UNUSED_ROWS = 2  # transformers uses padding_idx 1 for all configs
 

@@ -1,23 +1,21 @@
 """MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of queries, keys and values."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, alike, decoder
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, layer, layer_norm
-from posenc_export.models.families.shared.rules import Same, Table
-from posenc_export.models.families.shared.settings import UNSUPPORTED, Settings
+from posenc_export.models.families.shared.rules import OURS, Table, same
 
 LAYER = "transformer.blocks.{layer}."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.wte"),
-    OURS + "residual.attention_norm": Same(LAYER + "norm_1"),
-    OURS + "attention.projection.qkv": Same(LAYER + "attn.Wqkv"),
-    OURS + "attention.projection.output": Same(LAYER + "attn.out_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "norm_2"),
-    OURS + "mlp.up": Same(LAYER + "ffn.up_proj"),
-    OURS + "mlp.down": Same(LAYER + "ffn.down_proj"),
-    "norm": Same("transformer.norm_f"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("transformer.wte"),
+    OURS + "residual.attention_norm": same(LAYER + "norm_1"),
+    OURS + "attention.projection.qkv": same(LAYER + "attn.Wqkv"),
+    OURS + "attention.projection.output": same(LAYER + "attn.out_proj"),
+    OURS + "residual.mlp_norm": same(LAYER + "norm_2"),
+    OURS + "mlp.up": same(LAYER + "ffn.up_proj"),
+    OURS + "mlp.down": same(LAYER + "ffn.down_proj"),
+    "norm": same("transformer.norm_f"),
+    "head.linear": same("lm_head"),
 }
 # Switches of MosaicML's code that transformers does not have, with the values that match transformers' computation.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
@@ -31,10 +29,8 @@ def describe(config: Settings) -> StackConfig:
     alibi_bias_max is used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
     """
     config.flatten("attn_config")
-    for key, value in {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}.items():
-        config.only(key, value, value)
-    for key in ("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"):
-        config.take(key, None)
+    config.fixed({**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}})
+    config.ignore(("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"))
     if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
         raise ValueError(f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}")
     clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")

@@ -1,10 +1,8 @@
 """OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and RMSNorm over all heads of queries and keys."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, alike, attention, decoder, head_norm, layer
-from posenc_export.models.families.shared.rules import Same
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, alike, attention, decoder, head_norm, layer
+from posenc_export.models.families.shared.rules import OURS, same
 
 
 def describe(config: Settings) -> StackConfig:
@@ -15,7 +13,7 @@ def describe(config: Settings) -> StackConfig:
 
 
 NORMS = {
-    OURS + "residual.attention_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_feedforward_layernorm"),
+    OURS + "residual.attention_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_feedforward_layernorm"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **NORMS})

@@ -1,18 +1,16 @@
 """OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the position table begins with two unused rows."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import OURS, alike, decoder
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import alike, decoder
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
-from posenc_export.models.families.shared.rules import RowsFrom, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, Table, rows_from, same
 
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.decoder.embed_tokens"),
-    "token_encoding.table": RowsFrom("model.decoder.embed_positions", 2),
+    "tokens.embedding": same("model.decoder.embed_tokens"),
+    "token_encoding.table": rows_from("model.decoder.embed_positions", 2),
     **fairseq_layer(OURS, "model.decoder.layers.{layer}."),
-    "norm": Same("model.decoder.final_layer_norm"),
-    "head.linear": Same("lm_head"),
+    "norm": same("model.decoder.final_layer_norm"),
+    "head.linear": same("lm_head"),
 }
 
 

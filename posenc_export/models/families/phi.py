@@ -1,23 +1,19 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
-from posenc_export.models.config import HeadConfig, StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, attention, decoder
+from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder
+from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.plain import layer, layer_norm
-from posenc_export.models.families.shared.rules import Joined, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import OURS, Table, same
 
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embed_tokens"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_layernorm"),
-    OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_layernorm"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attn.dense"),
-    OURS + "mlp.up": Same(LAYER + "mlp.fc1"),
-    OURS + "mlp.down": Same(LAYER + "mlp.fc2"),
-    "norm": Same("model.final_layernorm"),
-    "head.linear": Same("lm_head"),
+    **SHARED,
+    OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_layernorm"),
+    OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_layernorm"),
+    OURS + "attention.projection.output": same(LAYER + "self_attn.dense"),
+    OURS + "mlp.up": same(LAYER + "mlp.fc1"),
+    OURS + "mlp.down": same(LAYER + "mlp.fc2"),
+    "norm": same("model.final_layernorm"),
 }
 
 
@@ -26,7 +22,7 @@ def describe(config: Settings) -> StackConfig:
     rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
     head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu_new")
-    kind = layer(attention(config, bias=True, output_bias=True, head_norm=head_norm), norm, hidden, activation, residual="parallel", norms=1)
+    kind = layer(attention(config, bias=True, output_bias=True, head_norm=head_norm), norm, hidden, activation, residual="parallel")
     return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
 
 

@@ -1,24 +1,20 @@
 """Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed projections, LongRoPE and partial rotation."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, QKV, alike, attention, decoder, layer, windowed
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer, windowed
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.rules import Part, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import QKV, Table, gate_and_up, same
 
 WEIGHTS: Table = {
     **SHARED,
-    QKV: Same(LAYER + "self_attn.qkv_proj"),
-    OURS + "mlp.gate": Part(LAYER + "mlp.gate_up_proj", 0, 2),
-    OURS + "mlp.up": Part(LAYER + "mlp.gate_up_proj", 1, 2),
+    QKV: same(LAYER + "self_attn.qkv_proj"),
+    **gate_and_up(LAYER + "mlp.gate_up_proj"),
 }
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and two factors that are always 1."""
-    for key, value in {"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1}.items():
-        config.only(key, value, value)
+    config.fixed({"attention_bias": False, "mlp_bias": False, "lm_head_bias": False, "full_attn_mod": 1, "interpolate_factor": 1})
     window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
     if rotation["name"] not in ("rope", "rope_longrope"):  # transformers 5 reads yarn as longrope here
         raise ValueError(f"phi3: expected rope_type default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json")

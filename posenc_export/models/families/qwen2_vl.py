@@ -1,9 +1,7 @@
 """The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2 with rotation by time, height and width."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, late_windows, layer
 from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either, rotation_of_axes
 
 
@@ -13,13 +11,7 @@ def describe(config: Settings) -> StackConfig:
     size = config.width // config.heads
     config.only("head_dim", size, size)
     rotation = rotation_of_axes(config, 1000000.0, (16, 24, 24))
-    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", 80)
-    if used:  # transformers' default is 4096
-        config.needs("sliding_window")
-    window = config.window("sliding_window", None)
-    kind = layer(config, attention(config, bias=True))
-    types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
-    return decoder(config, *config.by_type(kind, [rotation], window if used else None, types))
+    return decoder(config, *late_windows(config, layer(config, attention(config, bias=True)), rotation, first=80))
 
 
 FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)

@@ -1,20 +1,15 @@
 """Qwen3 (Yang et al. 2025, Qwen3 Technical Report): Llama with RMSNorm over each head of queries and keys."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import HEAD_NORMS, WEIGHTS, attention, decoder, head_norm, layer
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import HEAD_NORMS, WEIGHTS, attention, decoder, head_norm, late_windows, layer
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a window. head_dim is required: transformers' default is 128."""
-    for key in ("num_key_value_heads", "head_dim"):
-        config.needs(key)
-    rotation, used = config.rotation(), config.flag("use_sliding_window", False)
-    window, first, bias = config.window("sliding_window", 4096), config.whole("max_window_layers", 28), config.flag("attention_bias", False)
+    config.needs("num_key_value_heads", "head_dim")
+    rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias)), "head")
-    types = ["sliding_attention" if used and window is not None and index >= first else "full_attention" for index in range(config.layers)]
-    return decoder(config, *config.by_type(kind, [rotation], window if used else None, types))
+    return decoder(config, *late_windows(config, kind, rotation, first=28, window=4096))
 
 
 FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS})

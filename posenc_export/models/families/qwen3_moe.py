@@ -2,11 +2,9 @@
 
 import msgspec
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, OURS, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
-from posenc_export.models.families.shared.rules import Linears, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
+from posenc_export.models.families.shared.rules import experts
 
 
 def describe(config: Settings) -> StackConfig:
@@ -28,10 +26,5 @@ def describe(config: Settings) -> StackConfig:
     return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order)
 
 
-EXPERTS: Table = {
-    OURS + "mlp.router": Same(LAYER + "mlp.gate"),
-    OURS + "mlp.gates": Linears(LAYER + "mlp.experts.{row}.gate_proj.weight"),
-    OURS + "mlp.ups": Linears(LAYER + "mlp.experts.{row}.up_proj.weight"),
-    OURS + "mlp.downs": Linears(LAYER + "mlp.experts.{row}.down_proj.weight"),
-}
+EXPERTS = experts(LAYER + "mlp.gate", *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")))
 FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **EXPERTS})

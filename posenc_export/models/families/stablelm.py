@@ -1,10 +1,8 @@
 """StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, rotation of a quarter of each head."""
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, WEIGHTS, alike, attention, decoder, layer, with_attention
-from posenc_export.models.families.shared.rules import Rows
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer, with_attention
+from posenc_export.models.families.shared.rules import OURS, stacked
 
 
 def describe(config: Settings) -> StackConfig:
@@ -18,15 +16,15 @@ def describe(config: Settings) -> StackConfig:
     size = config.width // config.heads
     config.only("head_dim", size, size)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
-    shape, norms = ("parallel", 1) if config.flag("use_parallel_residual", False) else ("pre", 2)
-    kind = layer(config, attention(config, bias=config.flag("use_qkv_bias", False)), residual=shape, norms=norms, norm=norm)
+    residual = "parallel" if config.flag("use_parallel_residual", False) else "pre"
+    kind = layer(config, attention(config, bias=config.flag("use_qkv_bias", False)), residual=residual, norm=norm)
     if config.flag("qk_layernorm", False):
         kind = with_attention(kind, head_norm={"name": "each", "norm": norm})
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 
 NORMS = {
-    OURS + "attention.q_norm.weight": Rows(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
-    OURS + "attention.k_norm.weight": Rows(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
+    OURS + "attention.q_norm.weight": stacked(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
+    OURS + "attention.k_norm.weight": stacked(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
 }
 FAMILY = Family(describe, {**WEIGHTS, **NORMS})

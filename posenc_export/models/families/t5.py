@@ -1,27 +1,13 @@
 """T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): pre-norm layers, no biases, buckets of distances."""
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import KeysAndValues
-from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Joined, Rule, Same, Table
-from posenc_export.models.families.shared.settings import ACTIVATIONS, UNSUPPORTED, Settings
+from posenc_export.models.families.shared.encoders import reading_layers
+from posenc_export.models.families.shared.family import ACTIVATIONS, UNSUPPORTED, Family, Settings, stack
+from posenc_export.models.families.shared.rules import OURS, Rule, Table, joined, keys_and_values, same
 
-LAYER = "encoder.block.{layer}."
-READ = LAYER + "layer.0.SelfAttention."
-WEIGHTS: Table = {
-    "tokens.embedding": Same("shared"),
-    OURS + "residual.attention_norm": Same(LAYER + "layer.0.layer_norm"),
-    QKV: Joined(READ + "q", READ + "k", READ + "v"),
-    OURS + "attention.projection.output": Same(READ + "o"),
-    ENCODING + ".table": Same("encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
-    OURS + "residual.mlp_norm": Same(LAYER + "layer.1.layer_norm"),
-    OURS + "mlp.down": Same(LAYER + "layer.1.DenseReluDense.wo"),
-    "norm": Same("encoder.final_layer_norm"),
-}
-BLOCK = "decoder.block.{row}."
+WEIGHTS: Table = {"tokens.embedding": same("shared"), "norm": same("encoder.final_layer_norm")}
 # Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
 KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
 DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
@@ -45,24 +31,15 @@ def describe_encoder(config: Settings) -> StackConfig:
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """Describe the decoder. Each layer of T5 becomes two: self-attention, then cross-attention with the MLP."""
+    """Describe the decoder."""
     layers, head = _decoder_size(config)
     kind = _layer(config, {"name": "causal"})
-    norm, own = kind.norms[0], kind.attention
-    reading = AttentionConfig(
-        heads=own.heads, kv_heads=own.heads, head_size=own.head_size, scale=1.0, sees={"name": "encoder"}, projection={"name": "queries"}
-    )
-    kinds = {
-        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
-        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=reading, mlp=kind.mlp),
-    }
-    return _stack(config, kinds, ("own", "encoder") * layers, head=head)
+    return _stack(config, *reading_layers(kind, layers, {"name": "queries"}, scale=1.0), head=head)
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
     """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with scale_decoder_outputs, by default if the head is tied."""
-    for key in ("task_specific_params", "tokenizer_class"):
-        config.take(key, None)
+    config.ignore(("task_specific_params", "tokenizer_class"))
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
     layers = config.whole("num_decoder_layers", config.layers)
@@ -72,8 +49,7 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
 
 def _layer(config: Settings, sees: Named) -> LayerConfig:
     """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any number of positions is possible."""
-    for key in UNREAD:
-        config.take(key, None)
+    config.ignore(UNREAD)
     config.only("is_decoder", False, False)
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
@@ -93,60 +69,48 @@ def _layer(config: Settings, sees: Named) -> LayerConfig:
     return LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)
 
 
-def _stack(
-    config: Settings,
-    kinds: Dict[str, LayerConfig],
-    order: Tuple[str, ...],
-    head: Optional[HeadConfig] = None,
-    key_values: Optional[KeyValuesConfig] = None,
-) -> StackConfig:
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=config.whole("vocab_size")),
-        layers=kinds,
-        order=order,
-        norm=next(iter(kinds.values())).norms[0],
-        head=head,
-        key_values=key_values,
-    )
+def _stack(config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ...], **output: Any) -> StackConfig:
+    return stack(config, kinds, order, TokensConfig(vocabulary=config.whole("vocab_size")), norm=next(iter(kinds.values())).norms[0], **output)
+
+
+def _layer_rules(description: StackConfig, own: str, reading: str, block: str, mlp: int) -> Dict[str, Rule]:
+    """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and with the MLP; mlp: index of the MLP among the sublayers of `block`."""
+    read, feed = block + "layer.0.SelfAttention.", block + f"layer.{mlp}.DenseReluDense."
+    gated = description.kinds[-1].mlp["name"] == "gated"
+    return {
+        own + "residual.attention_norm": same(block + "layer.0.layer_norm"),
+        own + "attention.projection.qkv": joined(read + "q", read + "k", read + "v"),
+        own + "attention.projection.output": same(read + "o"),
+        own + "attention.encoding.table": same(block.partition(".")[0] + ".block.0.layer.0.SelfAttention.relative_attention_bias"),
+        reading + "residual.mlp_norm": same(block + f"layer.{mlp}.layer_norm"),
+        reading + "mlp.gate": same(feed + "wi_0"),
+        reading + "mlp.up": same(feed + ("wi_1" if gated else "wi")),
+        reading + "mlp.down": same(feed + "wo"),
+    }
 
 
 def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules for the first linear layers of the MLP."""
-    return _mlp(description, OURS + "mlp.", LAYER + "layer.1.DenseReluDense.")
+    """Return the rules of the encoder's layers."""
+    return _layer_rules(description, OURS, OURS, "encoder.block.{layer}.", 1)
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
-    module = BLOCK + "layer.1.EncDecAttention."
+    module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
-    return {**names(description, config), "head.linear": KeysAndValues(module + "k", module + "v", layers)}
+    return {**names(description, config), "head.linear": keys_and_values(module + "k", module + "v", layers)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
-    table: Dict[str, Rule] = {}
+    table: Dict[str, Rule] = {"tokens.embedding": same("shared"), "norm": same("decoder.final_layer_norm"), "head.linear": same("lm_head")}
     for row in range(len(description.order) // 2):
         block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
-        read, cross = block + "layer.0.SelfAttention.", block + "layer.1.EncDecAttention."
-        table[own + "residual.attention_norm"] = Same(block + "layer.0.layer_norm")
-        table[own + "attention.projection.qkv"] = Joined(read + "q", read + "k", read + "v")
-        table[own + "attention.projection.output"] = Same(read + "o")
-        table[own + "attention.encoding.table"] = Same("decoder.block.0.layer.0.SelfAttention.relative_attention_bias")
-        table[reading + "residual.attention_norm"] = Same(block + "layer.1.layer_norm")
-        table[reading + "attention.projection.query"] = Same(cross + "q")
-        table[reading + "attention.projection.output"] = Same(cross + "o")
-        table[reading + "residual.mlp_norm"] = Same(block + "layer.2.layer_norm")
-        table[reading + "mlp.down"] = Same(block + "layer.2.DenseReluDense.wo")
-        table |= _mlp(description, reading + "mlp.", block + "layer.2.DenseReluDense.")
-    return {**table, "tokens.embedding": Same("shared"), "norm": Same("decoder.final_layer_norm"), "head.linear": Same("lm_head")}
-
-
-def _mlp(description: StackConfig, ours: str, theirs: str) -> Table:
-    if description.kinds[-1].mlp["name"] == "gated":
-        return {ours + "gate": Same(theirs + "wi_0"), ours + "up": Same(theirs + "wi_1")}
-    return {ours + "up": Same(theirs + "wi")}
+        table |= _layer_rules(description, own, reading, block, 2)
+        table[reading + "residual.attention_norm"] = same(block + "layer.1.layer_norm")
+        table[reading + "attention.projection.query"] = same(block + "layer.1.EncDecAttention.q")
+        table[reading + "attention.projection.output"] = same(block + "layer.1.EncDecAttention.o")
+    return table
 
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")

@@ -2,12 +2,11 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import Biases, KeysAndValues
-from posenc_export.models.families.shared.family import Family
+from posenc_export.models.config import HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.families.shared.encoders import reading_layers
+from posenc_export.models.families.shared.family import Family, Settings, stack
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
-from posenc_export.models.families.shared.rules import Rule, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
 
 NORM = {"name": "layer", "epsilon": 1e-5}
 # Keys of training, of other tasks, of transformers' `generate` and of the other part.
@@ -32,11 +31,7 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
 
 
 def describe(config: Settings) -> NoReturn:
-    """Refuse the whole model: only its parts can be exported.
-
-    Raises:
-        ValueError: always.
-    """
+    """Refuse the whole model: only its parts can be exported."""
     raise ValueError("whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'")
 
 
@@ -46,36 +41,18 @@ def describe_encoder(config: Settings) -> StackConfig:
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
     features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # fixed; activation_function applies to layers
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(features=features, encodings=(learned(config),)),
-        layers={"layer": kind},
-        order=("layer",) * config.layers,
-        norm=NORM,
-        key_values=KeyValuesConfig(size=size, bias=True),
-    )
+    tokens = TokensConfig(features=features, encodings=(learned(config),))
+    return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens, norm=NORM, key_values=KeyValuesConfig(size=size, bias=True))
 
 
 def describe_decoder(config: Settings) -> StackConfig:
-    """Describe the decoder. Each layer of Whisper becomes two: self-attention, then cross-attention with the MLP."""
+    """Describe the decoder."""
     kind = _layer(config, {"name": "causal"})
-    own = LayerConfig(residual={"name": "alone"}, norms=(NORM,), attention=kind.attention, mlp={"name": "none"})
-    queries = {"name": "queries", "bias": True, "output_bias": True}
-    heads, size = kind.attention.heads, kind.attention.head_size
-    reading = AttentionConfig(heads=heads, kv_heads=heads, head_size=size, sees={"name": "encoder"}, projection=queries)
-    tied = config.flag("tie_word_embeddings", True)
-    layers, vocabulary = config.whole("decoder_layers"), config.whole("vocab_size")
+    tied, vocabulary = config.flag("tie_word_embeddings", True), config.whole("vocab_size")
+    layers = reading_layers(kind, config.whole("decoder_layers"), {"name": "queries", "bias": True, "output_bias": True})
     _unread(config)
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=vocabulary, encodings=(learned(config),)),
-        layers={"own": own, "encoder": LayerConfig(residual={"name": "pre"}, norms=(NORM, NORM), attention=reading, mlp=kind.mlp)},
-        order=("own", "encoder") * layers,
-        norm=NORM,
-        head=HeadConfig(tied=tied),
-    )
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=(learned(config),))
+    return stack(config, *layers, tokens, norm=NORM, head=HeadConfig(tied=tied))
 
 
 def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
@@ -85,13 +62,12 @@ def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
 
 def _unread(config: Settings) -> None:
     config.only("scale_embedding", False, False)  # false in all published models; transformers does not read it
-    for key in UNREAD:
-        config.take(key, None)
+    config.ignore(UNREAD)
 
 
 def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of self-attention and MLP. Keys have no bias."""
-    bias = Biases(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
+    bias = biases_without_keys(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
     return {**fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
 
 
@@ -99,7 +75,7 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rule for the keys and values of cross-attention, which the checkpoint stores in the decoder."""
     read = "model.decoder.layers.{row}.encoder_attn."
     layers = int(config["decoder_layers"])
-    return {"head.linear": KeysAndValues(read + "k_proj", read + "v_proj", layers, biases=(read + "v_proj",))}
+    return {"head.linear": keys_and_values(read + "k_proj", read + "v_proj", layers, k_bias=False)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -108,24 +84,24 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     for row in range(len(description.order) // 2):
         theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
         table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)  # rules of parts that a layer does not have are not used
-        table[reading + "residual.attention_norm"] = Same(theirs + "encoder_attn_layer_norm")
-        table[reading + "attention.projection.query"] = Same(theirs + "encoder_attn.q_proj")
-        table[reading + "attention.projection.output"] = Same(theirs + "encoder_attn.out_proj")
+        table[reading + "residual.attention_norm"] = same(theirs + "encoder_attn_layer_norm")
+        table[reading + "attention.projection.query"] = same(theirs + "encoder_attn.q_proj")
+        table[reading + "attention.projection.output"] = same(theirs + "encoder_attn.out_proj")
     return table
 
 
 ENCODER: Table = {
-    "tokens.stem.first": Same("model.encoder.conv1"),
-    "tokens.stem.second": Same("model.encoder.conv2"),
-    "token_encoding.table": Same("model.encoder.embed_positions"),
+    "tokens.stem.first": same("model.encoder.conv1"),
+    "tokens.stem.second": same("model.encoder.conv2"),
+    "token_encoding.table": same("model.encoder.embed_positions"),
     **_layer_rules("layers.{layer}.", "model.encoder.layers.{layer}."),
-    "norm": Same("model.encoder.layer_norm"),
+    "norm": same("model.encoder.layer_norm"),
 }
 DECODER: Table = {
-    "tokens.embedding": Same("model.decoder.embed_tokens"),
-    "token_encoding.table": Same("model.decoder.embed_positions"),
-    "norm": Same("model.decoder.layer_norm"),
-    "head.linear": Same("proj_out"),
+    "tokens.embedding": same("model.decoder.embed_tokens"),
+    "token_encoding.table": same("model.decoder.embed_positions"),
+    "norm": same("model.decoder.layer_norm"),
+    "head.linear": same("proj_out"),
 }
 OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
 PARTS = {

@@ -2,26 +2,24 @@
 
 import math
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.gated import LAYER, OURS, alike, decoder
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER, alike, decoder
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer
-from posenc_export.models.families.shared.rules import Same, Table
-from posenc_export.models.families.shared.settings import REQUIRED, Settings
+from posenc_export.models.families.shared.rules import OURS, Table, same
 
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embed_tokens"),
+    "tokens.embedding": same("model.embed_tokens"),
     **fairseq_layer(OURS, LAYER),
-    "norm": Same("model.layer_norm"),
-    "head.linear": Same("lm_head"),
+    "norm": same("model.layer_norm"),
+    "head.linear": same("lm_head"),
 }
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which has no effect for rows 0 and 1."""
     config.only("add_cross_attention", False, False)
-    if config.padding_id not in (REQUIRED, None, 0, 1):
-        raise ValueError(f"xglm: expected pad_token_id to be null, 0 or 1, got {config.padding_id!r}, which is the row of a position; correct config.json")
+    if (padding := config.values.get("pad_token_id")) not in (None, 0, 1):
+        raise ValueError(f"xglm: expected pad_token_id to be null, 0 or 1, got {padding!r}, which is the row of a position; correct config.json")
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0
     hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")

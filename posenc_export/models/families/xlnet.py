@@ -1,29 +1,25 @@
 """XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention, post-norm layers. Only the content stream, without memory."""
 
-from typing import Any, Mapping
-
-from posenc_export.models.config import LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import FlatHeads, JoinedHeads, NoTable, Permuted
-from posenc_export.models.families.shared.encoders import ENCODING, OURS, QKV, UNUSED, attention, encoder_only
-from posenc_export.models.families.shared.family import Family
-from posenc_export.models.families.shared.rules import Same, Table, Whole
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, TokensConfig, stack
+from posenc_export.models.families.shared.plain import attention, layer
+from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, flat_heads, joined_heads, no_table, permuted, same, whole
 
 LAYER = "transformer.layer.{layer}."
 HEADS = LAYER + "rel_attn."
 WEIGHTS: Table = {
-    "tokens.embedding": Same("transformer.word_embedding"),
-    QKV: JoinedHeads(HEADS + "q", HEADS + "k", HEADS + "v"),
-    ENCODING + ".u": Whole(HEADS + "r_w_bias"),
-    ENCODING + ".v": Whole(HEADS + "r_r_bias"),
-    ENCODING + ".s": Whole(HEADS + "r_s_bias"),
-    ENCODING + ".segment": Whole(HEADS + "seg_embed"),
-    ENCODING + ".weight": Permuted(HEADS + "r", (1, 2, 0)),
-    OURS + "attention.projection.output": FlatHeads(HEADS + "o"),
-    OURS + "residual.attention_norm": Same(HEADS + "layer_norm"),
-    OURS + "mlp.up": Same(LAYER + "ff.layer_1"),
-    OURS + "mlp.down": Same(LAYER + "ff.layer_2"),
-    OURS + "residual.mlp_norm": Same(LAYER + "ff.layer_norm"),
+    "tokens.embedding": same("transformer.word_embedding"),
+    QKV: joined_heads(HEADS + "q", HEADS + "k", HEADS + "v"),
+    ENCODING + ".u": whole(HEADS + "r_w_bias"),
+    ENCODING + ".v": whole(HEADS + "r_r_bias"),
+    ENCODING + ".s": whole(HEADS + "r_s_bias"),
+    ENCODING + ".segment": whole(HEADS + "seg_embed"),
+    ENCODING + ".weight": permuted(HEADS + "r", (1, 2, 0)),
+    OURS + "attention.projection.output": flat_heads(HEADS + "o"),
+    OURS + "residual.attention_norm": same(HEADS + "layer_norm"),
+    OURS + "mlp.up": same(LAYER + "ff.layer_1"),
+    OURS + "mlp.down": same(LAYER + "ff.layer_2"),
+    OURS + "residual.mlp_norm": same(LAYER + "ff.layer_norm"),
 }
 SEGMENTS = 4  # token types of XLNet's tokenizer: first text, second text, final token, padding
 # Tensors of pretraining and of task heads.
@@ -34,25 +30,22 @@ UNREAD = ("end_n_top", "mem_len", "reuse_len", "start_n_top", "untie_r", "use_me
 
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of segments is zero."""
-    for key, value in {"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads}.items():
-        config.only(key, value, value)
-    for key in UNREAD:
-        config.take(key, None)
-    clamp = config.take("clamp_len", -1)
-    if isinstance(clamp, bool) or not isinstance(clamp, int):
-        raise ValueError(f"xlnet: expected clamp_len to be an integer, got {clamp!r}; correct config.json")
+    config.fixed({"attn_type": "bi", "bi_data": False, "same_length": False, "d_head": config.width // config.heads})
+    config.ignore(UNREAD)
+    clamp = config.integer("clamp_len", -1)
     encoder_only(config)
     norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
-    mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation("ff_activation"), "bias": True}
+    hidden, activation = config.whole("intermediate_size"), config.activation("ff_activation")
     encoding = {"name": "transformer_xl", "segments": "pairs", **({"clamp": clamp} if clamp > 0 else {})}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, [encoding], bias=False), mlp=mlp)
+    kind = layer(attention(config, bias=False, encodings=(encoding,), sees={"name": "both"}), norm, hidden, activation, residual="post")
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), segments=SEGMENTS)
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
+    return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 
 
-def no_table(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rule for the table of segments, which is zero."""
-    return {"tokens.segments": NoTable(SEGMENTS, description.width)}
-
-
-FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(*UNUSED, *NOT_READ), further_weights=no_table)
+FAMILY = Family(
+    describe,
+    WEIGHTS,
+    base="transformer.",
+    unused=(*UNUSED, *NOT_READ),
+    further_weights=lambda description, config: {"tokens.segments": no_table(SEGMENTS, description.width)},
+)

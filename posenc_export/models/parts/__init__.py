@@ -7,23 +7,31 @@ from typing import Any, Dict, Type
 
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions
-from posenc_export.models.parts.head_norms import Each, Heads, NoHeadNorm, Projection
-from posenc_export.models.parts.mlps import Gated, NoMLP, Plain
-from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
+from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNorms, SharedHeadNorm
+from posenc_export.models.parts.mlps import Gated, Plain
+from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
-from posenc_export.models.parts.residuals import After, Alone, Parallel, ParallelNorms, Post, Pre, Sandwich
-from posenc_export.models.parts.visibility import Both, Causal, Chunk, EncoderTokens, Near, Window
+from posenc_export.models.parts.residuals import AttentionOnly, OutputNorm, ParallelOneNorm, ParallelTwoNorms, PostNorm, PreNorm, SandwichNorm
+from posenc_export.models.parts.visibility import Bidirectional, BidirectionalWindow, Causal, Chunk, EncoderTokens, Window
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {"convolutions": Convolutions},
-    "norm": {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm},
-    "head_norm": {"none": NoHeadNorm, "head": Heads, "each": Each, "projection": Projection},
+    "norm": NORMS,
+    "head_norm": {"none": Identity, "head": SharedHeadNorm, "each": SeparateHeadNorms, "projection": ProjectionNorm},
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
-    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Both, "near": Near, "encoder": EncoderTokens},
-    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": NoMLP},
-    "residual": {"pre": Pre, "alone": Alone, "post": Post, "after": After, "sandwich": Sandwich, "parallel": Parallel, "parallel_norms": ParallelNorms},
+    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Bidirectional, "near": BidirectionalWindow, "encoder": EncoderTokens},
+    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
+    "residual": {
+        "pre": PreNorm,
+        "alone": AttentionOnly,
+        "post": PostNorm,
+        "after": OutputNorm,
+        "sandwich": SandwichNorm,
+        "parallel": ParallelOneNorm,
+        "parallel_norms": ParallelTwoNorms,
+    },
 }
 
 

@@ -11,7 +11,8 @@ from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.parts.routing import CHOICES, WEIGHTS
-from posenc_export.ops.nodes import emitting, node
+from posenc_export.ops import graph
+from posenc_export.ops.graph import emitting
 from posenc_export.shared import registry
 
 
@@ -143,30 +144,30 @@ class Experts(torch.nn.Module):
         weights = self.weigh(logits, top, chosen)
         if self.factor != 1.0:
             weights = weights * self.factor
-        y = self.mixed(x, torch.zeros_like(logits).scatter(-1, chosen, weights))
+        y = self.weighted_sum(x, torch.zeros_like(logits).scatter(-1, chosen, weights))
         return y if self.shared is None else y + self.shared(x)
 
-    def mixed(self, x: Tensor, shares: Tensor) -> Tensor:
+    def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
         """Compute the sum over experts for x [B,S,E] and weights [B,S,N], which are 0 for experts that were not chosen, to [B,S,E]."""
         if not torch.jit.is_scripting():
             if emitting() and self.sparse:
-                return self._emitted(x, shares)
-        by_expert = shares.transpose(1, 2).unsqueeze(3)
-        read = x.unsqueeze(1)
+                return self._emitted(x, weights)
+        by_expert = weights.transpose(1, 2).unsqueeze(3)
+        inputs = x.unsqueeze(1)
         if self.on_input:
-            read = read * by_expert
-        hidden = self.unit(_linear(read, self.gates, self.gates_bias), _linear(read, self.ups, self.ups_bias))
-        given = _linear(hidden, self.downs, self.downs_bias)
+            inputs = inputs * by_expert
+        hidden = self.unit(_linear(inputs, self.gates, self.gates_bias), _linear(inputs, self.ups, self.ups_bias))
+        outputs = _linear(hidden, self.downs, self.downs_bias)
         # Weights on the input do not multiply biases, which experts that were not chosen also have.
-        return (given * (by_expert.ne(0).to(given.dtype) if self.on_input else by_expert)).sum(1)
+        return (outputs * (by_expert.ne(0).to(outputs.dtype) if self.on_input else by_expert)).sum(1)
 
     @torch.jit.unused
-    def _emitted(self, x: Tensor, shares: Tensor) -> Tensor:
+    def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:
         """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so the input is multiplied before the node if there is one expert."""
         if self.on_input:
-            x, shares = x * shares.sum(-1, keepdim=True), (shares > 0).to(x.dtype)
-        sources = [x, shares, self.gates, self.gates_bias, self.ups, self.ups_bias, self.downs, self.downs_bias]
-        return node("Experts", sources, {"chosen": float(self.choose.chosen), **self.unit.swiglu}, x, [x.size(0), x.size(1), x.size(2)])
+            x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
+        matrices = {name: getattr(self, name) for part in ("gates", "ups", "downs") for name in (part, f"{part}_bias")}
+        return graph.Experts.emit(x, x.shape, x=x, weights=weights, **matrices, chosen=self.choose.chosen, **self.unit.swiglu)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""

@@ -46,8 +46,8 @@ class Convolutions(torch.nn.Module):
 
     def _exact(self, layer: torch.nn.Conv1d, rows: np.ndarray, centres: range) -> np.ndarray:
         weight, bias = float64.numbers(layer.weight), float64.numbers(layer.bias)  # [out,in,3]
-        made = []
+        rows_out = []
         for centre in centres:
             near = [(tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < len(rows)]
-            made.append(sum(weight[:, :, tap] @ rows[at] for tap, at in near) + bias)
-        return np.asarray(self.activation.exact(np.stack(made)))  # type: ignore[operator]
+            rows_out.append(sum(weight[:, :, tap] @ rows[at] for tap, at in near) + bias)
+        return np.asarray(self.activation.exact(np.stack(rows_out)))  # type: ignore[operator]

@@ -12,6 +12,13 @@ def numbers(tensor: Optional[Tensor]) -> np.ndarray:
     return np.zeros(()) if tensor is None else tensor.detach().double().numpy()
 
 
+def attend(scores: np.ndarray, values: np.ndarray, sink: float = -np.inf) -> np.ndarray:
+    """Return the softmax of scores [n], and of a sink without a value, times values [n,D]: [D], in float64."""
+    largest = max(scores.max(), sink)
+    weights = np.exp(scores - largest)
+    return weights @ values / (weights.sum() + np.exp(sink - largest))
+
+
 def linear(layer: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
     """Apply a linear layer to x [...,n], to [...,m], in float64."""
     return x @ numbers(layer.weight).T + numbers(layer.bias)

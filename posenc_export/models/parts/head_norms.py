@@ -7,36 +7,11 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.parts.float64 import numbers
-from posenc_export.models.parts.norms import LayerNorm, NoNorm, RMSNorm
+from posenc_export.models.parts.norms import NORMS
 from posenc_export.shared import registry
 
-NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
 
-
-def _norm(spec: Mapping[str, Any], size: int) -> Any:
-    return registry.build("norm", NORMS, spec, size)
-
-
-class NoHeadNorm(torch.nn.Module):
-    """No norm: x unchanged.
-
-    Args:
-        heads, size: number of heads N and head size D; not used.
-    """
-
-    def __init__(self, heads: int, size: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x of any shape."""
-        return x
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x of any shape."""
-        return x
-
-
-class Heads(torch.nn.Module):
+class SharedHeadNorm(torch.nn.Module):
     """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3).
 
     Args:
@@ -46,7 +21,7 @@ class Heads(torch.nn.Module):
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
         super().__init__()
-        self.heads, self.norm = heads, _norm(norm, size)
+        self.heads, self.norm = heads, registry.build("norm", NORMS, norm, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,N*D] to the same shape."""
@@ -57,7 +32,7 @@ class Heads(torch.nn.Module):
         return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)
 
 
-class Each(torch.nn.Module):
+class SeparateHeadNorms(SharedHeadNorm):
     """Norm over each head, with separate weights for each head (StableLM 2, Command R+).
 
     Args:
@@ -66,9 +41,7 @@ class Each(torch.nn.Module):
     """
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        super().__init__()
-        plain = {"weight": False, "bias": False} if norm.get("name") == "layer" else {"weight": False}
-        self.heads, self.norm = heads, _norm({**norm, **plain}, size)
+        super().__init__(heads, size, {**norm, "weight": False, **({"bias": False} if norm.get("name") == "layer" else {})})
         self.weight = torch.nn.Parameter(torch.ones(heads, size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,11 +50,10 @@ class Each(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,N,D], float64."""
-        weight = numbers(self.weight)
-        return np.stack([self.norm.exact(x[:, head]) * weight[head] for head in range(self.heads)], axis=1)
+        return super().exact(x) * numbers(self.weight)
 
 
-class Projection(torch.nn.Module):
+class ProjectionNorm(torch.nn.Module):
     """Norm over all heads together (OLMo 2).
 
     Args:
@@ -91,7 +63,7 @@ class Projection(torch.nn.Module):
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
         super().__init__()
-        self.norm = _norm(norm, heads * size)
+        self.norm = registry.build("norm", NORMS, norm, heads * size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,N*D] to the same shape."""

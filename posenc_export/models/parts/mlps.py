@@ -55,22 +55,3 @@ class Gated(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
         return float64.linear(self.down, float64.linear(self.up, x) * self.activation.exact(float64.linear(self.gate, x)))  # type: ignore[operator]
-
-
-class NoMLP(torch.nn.Module):
-    """No MLP: x unchanged, for layers with attention only.
-
-    Args:
-        width: model width E; not used.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,E] to [B,S,E]."""
-        return x
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E], float64."""
-        return x

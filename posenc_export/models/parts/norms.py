@@ -45,14 +45,14 @@ class LayerNorm(torch.nn.LayerNorm):
         return scaled * (1.0 if self.weight is None else numbers(self.weight)) + numbers(self.bias)
 
 
-class NoNorm(torch.nn.Module):
-    """No norm: x unchanged.
+class Identity(torch.nn.Module):
+    """x unchanged: no norm, no norm of queries and keys, or no MLP.
 
     Args:
-        size: size of the last axis; not used.
+        sizes: sizes that other parts of the kind take; not used.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *sizes: int) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,3 +62,6 @@ class NoNorm(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x of any shape."""
         return x
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": Identity}

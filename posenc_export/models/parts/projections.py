@@ -135,12 +135,12 @@ class Latent(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
-        read = x
+        inputs = x
         if isinstance(self.query_down, torch.nn.Linear):
-            read = self.query_norm.exact(float64.linear(self.query_down, x))  # type: ignore[operator]
+            inputs = self.query_norm.exact(float64.linear(self.query_down, x))  # type: ignore[operator]
         compressed = float64.linear(self.down, x)
-        made = float64.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
+        own_and_values = float64.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
         own, size = self.parts[0] // self.heads, self.value_size
-        keys = [np.concatenate((compressed[:, self.rank :], made[:, head * own : (head + 1) * own]), axis=1) for head in range(self.heads)]
-        values = [made[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size] for head in range(self.heads)]
-        return float64.linear(self.query_up, read).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)
+        keys = [np.concatenate((compressed[:, self.rank :], own_and_values[:, head * own : (head + 1) * own]), axis=1) for head in range(self.heads)]
+        values = [own_and_values[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size] for head in range(self.heads)]
+        return float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)

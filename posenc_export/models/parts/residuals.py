@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.parts.norms import NoNorm
+from posenc_export.models.parts.norms import Identity
 
 Exact = Callable[[np.ndarray], np.ndarray]
 
@@ -35,8 +35,8 @@ class Residual(torch.nn.Module):
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
-        self.attention_norm, self.attention_output_norm = named["attention_norm"], named.get("attention_output_norm", NoNorm(0))
-        self.mlp_norm, self.mlp_output_norm = named.get("mlp_norm", NoNorm(0)), named.get("mlp_output_norm", NoNorm(0))
+        self.attention_norm, self.attention_output_norm = named["attention_norm"], named.get("attention_output_norm", Identity())
+        self.mlp_norm, self.mlp_output_norm = named.get("mlp_norm", Identity()), named.get("mlp_output_norm", Identity())
 
     def attention_input(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.of_input else x
@@ -73,46 +73,46 @@ class Residual(torch.nn.Module):
         return x + (norm if self.of_output else output_norm).exact(y)  # type: ignore[no-any-return,operator]
 
 
-class Pre(Residual):
+class PreNorm(Residual):
     """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama)."""
 
     of_input = True
 
 
-class Alone(Residual):
+class AttentionOnly(Residual):
     """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder that reads an encoder (T5, Whisper)."""
 
     NORMS = ("attention_norm",)
     of_input, adds_mlp = True, False
 
 
-class Post(Residual):
+class PostNorm(Residual):
     """norm(x + attention x), then norm(x + mlp x) (Vaswani et al. 2017, 3.1; BERT)."""
 
     of_sum = True
 
 
-class After(Residual):
+class OutputNorm(Residual):
     """x + norm(attention x), then x + norm(mlp x) (Liu et al. 2022, Swin v2; OLMo 2)."""
 
     of_output = True
 
 
-class Sandwich(Residual):
+class SandwichNorm(Residual):
     """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma 2 and 3)."""
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
     of_input = True
 
 
-class Parallel(Residual):
+class ParallelOneNorm(Residual):
     """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R)."""
 
     NORMS = ("attention_norm",)
     of_input = parallel = True
 
 
-class ParallelNorms(Residual):
+class ParallelTwoNorms(Residual):
     """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX)."""
 
     of_input = parallel = True

@@ -25,11 +25,9 @@ class SoftmaxOverChosen(torch.nn.Module):
     """Expert weights from the softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
         return torch.softmax(top, -1)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
         return np.array([1 / np.exp(logits[chosen] - logits[one]).sum() for one in chosen])
 
 
@@ -37,11 +35,9 @@ class Sigmoid(torch.nn.Module):
     """Expert weights from the sigmoid of each logit (Llama 4)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
         return torch.sigmoid(top)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
         return (1 + np.tanh(logits[chosen] / 2)) / 2
 
 
@@ -49,17 +45,15 @@ class SigmoidOfChosen(torch.nn.Module):
     """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """As SoftmaxOverAll.forward."""
-        found = torch.sigmoid(top)
-        return found / (found.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
+        weights = torch.sigmoid(top)
+        return weights / (weights.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """As SoftmaxOverAll.exact."""
-        found = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
-        return np.array([one / sum(found) for one in found])
+        weights = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
+        return np.array([weight / sum(weights) for weight in weights])
 
 
-class Highest(torch.nn.Module):
+class TopExperts(torch.nn.Module):
     """The experts with the highest logits.
 
     Args:
@@ -80,7 +74,7 @@ class Highest(torch.nn.Module):
         return np.argsort(-logits, kind="stable")[: self.chosen]
 
 
-class HighestInGroups(torch.nn.Module):
+class TopExpertsOfBestGroups(torch.nn.Module):
     """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
 
     A group's rank is the sum of its two highest scores. `correction` balances the load and does not affect the weights of experts.
@@ -105,16 +99,14 @@ class HighestInGroups(torch.nn.Module):
         self.correction = torch.nn.Parameter(torch.zeros(experts))
 
     def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
-        """As Highest.forward."""
         scores = torch.sigmoid(logits) + self.correction
         grouped = scores.unflatten(-1, [self.groups, -1])
         best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
-        kept = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
-        chosen = torch.topk(torch.where(kept > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
+        in_best = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
+        chosen = torch.topk(torch.where(in_best > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
         return logits.gather(-1, chosen), chosen
 
     def exact(self, logits: np.ndarray) -> np.ndarray:
-        """As Highest.exact."""
         scores = (1 + np.tanh(logits / 2)) / 2 + float64.numbers(self.correction)
         members = np.split(np.arange(len(scores)), self.groups)
         ranked = sorted(members, key=lambda group: -sum(sorted(scores[group])[-2:]))
@@ -123,4 +115,4 @@ class HighestInGroups(torch.nn.Module):
 
 
 WEIGHTS = {"all": SoftmaxOverAll, "chosen": SoftmaxOverChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
-CHOICES = {"highest": Highest, "groups": HighestInGroups}
+CHOICES = {"highest": TopExperts, "groups": TopExpertsOfBestGroups}

@@ -18,15 +18,10 @@ HEADER = 30  # bytes of the header before an entry, without its name and extra f
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of an entry that stays in its file.
+    """The content of an entry that stays in its file."""
 
-    Args:
-        offset: first byte in the file.
-        size: number of bytes.
-    """
-
-    offset: int
-    size: int
+    offset: int  # first byte in the file
+    size: int  # number of bytes
 
     def __len__(self) -> int:
         return self.size
@@ -36,11 +31,7 @@ Entry = Union[bytes, Stored]
 
 
 def check_archive(stream: BinaryIO) -> None:
-    """Check the directory of a zip archive, without reading its entries.
-
-    Raises:
-        ValueError: not a zip archive; a compressed or encrypted entry; two entries with one name; too many entries, or together larger than the file.
-    """
+    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none, compressed, encrypted, too large, or has two entries with one name."""
     with _opened(stream):
         pass
 

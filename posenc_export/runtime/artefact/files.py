@@ -23,11 +23,7 @@ def locate(folder: Union[str, Path]) -> Path:
 
 
 def utf8(path: Path) -> str:
-    """Return a path for libraries that read names as UTF-8. Python's own text of it has other characters if the locale has another encoding.
-
-    Raises:
-        ValueError: the name on disk is not UTF-8.
-    """
+    """Return a path for libraries that read names as UTF-8, or raise ValueError. Python's own text of it has other characters if the locale is not UTF-8."""
     try:
         return os.fsencode(path).decode("utf-8")
     except UnicodeDecodeError:
@@ -104,14 +100,9 @@ def entry(path: Path) -> File:
 
 
 def check(folder: Path, manifest: Manifest) -> None:
-    """Compare every file that the manifest lists with its digest and size.
-
-    Raises:
-        ValueError: a file is missing or altered; the message names the first one.
-    """
-    _check_sizes(folder, manifest)
-    for name in sorted(manifest.files):
-        _compare(folder, name, manifest)
+    """Compare every file that the manifest lists with its digest and size. Raise ValueError for the first one that is missing or altered."""
+    with checked(folder, manifest, meanwhile=""):
+        pass
 
 
 @contextmanager
@@ -133,11 +124,11 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     if meanwhile not in manifest.files:
         yield
         return
-    found: List[File] = []
+    entries: List[File] = []
 
     def read() -> None:
         with suppress(OSError):  # _compare below reads the file again and raises in the caller's thread
-            found.append(entry(folder / meanwhile))
+            entries.append(entry(folder / meanwhile))
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -145,7 +136,7 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
         yield
     finally:
         thread.join()
-        _compare(folder, meanwhile, manifest, *found)
+        _compare(folder, meanwhile, manifest, *entries)
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
@@ -158,10 +149,10 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
             raise _altered(folder, name, listed, f"{path.stat().st_size} bytes")
 
 
-def _compare(folder: Path, name: str, manifest: Manifest, found: Optional[File] = None) -> None:
-    found, listed = found or entry(folder / name), manifest.files[name]
-    if found != listed:
-        raise _altered(folder, name, listed, f"{found.bytes} bytes and sha256 {found.sha256[:12]}...") from None
+def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File] = None) -> None:
+    actual, listed = actual or entry(folder / name), manifest.files[name]
+    if actual != listed:
+        raise _altered(folder, name, listed, f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}...") from None
 
 
 def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:

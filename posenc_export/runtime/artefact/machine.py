@@ -12,26 +12,15 @@ Text = Annotated[str, Meta(max_length=256)]
 
 
 class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
-    """Native code of an artefact, and the machine and libraries it was compiled for.
+    """Native code of an artefact, and the machine and libraries it was compiled for."""
 
-    Args:
-        artefact: digest of the pt2 artefact it was compiled from.
-        torch: version of torch that compiled it.
-        processor: name of the CPU.
-        instructions: instruction sets of the CPU, as torch names them.
-    """
-
-    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    torch: Text
-    processor: Text
-    instructions: Annotated[List[Text], Meta(max_length=256)]
+    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of the pt2 artefact it was compiled from
+    torch: Text  # version of torch that compiled it
+    processor: Text  # name of the CPU
+    instructions: Annotated[List[Text], Meta(max_length=256)]  # instruction sets of the CPU, as torch names them
 
     def check(self) -> None:
-        """Check that this machine is like the one that compiled the code.
-
-        Raises:
-            ValueError: torch has another version, or the processor another name or other instruction sets.
-        """
+        """Raise ValueError unless torch has the version, and this processor the name and the instruction sets, that the code was compiled for."""
         here = on_this_machine(self.artefact)
         if self.torch != here.torch:
             _refuse(f"torch {self.torch}", here.torch)
@@ -41,8 +30,8 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
             _refuse("the instruction sets", f"a processor {'with' if name in here.instructions else 'without'} {name}")
 
 
-def _refuse(rule: str, found: str) -> NoReturn:
-    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {found}; run `posenc compile` again on this machine")
+def _refuse(rule: str, got: str) -> NoReturn:
+    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {got}; run `posenc compile` again on this machine")
 
 
 def on_this_machine(artefact: str) -> Compiled:

@@ -35,7 +35,7 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
         OSError: the folder cannot be written.
     """
     manifest = read_alone(folder, digest)
-    others = [made for made in manifest.proofs if (made["provider"], made["machine"]) != (proof["provider"], proof["machine"])]
+    others = [other for other in manifest.proofs if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])]
     write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
 
 
@@ -67,7 +67,13 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     seal = content.pop("seal", None)
     if seal != digest_of(content):
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
-    manifest = _manifest(folder, content)
+    try:
+        manifest = msgspec.convert(content, Manifest)
+        rules.check(manifest)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
     return manifest
@@ -76,7 +82,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
 def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
-        inside = sorted(found.parent.name for found in folder.glob(f"*/{FILE_NAME}"))
+        inside = sorted(path_inside.parent.name for path_inside in folder.glob(f"*/{FILE_NAME}"))
         remedy = f"give one of its subfolders {', '.join(inside)}" if inside else "give a folder that `posenc export` wrote"
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:
@@ -91,17 +97,6 @@ def _content(folder: Path) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
     return content
-
-
-def _manifest(folder: Path, content: Any) -> Manifest:
-    try:
-        manifest = msgspec.convert(content, Manifest)
-        rules.check(manifest)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
-    except ValueError as error:
-        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
-    return manifest
 
 
 def _short(value: Any) -> str:

@@ -13,19 +13,12 @@ from posenc_export.runtime.artefact.schema import Manifest, State
 
 @dataclass(frozen=True)
 class Meaning:
-    """Description of one graph input.
+    """Description of one graph input."""
 
-    Args:
-        shape: dtype and axes.
-        says: meaning of its values.
-        when: artefacts that have this input.
-        first: its value in the first call, on a row of S tokens.
-    """
-
-    shape: str
-    says: str
-    when: str
-    first: str
+    shape: str  # dtype and axes
+    says: str  # meaning of its values
+    when: str  # artefacts that have this input
+    first: str  # its value in the first call, on a row of S tokens
 
 
 INPUTS: Dict[str, Meaning] = {
@@ -71,18 +64,16 @@ INPUTS: Dict[str, Meaning] = {
 }
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 OF_ENCODER: Dict[str, Meaning] = {
-    "encoder_attention_mask": Meaning(
-        "int64 [B,Q]", "1 for a token of the encoder's sequence and 0 for padding.", "decoders that read an encoder", "the same in every call"
-    ),
-    "past_key_values.N.encoder.key": Meaning(
-        "float [B,heads,Q,head size]",
-        "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys and values of each layer in turn.",
-        "decoders that read an encoder",
-        "the same in every call",
-    ),
-    "past_key_values.N.encoder.value": Meaning(
-        "float [B,heads,Q,head size]", "Values of the encoder's sequence for layer N.", "decoders that read an encoder", "the same in every call"
-    ),
+    name: Meaning(shape, says, "decoders that read an encoder", "the same in every call")
+    for name, shape, says in (
+        ("encoder_attention_mask", "int64 [B,Q]", "1 for a token of the encoder's sequence and 0 for padding."),
+        (
+            "past_key_values.N.encoder.key",
+            "float [B,heads,Q,head size]",
+            "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys and values of each layer in turn.",
+        ),
+        ("past_key_values.N.encoder.value", "float [B,heads,Q,head size]", "Values of the encoder's sequence for layer N."),
+    )
 }
 OUTPUTS: Dict[str, str] = {
     "logits": "Logits for the token after each new token; with input logits_index, after the tokens at these columns only.",
@@ -103,17 +94,17 @@ POSITIONS = "Position of the token in each cache slot; -1 for a slot without a t
 def of_state(state: State) -> str:
     """Describe a state in a few sentences: its content, how it is passed from call to call, and its initial value."""
     rule, first = UPDATES[state.update]
-    held = f"{POSITIONS} " if state.past == "past_positions" else ""
-    return f"{held}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
+    content = f"{POSITIONS} " if state.past == "past_positions" else ""
+    return f"{content}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
 
 
 def of_graph(manifest: Manifest) -> Dict[str, str]:
     """Describe every input and output of a graph, by name. Names that are not in the tables of this module are left out."""
-    found = {value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS}
-    found |= {value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS}
+    meanings = {value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS}
+    meanings |= {value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS}
     for value in manifest.encoder:
-        found[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says
+        meanings[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says
     for state in manifest.states:
-        found[state.past] = of_state(state)
-        found[state.present] = f"The next call's {state.past}."
-    return found
+        meanings[state.past] = of_state(state)
+        meanings[state.present] = f"The next call's {state.past}."
+    return meanings

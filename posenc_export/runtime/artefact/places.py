@@ -12,29 +12,18 @@ HEAD = 4096  # bytes of a file in which its mark is
 
 
 class Kind(NamedTuple):
-    """A kind of folders that a command writes.
+    """A kind of folders that a command writes."""
 
-    Args:
-        where: start of error messages, the command.
-        name: what the folder holds.
-        listing: name of its JSON file whose key "files" lists the others.
-    """
-
-    where: str
-    name: str
-    listing: str
+    where: str  # start of error messages, the command
+    name: str  # what the folder holds
+    listing: str  # name of its JSON file whose key "files" lists the others
 
 
 class Form(NamedTuple):
-    """A form of files that a command writes.
+    """A form of files that a command writes."""
 
-    Args:
-        where: start of error messages, the command.
-        mark: bytes in the first HEAD bytes of every file of this form.
-    """
-
-    where: str
-    mark: bytes
+    where: str  # start of error messages, the command
+    mark: bytes  # stands in the first HEAD bytes of every file of this form
 
 
 ARTEFACT, PAGE = Kind("export", "an artefact", FILE_NAME), Kind("page", "a page", "page.json")
@@ -84,20 +73,16 @@ def _own(folder: Path, kind: Kind) -> Set[str]:
 
 
 def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
-    """Return the first path in a folder that is not in `own`. Only subfolders with own files are searched.
-
-    Args:
-        above: path of the folder, with a slash at its end, as `own` has it.
-    """
+    """Return the first path in a folder, given as `above` with a slash at its end, that is not in `own`. Only subfolders with own files are searched."""
     for name in sorted(os.listdir(folder)):
         path, whole = folder / name, above + name
-        found: Optional[str] = whole
+        foreign: Optional[str] = whole
         if path.is_symlink() or not path.is_dir():
-            found = None if whole in own else whole
+            foreign = None if whole in own else whole
         elif any(isinstance(each, str) and each.startswith(f"{whole}/") for each in own):
-            found = _foreign(path, own, f"{whole}/")
-        if found is not None:
-            return found
+            foreign = _foreign(path, own, f"{whole}/")
+        if foreign is not None:
+            return foreign
     return None
 
 

@@ -41,11 +41,7 @@ def is_tensor(name: str) -> bool:
 
 
 def check(entries: Mapping[str, Entry]) -> None:
-    """Check that an archive holds only tensors and a graph of ATen operators.
-
-    Raises:
-        ValueError: an entry or a string is not allowed; the message gives the first one.
-    """
+    """Raise ValueError unless an archive holds only tensors and a graph of ATen operators; the message gives the first entry or string that is not allowed."""
     root = _root(entries)
     sizes = {name.removeprefix(root): len(content) for name, content in entries.items() if name.startswith(root)}
     for name in sorted({*sizes, *(name for name in entries if not name.startswith(root))}):
@@ -65,8 +61,8 @@ def _root(entries: Mapping[str, Entry]) -> str:
     return next(iter(entries), "").split("/")[0] + "/"
 
 
-def _refuse(rule: str, found: str) -> NoReturn:
-    raise ValueError(f"expected {rule}, got {found}")
+def _refuse(rule: str, got: str) -> NoReturn:
+    raise ValueError(f"expected {rule}, got {got}")
 
 
 def _parsed(name: str, content: Entry) -> Any:

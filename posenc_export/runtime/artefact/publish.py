@@ -64,20 +64,20 @@ class StagingFolder:
             os.close(self._lock)
         self._drop_parents()
 
-    def publish(self, made: Sequence[Path]) -> None:
+    def publish(self, finished: Sequence[Path]) -> None:
         """Move one finished folder to each destination. If one of them cannot be moved, none is.
 
         Raises:
             ValueError: check_folder refuses a destination that has changed since construction.
             OSError: the system refuses, or the disk is full; every destination is unchanged.
         """
-        for folder in made:
+        for folder in finished:
             _sync_tree(folder)
         files.sync(self.path)
         done: List[Tuple[Path, Path, bool]] = []
         with _locked(self.parent):
             try:
-                for folder, place in zip(made, self.places, strict=True):
+                for folder, place in zip(finished, self.places, strict=True):
                     check_folder(place, self.kind)
                     done.append((folder, place, _put(folder, place)))
                 files.sync(self.parent)
@@ -103,31 +103,27 @@ def _absolute(folder: Path) -> Path:
     return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
-def _put(made: Path, place: Path) -> bool:
-    """Move `made` to `place`, and an existing folder at `place` to `made`. Return whether such a folder existed."""
+def _put(finished: Path, place: Path) -> bool:
+    """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return whether such a folder existed."""
     if not place.exists() or not os.listdir(place):
-        os.rename(made, place)  # also replaces an empty folder
+        os.rename(finished, place)  # also replaces an empty folder
         return False
-    if not exchange(made, place):
+    if not exchange(finished, place):
         aside = place.with_name(files.ASIDE + place.name)
         os.rename(place, aside)  # until the next rename, files.locate finds the artefact under this name
         try:
-            os.rename(made, place)
-            os.rename(aside, made)
+            os.rename(finished, place)
+            os.rename(aside, finished)
         except OSError:
             if place.exists():
-                os.rename(place, made)
+                os.rename(place, finished)
             os.rename(aside, place)
             raise
     return True
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths atomically. Return False if the operating system or the file system does not support it.
-
-    Raises:
-        OSError: the exchange failed for another reason.
-    """
+    """Exchange two paths atomically. Return False if the operating system or the file system does not support it; raise OSError if it fails."""
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
         return False
@@ -151,20 +147,16 @@ def _sweep(parent: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             continue
         with suppress(OSError):  # another export removes or renames the folder now, or it belongs to another user
-            _sweep_one(path)
-
-
-def _sweep_one(path: Path) -> None:
-    if path.name.startswith(files.ASIDE):
-        place = path.with_name(path.name.removeprefix(files.ASIDE))
-        shutil.rmtree(path) if place.exists() else os.rename(path, place)
-    elif STAGING.fullmatch(path.name) and fcntl is not None:
-        lock = _lock(path, wait=False)
-        if lock is not None:  # no running export uses the folder
-            try:
-                shutil.rmtree(path)
-            finally:
-                os.close(lock)
+            if path.name.startswith(files.ASIDE):
+                place = path.with_name(path.name.removeprefix(files.ASIDE))
+                shutil.rmtree(path) if place.exists() else os.rename(path, place)
+            elif STAGING.fullmatch(path.name):
+                lock = _lock(path, wait=False)
+                if lock is not None:  # no running export uses the folder
+                    try:
+                        shutil.rmtree(path)
+                    finally:
+                        os.close(lock)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -31,39 +31,32 @@ Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph input or output.
+    """A graph input or output."""
 
-    Args:
-        name: name in the graph.
-        dtype: name of the numpy dtype.
-        axes: size or symbolic name of each axis.
-    """
+    name: Name  # name in the graph
+    dtype: DType  # name of the numpy dtype
+    axes: Axes  # size or symbolic name of each axis
 
-    name: Name
-    dtype: DType
-    axes: Axes
+    @property
+    def token_shape(self) -> Tuple[int, ...]:
+        """Sizes of one token of an input [B,S,*]: none for ids, (E,) for activations."""
+        return tuple(int(axis) for axis in self.axes[2:])
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
 
-    Args:
-        past, present: names of the graph input and output.
-        axes: size or symbolic name of each axis; the first is the batch.
-        update: "append" grows along `axis`; "in_place" has a fixed capacity along `axis` and shares one buffer; "replace" is replaced by each call.
-        axis: index of the axis that counts cache slots; 0 for "replace".
-        fill: value of slots that were never written.
-        reads_hidden: whether the graph reads slots past a row's length; these must then hold `fill`.
+    Its update rule is "append" if it grows along `axis`, "in_place" if it has a fixed capacity along `axis` and one buffer, "replace" if each call replaces it.
     """
 
-    past: Name
-    present: Name
+    past: Name  # name of the graph input
+    present: Name  # name of the graph output
     dtype: DType
-    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
+    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]  # size or symbolic name of each axis; the first is the batch
     update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
-    axis: Annotated[int, Meta(ge=0, le=7)]
-    fill: Annotated[int, Meta(ge=-1, le=0)] = 0
-    reads_hidden: bool = True
+    axis: Annotated[int, Meta(ge=0, le=7)]  # index of the axis that counts cache slots; 0 for "replace"
+    fill: Annotated[int, Meta(ge=-1, le=0)] = 0  # value of slots that were never written
+    reads_hidden: bool = True  # whether the graph reads slots past a row's length; these must then hold `fill`
 
 
 class File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,76 +67,45 @@ class File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
-    """Expected outputs stored in the artefact (runtime/verification/reference.py).
+    """Expected outputs stored in the artefact (runtime/verification/reference.py)."""
 
-    Args:
-        columns: number of stored numbers of each output.
-        tolerance: bound of the errors of cells that are compared with these outputs (numerics.cell_error).
-        filled: whether outputs of the cell that fills a cache are stored.
-        noise: rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0.
-    """
-
-    columns: AtLeastOne
-    tolerance: Finite
-    filled: bool
-    noise: Finite = 0.0
+    columns: AtLeastOne  # number of stored numbers of each output
+    tolerance: Finite  # bound of the errors of cells that are compared with these outputs (numerics.cell_error)
+    filled: bool  # whether outputs of the cell that fills a cache are stored
+    noise: Finite = 0.0  # rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):
-    """The origin of an encoding that is not part of this package.
+    """The origin of an encoding that is not part of this package."""
 
-    Args:
-        name: name of the distribution, or of the module if it belongs to no distribution.
-        version: version of the distribution; empty if there is none.
-    """
-
-    name: Text
-    version: Text
+    name: Text  # name of the distribution, or of the module if it belongs to no distribution
+    version: Text  # version of the distribution; empty if there is none
 
 
 class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Difference between an artefact that rounds weights, activations or caches and the float32 module, on the inputs of its reference.
+    """Difference between an artefact that rounds weights, activations or caches and the float32 module, on the inputs of its reference."""
 
-    Args:
-        error: root mean square of the differences of outputs, relative to the root mean square of the module's outputs.
-        agreement: fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits.
-        tokens: number of compared tokens.
-        exact: worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches.
-        exact_tolerance: bound of `exact`.
-    """
-
-    error: Finite
-    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
-    tokens: AtLeastOne
-    exact: Finite
-    exact_tolerance: Finite
+    error: Finite  # root mean square of the differences of outputs, relative to the root mean square of the module's outputs
+    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
+    tokens: AtLeastOne  # number of compared tokens
+    exact: Finite  # worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches
+    exact_tolerance: Finite  # bound of `exact`
     bound: Finite = 0.0  # only in artefacts of earlier versions, and not used
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights of few bits.
+    """Weights of few bits."""
 
-    Args:
-        format: format as `posenc export --weights` takes it.
-        matrices: number of constants in that format; all others are float32.
-        activations: "int8" if the inputs of products with these weights are rounded to 8 bits, "float32" if they are not.
-    """
-
-    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]
-    matrices: Size = 0
-    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"
+    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
+    matrices: Size = 0  # number of constants in that format; all others are float32
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
-    """Calibration data of the export.
+    """Calibration data of the export."""
 
-    Args:
-        sha256: digest of the file.
-        tokens: number of tokens read.
-    """
-
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    tokens: AtLeastOne
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of the file
+    tokens: AtLeastOne  # number of tokens read
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,9 +1,10 @@
 """Summarise a manifest in a few lines: encodings, sizes and range of positions."""
 
 import re
+from collections import Counter
 from typing import Any, Dict, List
 
-from posenc_export.runtime.artefact.schema import Deviation, Manifest
+from posenc_export.runtime.artefact.schema import Manifest
 
 OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
 LONGEST = 300  # most characters of one specification
@@ -18,44 +19,42 @@ def summary(manifest: Manifest) -> Dict[str, str]:
         "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
         "sizes": ", ".join(f"{name} {size}" for name, size in _sizes(manifest).items()),
-        **_few_bits(manifest),
+        **_quantization(manifest),
         "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
     }
 
 
-def _few_bits(manifest: Manifest) -> Dict[str, str]:
+def _quantization(manifest: Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the deviation from the float32 module; empty if everything has the dtype of the manifest."""
-    weights, sample, found = manifest.weights, manifest.calibration, manifest.deviation
-    said = {"weights": f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"} if weights is not None else {}
-    said |= {"cache": manifest.cache} if manifest.cache else {}
-    said |= {"calibration": f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"} if sample is not None else {}
-    return said if found is None else {**said, "deviation": _deviation(found)}
-
-
-def _deviation(found: Deviation) -> str:
-    greedy = f", the same largest logit for {found.agreement:.1%} of {found.tokens} tokens".replace("%", " percent") if found.agreement else ""
-    exact = f"the same weights in float32 are within {found.exact:.1e} of their module"
-    return f"{found.error:.1e} from the float32 module{greedy}; {exact}"
+    lines, weights, sample, deviation = {}, manifest.weights, manifest.calibration, manifest.deviation
+    if weights is not None:
+        lines["weights"] = f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"
+    if manifest.cache:
+        lines["cache"] = manifest.cache
+    if sample is not None:
+        lines["calibration"] = f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"
+    if deviation is not None:
+        greedy = f", the same largest logit for {deviation.agreement:.1%} of {deviation.tokens} tokens".replace("%", " percent") if deviation.agreement else ""
+        in_float32 = f"the same weights in float32 are within {deviation.exact:.1e} of their module"
+        lines["deviation"] = f"{deviation.error:.1e} from the float32 module{greedy}; {in_float32}"
+    return lines
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
     """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "block":
         return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
-    found = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
+    on_tokens = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
     order = [str(name) for name in _list(config.get("order"))]
-    counts: Dict[str, int] = {}
-    for name in order:
-        for spec in _list(_dict(_dict(_dict(config.get("layers")).get(name)).get("attention")).get("encodings")):
-            counts[_spec(spec)] = counts.get(_spec(spec), 0) + 1
-    return found + [f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()]
+    attentions = [_dict(_dict(_dict(config.get("layers")).get(name)).get("attention")) for name in order]
+    counts = Counter(_spec(spec) for attention in attentions for spec in _list(attention.get("encodings")))
+    return on_tokens + [f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()]
 
 
 def _spec(spec: Any) -> str:
     """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
-    given = _dict(spec)
-    parameters = ",".join(f"{key}={value}" for key, value in given.items() if key != "name")
-    text = OTHER.sub("?", str(given.get("name", "?")) + (f":{parameters}" if parameters else ""))
+    parameters = ",".join(f"{key}={value}" for key, value in _dict(spec).items() if key != "name")
+    text = OTHER.sub("?", str(_dict(spec).get("name", "?")) + (f":{parameters}" if parameters else ""))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -14,14 +14,10 @@ BYTES = 256
 
 
 class Pieces(Protocol):
-    """Incremental decoder of one row: token ids to text."""
+    """Incremental decoder of one row, from token ids to text."""
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds, empty while a character is incomplete.
-
-        Raises:
-            ValueError: the tokenizer cannot decode the token.
-        """
+        """Return the text that a token adds, empty while a character is incomplete. Raise ValueError if the token cannot be decoded."""
 
     def rest(self) -> str:
         """Return the text of an incomplete character at the end of the row."""
@@ -31,11 +27,7 @@ class Codec(Protocol):
     """Encoder of text to token ids, with a decoder for each row."""
 
     def encode(self, text: str) -> List[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
-
-        Raises:
-            ValueError: the tokenizer cannot encode the text.
-        """
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds. Raise ValueError if it cannot be encoded."""
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         """Return a decoder for the tokens that follow a prompt."""
@@ -51,19 +43,13 @@ def codec(folder: Path, manifest: Manifest) -> Codec:
     if "tokenizer.json" in manifest.files:
         return TokenizerCodec(folder)
     if manifest.vocabulary != BYTES:
-        found = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        rule = f"expected an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
-        raise ValueError(f"text: {rule}, got {found}; pass token ids through posenc_export.load")
+        rule, got = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})", f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        raise ValueError(f"text: expected {rule}, got {got}; pass token ids through posenc_export.load")
     return ByteCodec()
 
 
 def read_tokenizer(content: bytes) -> Any:
-    """Return the tokenizer of the bytes of tokenizer.json.
-
-    Raises:
-        ValueError: the tokenizers package cannot read it.
-        ModuleNotFoundError: tokenizers is not installed.
-    """
+    """Return the tokenizer of the bytes of tokenizer.json. Raise ValueError if the tokenizers package cannot read it, ModuleNotFoundError if it is not installed."""
     from tokenizers import Tokenizer
 
     with _explained("a tokenizer.json that the tokenizers package can read", "update tokenizers, or save the tokenizer again"):
@@ -71,11 +57,7 @@ def read_tokenizer(content: bytes) -> Any:
 
 
 def check_tokenizer(content: bytes) -> None:
-    """Check that the bytes of tokenizer.json can be read: by the tokenizers package, or without it as a JSON object. No bytes stand for no tokenizer.
-
-    Raises:
-        ValueError: they cannot.
-    """
+    """Raise ValueError unless bytes of tokenizer.json are empty, or can be read: by the tokenizers package, or without it as a JSON object."""
     if content and importlib.util.find_spec("tokenizers"):
         read_tokenizer(content)
     elif content:

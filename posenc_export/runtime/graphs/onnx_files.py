@@ -4,27 +4,11 @@ import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, Set, Tuple, Union
+from typing import Dict, Iterator, List, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
-REFUSALS = (  # exceptions in onnxruntime.capi.onnxruntime_pybind11_state
-    "EngineError",
-    "EPFail",
-    "Fail",
-    "InvalidArgument",
-    "InvalidGraph",
-    "InvalidProtobuf",
-    "ModelLoadCanceled",
-    "ModelLoaded",
-    "ModelRequiresCompilation",
-    "NoModel",
-    "NoSuchFile",
-    "NotFound",
-    "NotImplemented",
-    "RuntimeException",
-)
 # For each message type of onnx.proto: the field numbers that lead to tensors, and the message type of each.
 FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -43,30 +27,22 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Check that a graph reads only files that the manifest lists, since only their digests are compared.
-
-    Raises:
-        ValueError: the graph names another file, or path is not an ONNX model.
-    """
+    """Raise ValueError unless a graph reads only files that the manifest lists, since only their digests are compared, and is an ONNX model."""
     with path.open("rb") as stream:
         if not path.stat().st_size:
             raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
-                found = locations(content)
+                names = locations(content)
             except ValueError as error:
                 raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
-    for name in sorted(found):
+    for name in sorted(names):
         if name not in manifest.files:
             raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
 
 
 def locations(content: Buffer) -> Set[str]:
-    """Return the external data files that the tensors of a serialised ModelProto name.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-    """
+    """Return the external data files that the tensors of a serialised ModelProto name. Raise ValueError if it is no protocol buffer."""
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
 
@@ -81,7 +57,9 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
         if kind == 0:
             _, at = _varint(view, at, end)
             continue
-        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _length(view, at, end, kind)
+        if kind not in (2, *LENGTHS):
+            raise ValueError(f"wire type {kind}")
+        length, start = (LENGTHS[kind], at) if kind in LENGTHS else _varint(view, at, end)
         at = start + length
         if at > end:
             raise ValueError("a field that extends past the end of the file")
@@ -91,12 +69,6 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
             yield from _locations(view, start, at, FIELDS[message][field], depth + 1)
     if entry[1] == b"location":
         yield entry[2].decode("utf-8", "replace")
-
-
-def _length(view: memoryview, at: int, end: int, kind: int) -> Tuple[int, int]:
-    if kind != 2:
-        raise ValueError(f"wire type {kind}")
-    return _varint(view, at, end)
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
@@ -115,14 +87,11 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while loading a file into a ValueError of one line.
-
-    Raises:
-        ValueError: ONNX Runtime did not load the file; the message gives the first line of its reason.
-    """
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
 
-    errors = (UnicodeDecodeError, *(getattr(states, name) for name in REFUSALS))  # UnicodeDecodeError: the graph holds names that are not UTF-8
+    own: List[Type[Exception]] = [kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    errors: Tuple[Type[Exception], ...] = (UnicodeDecodeError, *own)  # UnicodeDecodeError: the graph holds names that are not UTF-8
     try:
         yield
     except errors as error:

@@ -1,8 +1,11 @@
-"""Load model.onnx with OpenVINO, in float32 or bfloat16."""
+"""Load model.onnx with OpenVINO, in float32 or bfloat16, and run it on arrays.
+
+Shapes: B rows, S new tokens, T tokens after the call.
+"""
 
 import math
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -14,15 +17,16 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import B, R, S, check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
-from posenc_export.runtime.graphs.openvino_requests import Arrays, Requests
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}
 OLDEST = (2026, 4)  # earlier versions ignore attention_bias of GroupQueryAttention without an error
+ONE_ROW = "GroupQueryAttention"  # OpenVINO 2026.4 supports it for a single row without padding
 REMEDY = "give provider cpu"
+Arrays = Dict[str, np.ndarray]
 
 
 class Port(NamedTuple):
@@ -84,9 +88,65 @@ class OpenVinoGraph:
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             grows = state.update == "append"
             before, after = caches.shapes(state, call.rows, call.new)
-            for buffer, shape, name, found in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
-                found[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[call.first : call.first + call.rows]
+            for buffer, shape, name, arrays in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
+                arrays[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[call.first : call.first + call.rows]
         return inputs, outputs
+
+
+class Requests:
+    """Runs a compiled graph. Several threads may share it, because each run uses its own inference request.
+
+    Args:
+        compiled: openvino.CompiledModel.
+        manifest: manifest of the artefact.
+    """
+
+    def __init__(self, compiled: Any, manifest: Manifest) -> None:
+        self._compiled, self._manifest = compiled, manifest
+        self._idle: List[Any] = []  # inference requests that are not in use
+        self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)}
+        self._axes |= {name: state.axes for state in manifest.states for name in (state.past, state.present)}
+        self._in_place = [state for state in manifest.states if state.update == "in_place"]
+        self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
+
+    def run(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Run the graph. `outputs` are written. Raise GraphError if OpenVINO fails."""
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        try:
+            self._run(request, inputs, outputs)
+        except RuntimeError as error:
+            raise GraphError(error) from None
+        self._idle.append(request)
+
+    def _run_rows(self, request: Any, inputs: Arrays, outputs: Arrays) -> None:
+        """Run each row alone and without padding. For caches in place the graph returns a copy of the valid slots, from which the new slots are copied."""
+        rows, new = inputs[self._manifest.inputs[0].name].shape[:2]
+        copied = {state.present for state in self._in_place}
+        for row in range(rows):
+            # Slots of the row after the call, including padding if rows share columns.
+            total = int(inputs["seqlens_k"][row]) + 1 if "seqlens_k" in inputs else inputs["attention_mask"].shape[1]
+            count = min(new, total)  # less than `new` for a row with padding, which has no earlier tokens (GraphRunner)
+            of_row = {name: self._part(name, array, row, count) for name, array in inputs.items()}
+            if "total_sequence_length" in of_row:
+                of_row["total_sequence_length"] = np.array(total, np.int32)
+            _infer(request, of_row, {name: self._part(name, array, row, count) for name, array in outputs.items() if name not in copied})
+            for state in self._in_place:
+                fresh = (slice(None),) * (state.axis - 1) + (slice(total - count, total),)
+                outputs[state.present][(row, *fresh)] = request.get_tensor(state.present).data[(0, *fresh)]
+
+    def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
+        """Return the part of an array for one row and its first `count` new tokens, as a view if rows are the first axis."""
+        chosen = {B: slice(row, row + 1), S: slice(count)}
+        return np.ascontiguousarray(array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])])
+
+
+def _infer(request: Any, inputs: Arrays, outputs: Arrays) -> None:
+    for name, array in (*inputs.items(), *outputs.items()):
+        request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+    request.infer()
 
 
 def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
@@ -112,9 +172,9 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
 
 def _check_version() -> None:
     """Raise ValueError if the installed OpenVINO is older than OLDEST."""
-    found = openvino.__version__.partition("-")[0]
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
-        raise ValueError(f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {found}; pip install 'posenc-export[openvino]'")
+    version = openvino.__version__.partition("-")[0]
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise ValueError(f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; pip install 'posenc-export[openvino]'")
 
 
 def _check_float64(graph: Any) -> None:
@@ -136,13 +196,13 @@ def _operations(graph: Any) -> Iterator[Any]:
 def _ports(ports: Any, manifest: Manifest) -> List[Port]:
     known = {name for value in manifest.states for name in (value.past, value.present)}
     known |= {value.name for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)}
-    found = []
+    described = []
     for port in ports:
         names = port.get_names()  # a tensor has several names if OpenVINO merged equal tensors
         name = next(iter(sorted(names & known)), port.get_any_name())
         sizes = [axis.get_length() if axis.is_static else None for axis in port.get_partial_shape()]
-        found.append(Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes))
-    return found
+        described.append(Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes))
+    return described
 
 
 def _reason(error: Exception) -> str:

@@ -19,8 +19,7 @@ from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_files import check_external, refused
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}

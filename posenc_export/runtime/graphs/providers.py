@@ -3,7 +3,7 @@
 from typing import Any, Optional
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.shared.numerics import bfloat16_noise
+from posenc_export.shared.numerics import BFLOAT16_NOISE
 from posenc_export.shared.suggestion import suggestion
 
 MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
@@ -21,22 +21,14 @@ CHOICE = "TopK"  # operator of routers; near ties between experts are decided di
 
 
 def check_threads(threads: Any) -> None:
-    """Check a number of threads.
-
-    Raises:
-        ValueError: it is neither None nor a whole number 1 .. MOST_THREADS.
-    """
+    """Raise ValueError unless threads is None or a whole number 1 .. MOST_THREADS."""
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads is not None and not (whole and 1 <= threads <= MOST_THREADS):
         raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
 
 
 def check_name(name: str, manifest: Manifest) -> None:
-    """Check that a provider exists and can run an artefact, as far as the manifest tells.
-
-    Raises:
-        ValueError: the name is unknown, or the provider lacks the target or an operator of the artefact.
-    """
+    """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the target or an operator of the artefact."""
     if name not in NAMES:
         raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
@@ -46,10 +38,10 @@ def check_name(name: str, manifest: Manifest) -> None:
         raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
-    found = not_for_openvino(manifest) if name in OPENVINO else None
-    if found is not None:
+    missing = not_for_openvino(manifest) if name in OPENVINO else None
+    if missing is not None:
         rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
-        raise ValueError(f"runtime: expected {rule} for provider {name}, got {found}; give provider cpu")
+        raise ValueError(f"runtime: expected {rule} for provider {name}, got {missing}; give provider cpu")
     if name == "openvino-bf16" and CHOICE in manifest.operators:
         raise ValueError(f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino")
 
@@ -70,4 +62,4 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 
 def noise(name: str) -> float:
     """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance): that of bfloat16, otherwise 0."""
-    return bfloat16_noise() if name == "openvino-bf16" else 0.0
+    return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0

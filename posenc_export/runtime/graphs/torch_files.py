@@ -35,9 +35,9 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
-    path, read = folder / graph_file(manifest), {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
+    load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
     with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns of its deprecation at every call
-        run = read(path, manifest)
+        run = load(folder / graph_file(manifest), manifest)
     return TorchGraph(limited(run, threads) if threads else run, manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
 
 
@@ -87,18 +87,14 @@ def _nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
         *single, states = arguments
-        made = run(*single, *states)
-        return made[0], made[first_state:]
+        outputs = run(*single, *states)
+        return outputs[0], outputs[first_state:]
 
     return call
 
 
 def read_program(path: Path, manifest: Manifest) -> Any:
-    """Read the torch.export.ExportedProgram of model.pt2, without running code.
-
-    Raises:
-        ValueError: as for `load_torch`.
-    """
+    """Read the torch.export.ExportedProgram of model.pt2, without running code. Raise ValueError as `load_torch` does."""
     import torch
 
     with path.open("rb") as stream:
@@ -114,22 +110,14 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk.
-
-    Raises:
-        ValueError: the archive is refused.
-    """
+    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk."""
     with _refusing_archive(path), path.open("rb") as stream:
         check_archive(stream)
 
 
 @contextmanager
 def _refusing_archive(path: Path) -> Iterator[None]:
-    """Say which file an archive is that is refused.
-
-    Raises:
-        ValueError: the archive is refused.
-    """
+    """Name the file in the ValueError that refuses an archive."""
     try:
         yield
     except ValueError as error:
@@ -137,21 +125,17 @@ def _refusing_archive(path: Path) -> Iterator[None]:
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
-    """Compare the inputs and outputs of a program with the manifest: number of tensors, and their nesting.
-
-    Raises:
-        ValueError: number or nesting differ.
-    """
+    """Raise ValueError unless a program takes and returns as many tensors as the manifest lists, in the same nesting."""
     from torch.utils import _pytree
 
     positions = [state for state in manifest.states if state.past == "past_positions"]
     others = [0] * (len(manifest.states) - len(positions))
     taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
-    given = (*[0] * (1 + len(positions)), others)
-    for what, found, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, given)):
-        if found != _pytree.tree_structure(wanted):
+    returned = (*[0] * (1 + len(positions)), others)
+    for what, spec, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, returned)):
+        if spec != _pytree.tree_structure(wanted):
             rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
-            got = "none" if found is None else f"{found.num_leaves} tensors in another nesting"
+            got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
             raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
 
 
@@ -162,11 +146,7 @@ def _damaged(path: Path, error: Exception) -> ValueError:
 
 @contextmanager
 def _refusing_damage(path: Path) -> Iterator[None]:
-    """Replace what torch raises while it builds a program from damaged JSON.
-
-    Raises:
-        ValueError: the program cannot be built.
-    """
+    """Replace what torch raises while it builds a program from damaged JSON by ValueError."""
     import torch
 
     verification = torch._export.verifier.SpecViolationError  # its only base is Exception

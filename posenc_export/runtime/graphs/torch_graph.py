@@ -7,8 +7,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Step
+from posenc_export.runtime.session.state import Call, Feeds, Step
 
 
 class TorchGraph:
@@ -61,8 +60,8 @@ class TorchGraph:
             slots = (slice(None),) * (state.axis - 1) + (slice(caches.capacity),) if state.update == "in_place" else ()
             states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
         fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
-        given = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
-        return [*fed, *states[:1], [*states[1:], *given]] if self._positions_first else [*fed, [*states, *given]]
+        encoder = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
+        return [*fed, *states[:1], [*states[1:], *encoder]] if self._positions_first else [*fed, [*states, *encoder]]
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
         """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
@@ -73,10 +72,10 @@ class TorchGraph:
         def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
             try:
                 with inference:
-                    made = module(*arguments)
+                    outputs = module(*arguments)
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            return made[0], made[-1]
+            return outputs[0], outputs[-1]
 
         return take
 

@@ -1,4 +1,4 @@
-"""Check the arguments of session calls and convert them to one form.
+"""Arguments of session calls: checked against the model and the caches, and converted to one form.
 
 Shapes: B batch, S columns, E model width.
 """
@@ -19,48 +19,38 @@ SHOWN = 200  # most characters of an argument that an error message quotes
 
 @dataclass(frozen=True)
 class PrefillArguments:
-    """Checked arguments of a prefill, without padding.
+    """Checked arguments of a prefill, without padding."""
 
-    Args:
-        tokens: valid tokens of each row, [count] or [count,E].
-        attributes: attributes of these tokens.
-        counts: number of tokens of each row [B].
-        columns: columns of these tokens in the caller's input, for each row [count].
-        shape: B and S of the caller's input.
-        chunk: number of tokens of a row to feed at a time.
-        logits_to_keep: number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens.
-    """
+    tokens: List[np.ndarray]  # valid tokens of each row, [count] or [count,E]
+    attributes: TokenAttributes  # attributes of these tokens
+    counts: np.ndarray  # number of tokens of each row [B]
+    columns: List[np.ndarray]  # columns of these tokens in the caller's input, for each row [count]
+    shape: Tuple[int, ...]  # B and S of the caller's input
+    chunk: int  # number of tokens of a row to feed at a time
+    logits_to_keep: int  # number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens
 
-    tokens: List[np.ndarray]
-    attributes: TokenAttributes
-    counts: np.ndarray
-    columns: List[np.ndarray]
-    shape: Tuple[int, ...]
-    chunk: int
-    logits_to_keep: int
-
-    def kept_of(self, begin: int, end: int) -> np.ndarray:
+    def requested_in(self, begin: int, end: int) -> np.ndarray:
         """Return how many of the tokens begin .. end - 1 of each row have their outputs requested [B]; these are the last ones of the range."""
-        here = np.clip(self.counts - begin, 0, end - begin)
+        in_range = np.clip(self.counts - begin, 0, end - begin)
         if not self.logits_to_keep:
-            return here
-        behind = np.maximum(self.counts - end, 0)
-        return np.clip(self.logits_to_keep - behind, 0, here)
+            return in_range
+        after_range = np.maximum(self.counts - end, 0)
+        return np.clip(self.logits_to_keep - after_range, 0, in_range)
 
-    def spread(self, outputs: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Join the outputs of each row, one array [count,*] per chunk, to [B,S,*] with zeros at padding.
+    def padded_outputs(self, chunks: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+        """Join the outputs of each row, given as one array [count,*] per chunk, to [B,S,*] with zeros at padding.
 
         With logits_to_keep = n the result is [B,n,*], aligned to the last column, with zeros in front.
         """
         count = self.logits_to_keep or self.shape[1]
-        result = np.zeros((self.shape[0], count, outputs[0][0].shape[-1]), outputs[0][0].dtype)
+        result = np.zeros((self.shape[0], count, chunks[0][0].shape[-1]), chunks[0][0].dtype)
         for row, columns in enumerate(self.columns):
-            made = np.concatenate(outputs[row])
-            result[row, np.arange(count - len(made), count) if self.logits_to_keep else columns] = made
+            outputs = np.concatenate(chunks[row])
+            result[row, np.arange(count - len(outputs), count) if self.logits_to_keep else columns] = outputs
         return result
 
 
-def take(
+def check_prefill(
     manifest: Manifest,
     inputs: Rows,
     attention_mask: Optional[np.ndarray],
@@ -69,26 +59,21 @@ def take(
     token_types: Optional[np.ndarray],
     logits_to_keep: Optional[int],
 ) -> PrefillArguments:
-    """Check the arguments of Session.prefill.
-
-    Raises:
-        ValueError: there are no rows, or a shape, dtype, id or number is not allowed.
-    """
+    """Check the arguments of Session.prefill. Raise ValueError if there are no rows, or a shape, dtype, id or number is not allowed."""
     columns, padded = align(inputs, attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
         raise ValueError("session: expected at least one row, got none; give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
-    size = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    kept = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
-    vocabulary = manifest.vocabulary
-    if vocabulary:
-        check_tokens(vocabulary, tokens)
-    attributes = attributes_of(grid, token_types, manifest, columns, padded.shape[:2])
+    chunk = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    logits_to_keep = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    if manifest.vocabulary:
+        check_tokens(manifest.vocabulary, tokens)
+    attributes = _attributes(grid, token_types, manifest, columns, padded.shape[:2])
     longest = int(counts.max())
-    # A bidirectional model reads whole rows.
-    fed = min(size, max(longest, 1)) if manifest.states else max(longest, 1)
-    return PrefillArguments(tokens, attributes, counts, columns, padded.shape[:2], fed, min(kept, longest))
+    if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
+        chunk = max(longest, 1)
+    return PrefillArguments(tokens, attributes, counts, columns, padded.shape[:2], chunk, min(logits_to_keep, longest))
 
 
 def at_least(name: str, value: Any, least: int) -> int:
@@ -104,24 +89,16 @@ def short_repr(value: Any) -> str:
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
 
 
-def array_of(name: str, given: Any) -> np.ndarray:
-    """Convert an argument to an array.
-
-    Raises:
-        ValueError: the rows differ in length, or the argument cannot be converted.
-    """
+def array_of(name: str, value: Any) -> np.ndarray:
+    """Convert an argument to an array. Raise ValueError if its rows differ in length."""
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except ValueError:
-        raise ValueError(f"session: expected {name} to be one array, got rows of different shapes: {short_repr(given)}") from None
+        raise ValueError(f"session: expected {name} to be one array, got rows of different shapes: {short_repr(value)}") from None
 
 
 def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
-    """Check that all ids are in 0 .. vocabulary - 1.
-
-    Raises:
-        ValueError: an id is outside; the message gives the smallest and the largest id of its row.
-    """
+    """Raise ValueError unless all ids are in 0 .. vocabulary - 1; the message gives the smallest and the largest id of a row."""
     for row in rows:
         if row.size and (row.min() < 0 or row.max() >= vocabulary):
             raise ValueError(f"session: expected token ids 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}; use the model's own tokenizer")
@@ -133,7 +110,7 @@ def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> T
     Raises:
         ValueError: dtype or shape differ from the graph input, the mask has another shape, or it has values other than 0 and 1.
     """
-    padded, lengths = _whole(inputs, value) if isinstance(inputs, np.ndarray) else _stacked(inputs, value)
+    padded, lengths = _checked_array(inputs, value) if isinstance(inputs, np.ndarray) else _padded_rows(inputs, value)
     inside = np.arange(padded.shape[1])[None] < lengths[:, None]
     if attention_mask is not None:
         mask = array_of("attention_mask", attention_mask)
@@ -146,68 +123,86 @@ def align(inputs: Rows, attention_mask: Optional[np.ndarray], value: Value) -> T
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
-    """Convert one whole number, or one per row, to [B] int64. None is 0.
-
-    Raises:
-        ValueError: a number is not whole or exceeds int64, or the count differs from the number of rows.
-    """
-    given = array_of(name, 0 if numbers is None else numbers)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (rows,)) or (given.size and int(given.max()) > LARGEST):
+    """Convert one whole number below 2^63, or one per row, to [B] int64. None is 0. Raise ValueError for anything else."""
+    array = array_of(name, 0 if numbers is None else numbers)
+    if array.dtype.kind not in "iu" or array.shape not in ((), (rows,)) or (array.size and int(array.max()) > LARGEST):
         raise ValueError(f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {short_repr(numbers)}")
-    return np.full((rows,), given, np.int64)
+    return np.full((rows,), array, np.int64)
 
 
-def starts(manifest: Manifest, first: np.ndarray, held: np.ndarray, counts: np.ndarray, start: Numbers) -> np.ndarray:
+def starts(manifest: Manifest, first: np.ndarray, length: np.ndarray, counts: np.ndarray, start: Numbers) -> np.ndarray:
     """Check `start` of a prefill and return the position of the first token in the cache, or of the first one to read, of each row [B] int64.
 
     Args:
-        first, held: of the rows in the cache: position of the first token, and number of tokens.
+        first, length: of the rows in the cache: position of the first token, and number of tokens.
         counts: number of tokens that each row reads.
 
     Raises:
         ValueError: other rows than in the cache, a position where a row with tokens does not continue, a position other than 0 with signature mask.
     """
-    given, count = per_row("start", start, len(counts)), len(counts)
-    if held.any():
-        if count != len(held):
-            raise ValueError(f"session: expected {len(held)} rows as in the cache, got {count}; reset first")
-        following = first + held
-        if start is not None and (given != following)[counts > 0].any():
-            rule = f"start {short_repr(following.tolist())}, where rows of {short_repr(held.tolist())} cached tokens continue"
+    asked, count = per_row("start", start, len(counts)), len(counts)
+    if length.any():
+        if count != len(length):
+            raise ValueError(f"session: expected {len(length)} rows as in the cache, got {count}; reset first")
+        following = first + length
+        if start is not None and (asked != following)[counts > 0].any():
+            rule = f"start {short_repr(following.tolist())}, where rows of {short_repr(length.tolist())} cached tokens continue"
             raise ValueError(f"session: expected {rule}, got {short_repr(start)}; leave start out, or reset first")
         return first
-    if manifest.signature == "mask" and given.any():
+    if manifest.signature == "mask" and asked.any():
         raise ValueError(f"session: expected start 0 for signature mask, got {short_repr(start)}; export with signature positions")
-    return first if start is None and count == len(held) else given
+    return first if start is None and count == len(length) else asked
 
 
-def attributes_of(
+def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray) -> None:
+    """Raise ValueError unless `counts` [B] more tokens fit into the range of positions and into in-place caches of `capacity` slots."""
+    ends = [sum(map(int, row)) for row in zip(start, length, counts, strict=True)]  # Python integers do not overflow
+    for position in (max(ends) - 1, int(start.max()), int(start.min())):
+        if not 0 <= position < manifest.max_positions:
+            raise ValueError(f"session: expected positions 0 .. {manifest.max_positions - 1}, got {position}; rewind, or export with larger max_positions")
+    longest = int((length + counts).max())
+    if any(state.update == "in_place" for state in manifest.states) and longest > capacity:
+        raise ValueError(f"session: expected at most {capacity} tokens of a row in the cache, got {longest}; open the session with a larger capacity")
+
+
+def check_has_cache(manifest: Manifest, call: str) -> None:
+    """Raise ValueError if a call needs a cache and the model is bidirectional."""
+    if not manifest.states:
+        raise ValueError(f"session: expected a model with a cache for {call}, got a bidirectional model, which reads whole rows; call prefill")
+
+
+def check_rows_are_independent(manifest: Manifest, call: str) -> None:
+    """Raise ValueError unless rows can be added and removed one by one: the model has a cache, and its rows do not share cache columns."""
+    check_has_cache(manifest, call)
+    if manifest.layout == "columns":
+        raise ValueError(
+            f"session: expected rows with cache slots of their own for {call}, got target {manifest.target} with signature {manifest.signature}, "
+            "whose rows share columns; export target ort, onnx-static or torchscript with signature positions"
+        )
+
+
+def _attributes(
     grid: Optional[np.ndarray], token_types: Optional[np.ndarray], manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]
 ) -> TokenAttributes:
-    """Return grid [axes,B,S] and token types [B,S], as far as given, for the valid tokens of each row.
-
-    Raises:
-        ValueError: grid is given for an encoding without coordinates, token types for a model without segments; a shape or dtype differs; a number is outside
-            its range.
-    """
-    found: TokenAttributes = {}
+    """Check grid [axes,B,S] and token types [B,S], as far as given, and return their values at the valid tokens of each row."""
+    attributes: TokenAttributes = {}
     if grid is not None:
         if not manifest.axes:
             raise ValueError("session: expected an encoding with coordinates for grid, got an encoding without; leave grid out")
-        found["grid"] = _numbers("grid", grid, (manifest.axes, *shape), manifest.max_positions, valid)
+        attributes["grid"] = _numbers("grid", grid, (manifest.axes, *shape), manifest.max_positions, valid)
     if token_types is not None:
         segments = manifest.segments
         if not segments:
             raise ValueError(f"session: expected a model with segments for token_types, got kind {manifest.kind} without; leave token_types out")
-        found["token_type_ids"] = _numbers("token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid)
-    return found
+        attributes["token_type_ids"] = _numbers("token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid)
+    return attributes
 
 
-def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]) -> List[np.ndarray]:
-    """Check an argument [n,B,S] and return its valid tokens for each row [n,count] int64."""
-    numbers = array_of(name, given)
-    if numbers.shape != wanted or numbers.dtype.kind not in "iu":
-        raise ValueError(f"session: expected {name} of shape {list(wanted)} with whole numbers, got shape {list(numbers.shape)} {numbers.dtype}")
+def _numbers(name: str, value: Any, shape: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]) -> List[np.ndarray]:
+    """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count] int64."""
+    numbers = array_of(name, value)
+    if numbers.shape != shape or numbers.dtype.kind not in "iu":
+        raise ValueError(f"session: expected {name} of shape {list(shape)} with whole numbers, got shape {list(numbers.shape)} {numbers.dtype}")
     rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
     for row in rows:
         if row.size and not (0 <= row.min() and row.max() < limit):
@@ -215,7 +210,8 @@ def _numbers(name: str, given: Any, wanted: Tuple[int, ...], limit: int, valid: 
     return [row.astype(np.int64) for row in rows]
 
 
-def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+def _checked_array(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    """Return inputs [B,S,*] and the length of each row."""
     if inputs.dtype != np.dtype(value.dtype):
         raise ValueError(f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; convert it with astype")
     if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
@@ -223,23 +219,20 @@ def _whole(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
     return inputs, np.full(len(inputs), inputs.shape[1])
 
 
-def _stacked(inputs: Sequence[Any], value: Value) -> Tuple[np.ndarray, np.ndarray]:
+def _padded_rows(inputs: Sequence[Any], value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    """Return rows of different lengths as one array [B,S,*] with zeros at its right, and the length of each row."""
     rows = [_row(row, value) for row in inputs]
     lengths = np.array([len(row) for row in rows], np.int64)
-    padded = _zeros((len(rows), int(lengths.max(initial=0))), value)
+    padded = np.zeros((len(rows), int(lengths.max(initial=0)), *value.token_shape), value.dtype)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded, lengths
 
 
-def _zeros(leading: Tuple[int, ...], value: Value) -> np.ndarray:
-    return np.zeros([*leading, *(int(axis) for axis in value.axes[2:])], value.dtype)
-
-
 def _row(row: Any, value: Value) -> np.ndarray:
     array = array_of(f"a row of {value.name}", row)
     if not array.size and array.ndim:
-        return _zeros((0,), value)
+        return np.zeros((0, *value.token_shape), value.dtype)
     if not np.can_cast(array.dtype, value.dtype, "same_kind"):
         raise ValueError(f"session: expected {value.name} of dtype {value.dtype}, got a row of {array.dtype}; convert it with astype")
     if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:

@@ -1,6 +1,7 @@
 """Buffers that hold the caches of a session, for graphs of every runtime."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Protocol, Sequence, Tuple
 
@@ -8,8 +9,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.session.buffer import Buffer
-from posenc_export.runtime.session.graph_inputs import Feeds
-from posenc_export.runtime.session.state import Call, Slots, Step
+from posenc_export.runtime.session.state import Call, Feeds, Slots, Step
 
 GROWTH = 256  # slots added at a time to buffers of growing caches
 
@@ -73,12 +73,12 @@ class BufferedCaches:
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "BufferedCaches"]:
         new = max(call.new for call in calls)
-        grown = self.with_columns(self.columns + new)
+        caches = self.with_columns(self.columns + new)
         outputs: List[Tuple[int, np.ndarray]] = []
         for call in calls:
-            outputs += enumerate(self.graph.run(grown, call), call.first)
+            outputs += enumerate(self.graph.run(caches, call), call.first)
         covered = {row for call in calls for row in range(call.first, call.first + call.rows)}
-        return outputs, grown.after(new, [row for row in range(self.rows) if row not in covered])
+        return outputs, caches.after(new, [row for row in range(self.rows) if row not in covered])
 
     def step(self, feeds: Feeds, rows: int) -> Step:
         return self.graph.step(self, feeds, rows)
@@ -105,10 +105,12 @@ class BufferedCaches:
     def cut(self, keep: np.ndarray) -> "BufferedCaches":
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):
-            content = past.read()[: int(np.prod(self._shape(state, self.columns, self.rows)))].reshape(self._shape(state, self.columns, self.rows))
-            kept = np.moveaxis(content, state.axis, 1)[:, :columns].copy()
-            kept[~keep[:, :columns]] = state.fill
-            present.write(_resized(np.ascontiguousarray(np.moveaxis(kept, 1, state.axis)).reshape(-1), present.shape[0]))
+            shape = self._shape(state, self.columns, self.rows)
+            content = np.moveaxis(past.read()[: math.prod(shape)].reshape(shape), state.axis, 1)[:, :columns].copy()
+            content[~keep[:, :columns]] = state.fill
+            flat = np.zeros(present.shape, present.dtype)
+            flat[: content.size] = np.moveaxis(content, 1, state.axis).reshape(-1)
+            present.write(flat)
         return self._swapped(("append",), columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
@@ -211,20 +213,12 @@ class BufferedCaches:
         shape: List[int] = self._shape(state, self.room if state.update == "append" else self.extent, self.rows)
         # Positions are always on the host, because they are small and a rewind writes them.
         device = "cpu" if state.past == "past_positions" else self.graph.device
-        return Buffer([int(np.prod(shape))] if state.update == "append" else shape, state.dtype, state.fill, device)
+        return Buffer([math.prod(shape)] if state.update == "append" else shape, state.dtype, state.fill, device)
 
     def shapes(self, state: State, rows: int, new: int) -> Tuple[List[int], List[int]]:
         """Return the shapes of a state that the graph is given, before and after a call of `rows` rows and `new` columns."""
         before, after = (self.columns, self.columns + new) if state.update == "append" else (self.capacity, self.capacity)
-        axes = state.axes[1:]
-        return [rows, *(before if isinstance(axis, str) else axis for axis in axes)], [rows, *(after if isinstance(axis, str) else axis for axis in axes)]
+        return self._shape(state, before, rows), self._shape(state, after, rows)
 
     def _shape(self, state: State, slots: int, rows: int) -> List[int]:
         return [rows, *(slots if isinstance(axis, str) else axis for axis in state.axes[1:])]
-
-
-def _resized(flat: np.ndarray, size: int) -> np.ndarray:
-    out = np.zeros(size, flat.dtype)
-    count = min(size, len(flat))
-    out[:count] = flat[:count]
-    return out

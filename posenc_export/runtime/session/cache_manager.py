@@ -17,28 +17,30 @@ class CacheManager:
         open_caches: function of a number of rows and a number of slots; returns empty caches.
         manifest: description of the graph.
         batch: number of rows that new caches have room for.
-        most: largest number of slots of in-place caches.
+        capacity: largest number of slots of in-place caches.
         rewind: number of tokens of a row that can be taken back if states are replaced by each call.
 
     Attributes:
+        columns: whether all rows advance together (layout "columns").
+        replaces: whether some states are replaced by each call.
         written: number of slots of a row that may have been written in place and not filled since, the largest of all rows.
     """
 
-    def __init__(self, open_caches: Callable[[int, int], Caches], manifest: Manifest, batch: int, most: int, rewind: int) -> None:
-        self.open_caches, self.manifest, self.batch, self.most, self.rewind = open_caches, manifest, batch, most, rewind
+    def __init__(self, open_caches: Callable[[int, int], Caches], manifest: Manifest, batch: int, capacity: int, rewind: int) -> None:
+        self.open_caches, self.manifest, self.batch, self.capacity, self.rewind = open_caches, manifest, batch, capacity, rewind
         self.columns, self.replaces = manifest.layout == "columns", any(state.update == "replace" for state in manifest.states)
         self.written = 0
 
     def used(self, state: SessionState) -> int:
         """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
-        return state.slots.shape[1] if self.columns else max(state.held.tolist(), default=0)
+        return state.slots.shape[1] if self.columns else max(state.settled_length.tolist(), default=0)
 
     def opened(self, state: SessionState, starts: np.ndarray) -> SessionState:
         """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
         count, caches = len(starts), state.caches
         if caches is None or (caches.rows != count if self.columns else caches.rows < count):
-            room = count if self.columns else max(count, self.batch)
-            caches = self.open_caches(room, min(self.manifest.capacity_bucket or self.most, self.most))
+            rows = count if self.columns else max(count, self.batch)
+            caches = self.open_caches(rows, min(self.manifest.capacity_bucket or self.capacity, self.capacity))
         else:
             caches = caches.emptied()
         opened = SessionState(np.zeros_like(starts), starts.copy(), np.zeros((count, 0), bool), caches, self._histories(count))
@@ -52,8 +54,13 @@ class CacheManager:
         caches = state.caches.reserve(self.used(state), end)
         if self.replaces:
             caches = caches.restored({row: () for row in range(first, end)})
-        held, begin = np.concatenate((state.held, np.zeros_like(starts))), np.concatenate((state.start, starts))
-        return state.replace(held=held, start=begin, slots=np.zeros((end, 0), bool), caches=caches, histories=state.histories + self._histories(len(starts)))
+        return state.replace(
+            settled_length=np.concatenate((state.settled_length, np.zeros_like(starts))),
+            start=np.concatenate((state.start, starts)),
+            slots=np.zeros((end, 0), bool),
+            caches=caches,
+            histories=state.histories + self._histories(len(starts)),
+        )
 
     def without(self, state: SessionState, row: int) -> SessionState:
         """Return the state without one row; the last row takes its index. Its in-place states are copied later, by `apply_moves`."""
@@ -61,12 +68,15 @@ class CacheManager:
         last = state.rows - 1
         order = np.arange(last)
         order[row:] = np.where(order[row:] == row, last, order[row:])
-        histories = tuple(state.histories[index] for index in order) if self.replaces else ()
-        caches = state.caches.restored({row: state.caches.snapshot(last)}) if self.replaces else state.caches
-        moves = ((last, row),) if row < last else ()
-        encoded = state.encoded.ordered(order) if state.encoded else None
-        rows = {"held": state.held[order], "start": state.start[order], "slots": state.slots[order], "encoded": encoded}
-        return state.replace(**rows, caches=caches, histories=histories, moves=moves)
+        return state.replace(
+            settled_length=state.settled_length[order],
+            start=state.start[order],
+            slots=state.slots[order],
+            caches=state.caches.restored({row: state.caches.snapshot(last)}) if self.replaces else state.caches,
+            histories=tuple(state.histories[index] for index in order) if self.replaces else (),
+            moves=((last, row),) if row < last else (),
+            encoder_outputs=state.encoder_outputs.ordered(order) if state.encoder_outputs else None,
+        )
 
     def rewound(self, state: SessionState, target: np.ndarray) -> Tuple[SessionState, List[np.ndarray], TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row to replay from there, with their attributes.
@@ -74,45 +84,42 @@ class CacheManager:
         Raises:
             ValueError: no snapshot of the states that each call replaces is left at or before the target.
         """
-        replay = [self._no_tokens()] * state.rows
+        tokens = self.manifest.inputs[0]
+        replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * state.rows
         attributes = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
         if not self.replaces:
             return self.cut(state, target), replay, attributes
-        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.held, strict=True)]
+        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.settled_length, strict=True)]
         if (np.array(reach) > target).any():
             raise ValueError(
                 f"session: expected a rewind to lengths of at least {reach}, since recurrent states are kept for the last {self.rewind} tokens, "
                 f"got {target.tolist()}; open the session with rewind=N"
             )
-        held, restored = state.held.copy(), {}
-        for row in np.flatnonzero(target < state.held):
-            snapshot, (tokens, row_attributes) = state.histories[row].back_to(int(target[row]))
-            held[row], restored[int(row)] = snapshot.length, snapshot.states
-            if len(tokens):
-                replay[row] = tokens
+        length, restored = state.settled_length.copy(), {}
+        for row in np.flatnonzero(target < length):
+            snapshot, (row_tokens, row_attributes) = state.histories[row].back_to(int(target[row]))
+            length[row], restored[int(row)] = snapshot.length, snapshot.states
+            if len(row_tokens):
+                replay[row] = row_tokens
                 for name, part in row_attributes.items():
                     attributes[name][row] = part
         assert state.caches is not None
-        return self.cut(state.replace(caches=state.caches.restored(restored)), held), replay, attributes
-
-    def _no_tokens(self) -> np.ndarray:
-        value = self.manifest.inputs[0]
-        return np.zeros([0, *(int(axis) for axis in value.axes[2:])], value.dtype)
+        return self.cut(state.replace(caches=state.caches.restored(restored)), length), replay, attributes
 
     def cut(self, state: SessionState, target: np.ndarray) -> SessionState:
         """Return the state truncated to the first `target` tokens [B] of each row. In-place slots are filled later, by `tidy`."""
         assert state.caches is not None
         if not self.columns:
-            return state.replace(held=target)
+            return state.replace(settled_length=target)
         slots = state.slots & (np.cumsum(state.slots, axis=1) <= target[:, None])
         caches = state.caches.cut(slots)
-        return state.replace(held=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
+        return state.replace(settled_length=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
 
     def apply_moves(self, state: SessionState) -> SessionState:
         """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
         for source, target in state.moves:
             assert state.caches is not None
-            state.caches.move(source, target, int(state.held[target]))
+            state.caches.move(source, target, int(state.settled_length[target]))
         return state.replace(moves=())
 
     def tidy(self, state: SessionState) -> None:
@@ -120,7 +127,7 @@ class CacheManager:
         if state.caches is not None:
             self.wipe(state)
             for row, history in enumerate(state.histories):
-                history.cut(int(state.held[row]))
+                history.cut(int(state.settled_length[row]))
 
     def count_written(self, state: SessionState) -> None:
         """Raise `written` to the slots that the state and its stepper have used, including one slot of a step that may have been interrupted."""
@@ -135,9 +142,9 @@ class CacheManager:
         for row, count in enumerate(lengths):
             hidden[row] = slice(count, written)
             if self.columns:
-                kept = np.zeros(max(written, slots.shape[1]), bool)
-                kept[: slots.shape[1]] = slots[row]
-                hidden[row] = np.flatnonzero(~kept)
+                visible = np.zeros(max(written, slots.shape[1]), bool)
+                visible[: slots.shape[1]] = slots[row]
+                hidden[row] = np.flatnonzero(~visible)
         state.caches.wipe(hidden)
         self.written = slots.shape[1] if self.columns else max(lengths, default=0)
 

@@ -1,4 +1,4 @@
-"""Decorators for session methods: one call at a time, and a consistent state before each call."""
+"""A guard for session methods: one call at a time, and a consistent state before each call."""
 
 import functools
 from typing import Any, Callable, List, TypeVar
@@ -25,35 +25,28 @@ class CallGuard:
         self.settled = True
 
 
-def exclusive(method: Method) -> Method:
-    """Decorate a method of a session (`_turn`, `_settle`): refuse concurrent calls, and restore a consistent state first if the last call raised.
+def exclusive(method: Method, settles: bool = True) -> Method:
+    """Decorate a method of a session (`_guard`, `_settle`): refuse concurrent calls, and restore a consistent state first if the last call raised.
 
-    The method raises RuntimeError while another call on the session runs, in this thread or another.
+    The method raises RuntimeError while another call on the session runs, in this thread or another. With `settles` False, for a method that discards the state,
+    nothing is restored.
     """
-    return _alone(method, settles=True)
 
-
-def exclusive_unsettled(method: Method) -> Method:
-    """Decorate as `exclusive` does, without restoring the state first: for methods that discard it."""
-    return _alone(method, settles=False)
-
-
-def _alone(method: Method, settles: bool) -> Method:
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **named: Any) -> Any:
-        turn = self._turn
+        guard = self._guard
         try:
-            turn.calls.append(None)
-            if len(turn.calls) > 1:
+            guard.calls.append(None)
+            if len(guard.calls) > 1:
                 raise RuntimeError(BUSY)
             if settles:
-                if not turn.settled:
+                if not guard.settled:
                     self._settle()
-                turn.settled = False
+                guard.settled = False
             result = method(self, *arguments, **named)
-            turn.settled = True
+            guard.settled = True
             return result
         finally:
-            turn.calls.pop()
+            guard.calls.pop()
 
     return alone  # type: ignore[return-value]

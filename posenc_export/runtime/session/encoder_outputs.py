@@ -16,13 +16,9 @@ MASK = "encoder_attention_mask"
 
 @dataclass(frozen=True)
 class EncoderOutputs:
-    """The graph inputs listed in Manifest.encoder, for all rows.
+    """The graph inputs listed in Manifest.encoder, for all rows."""
 
-    Args:
-        arrays: encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
-    """
-
-    arrays: Dict[str, np.ndarray]
+    arrays: Dict[str, np.ndarray]  # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D]
 
     def select(self, window: slice) -> Dict[str, np.ndarray]:
         """Return the graph inputs of a range of rows."""
@@ -30,23 +26,39 @@ class EncoderOutputs:
 
     def joined(self, other: "EncoderOutputs") -> "EncoderOutputs":
         """Return these rows followed by those of `other`. Shorter sequences are padded."""
-        most = max(self._length, other._length)
-        return EncoderOutputs({name: np.concatenate((_padded(array, most), _padded(other.arrays[name], most))) for name, array in self.arrays.items()})
+        length = max(self.arrays[MASK].shape[1], other.arrays[MASK].shape[1])
+        return EncoderOutputs({name: np.concatenate((_padded(array, length), _padded(other.arrays[name], length))) for name, array in self.arrays.items()})
 
     def ordered(self, order: np.ndarray) -> "EncoderOutputs":
         """Return the rows with these indices."""
         return EncoderOutputs({name: array[order] for name, array in self.arrays.items()})
 
-    @property
-    def _length(self) -> int:
-        return self.arrays[MASK].shape[1]
+
+def for_rows(
+    manifest: Manifest, current: Optional[EncoderOutputs], length: np.ndarray, count: int, encoder: Any, attention_mask: Optional[np.ndarray]
+) -> Optional[EncoderOutputs]:
+    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
+
+    Args:
+        current: encoder outputs of the session's rows.
+        length: number of tokens of each row of the session [B].
+        encoder, attention_mask: as for `new`.
+
+    Raises:
+        ValueError: as for `new`; encoder outputs are given for rows that have tokens in the cache.
+    """
+    if encoder is None and attention_mask is None and current is not None and len(length) == count:
+        return current
+    if length.any() and encoder is not None:
+        raise ValueError(f"session: expected encoder only with the first tokens of a row, got it with {length.tolist()} tokens cached; reset first")
+    return new(manifest, encoder, attention_mask, count)
 
 
-def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[EncoderOutputs]:
+def new(manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[EncoderOutputs]:
     """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model that reads no encoder.
 
     Args:
-        given: outputs of the encoder, [B,Q,N] or a list of rows [q,N].
+        encoder: outputs of the encoder, [B,Q,N] or a list of rows [q,N].
         attention_mask: [B,Q], 0 at padding of the encoder's sequence.
 
     Raises:
@@ -54,53 +66,28 @@ def take(manifest: Manifest, given: Any, attention_mask: Optional[np.ndarray], c
             differs; a row has no tokens.
     """
     if not manifest.encoder:
-        if given is not None or attention_mask is not None:
+        if encoder is not None or attention_mask is not None:
             raise ValueError("session: expected no encoder for a model that reads none, got one; leave it out")
         return None
-    if given is None:
+    if encoder is None:
         raise ValueError("session: expected encoder=, the outputs of the encoder for each row, got none; run the encoder's artefact on the source first")
-    numbers = sum(_row_size(value) for value in manifest.encoder[1:])
+    key_values = manifest.encoder[1:]
+    sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
+    numbers = sum(heads * size for heads, size in sizes)
     value = Value("encoder", manifest.dtype, ("batch_size", "encoder_sequence_length", numbers))
-    columns, padded = arguments.align(given, attention_mask, value)
+    columns, padded = arguments.align(encoder, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence")
     tokens = np.zeros((count, max(lengths), numbers), manifest.dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
-    mask = (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)
-    arrays, at = {MASK: mask}, 0
-    for value in manifest.encoder[1:]:
-        heads, size = int(value.axes[1]), int(value.axes[3])
+    arrays, at = {MASK: (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)}, 0
+    for value, (heads, size) in zip(key_values, sizes, strict=True):
         part = tokens[:, :, at : at + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
         at += heads * size
     return EncoderOutputs(arrays)
-
-
-def for_call(
-    manifest: Manifest, kept: Optional[EncoderOutputs], held: np.ndarray, count: int, given: Any, attention_mask: Optional[np.ndarray]
-) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
-
-    Args:
-        kept: encoder outputs of the session's rows.
-        held: number of tokens of each row of the session [B].
-        given, attention_mask: as for `take`.
-
-    Raises:
-        ValueError: as for `take`; encoder outputs are given for rows that have tokens in the cache.
-    """
-    if given is None and attention_mask is None and kept is not None and len(held) == count:
-        return kept
-    if held.any() and given is not None:
-        raise ValueError(f"session: expected encoder only with the first tokens of a row, got it with {held.tolist()} tokens cached; reset first")
-    return take(manifest, given, attention_mask, count)
-
-
-def _row_size(value: Value) -> int:
-    """Numbers per token, K*D."""
-    return int(value.axes[1]) * int(value.axes[3])
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:

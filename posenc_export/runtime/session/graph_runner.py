@@ -1,14 +1,16 @@
-"""Feed tokens to a graph: split rows into calls, and compute the session state after each call."""
+"""Feed tokens to a graph: build the graph inputs of each call, and compute the session state after it.
+
+Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
+"""
 
 from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import graph_inputs
-from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes
+from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.cache_manager import CacheManager
-from posenc_export.runtime.session.state import Caches, Call, SessionState
+from posenc_export.runtime.session.state import Caches, Call, Feeds, SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
 
@@ -17,127 +19,163 @@ class GraphRunner:
 
     Args:
         manifest: description of the graph.
-        memory: cache memory of the session; records which slots are written.
-        device: Model.provider.
+        cache_manager: records which slots are written.
+        provider: Model.provider.
     """
 
-    def __init__(self, manifest: Manifest, memory: CacheManager, device: str) -> None:
-        self.manifest, self.memory = manifest, memory
-        self._fewest = 0 if device == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
+    def __init__(self, manifest: Manifest, cache_manager: CacheManager, provider: str) -> None:
+        self.manifest, self.cache_manager = manifest, cache_manager
+        self._fewest = 0 if provider == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
-    def read(self, state: SessionState, first: int, given: PrefillArguments, commit: Callable[[SessionState], None]) -> List[List[np.ndarray]]:
-        """Feed rows, starting at row `first`, chunk by chunk. Return the requested outputs of each row, one array per chunk.
-
-        `commit` is called with the state after each chunk.
-        """
-        outputs: List[List[np.ndarray]] = [[] for _ in given.tokens]
-        for begin in range(0, int(given.counts.max()), given.chunk):
-            end = begin + given.chunk
-            attributes = {name: [part[:, begin:end] for part in parts] for name, parts in given.attributes.items()}
-            made, state = self.feed(state, first, [row[begin:end] for row in given.tokens], attributes, given.kept_of(begin, end))
+    def prefill(self, state: SessionState, first: int, arguments: PrefillArguments, commit: Callable[[SessionState], None]) -> np.ndarray:
+        """Feed rows, starting at row `first`, chunk by chunk, and `commit` the state after each. Return the requested outputs (PrefillArguments.padded_outputs)."""
+        chunks: List[List[np.ndarray]] = [[] for _ in arguments.tokens]
+        for begin in range(0, int(arguments.counts.max()), arguments.chunk):
+            end = begin + arguments.chunk
+            attributes = {name: [values[:, begin:end] for values in rows] for name, rows in arguments.attributes.items()}
+            outputs, state = self.feed(state, first, [row[begin:end] for row in arguments.tokens], attributes, arguments.requested_in(begin, end))
             commit(state)
-            for row, part in enumerate(made):
-                outputs[row].append(part)
-        return outputs
+            for row, output in enumerate(outputs):
+                chunks[row].append(output)
+        return arguments.padded_outputs(chunks)
 
     def feed(
-        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, kept: np.ndarray
+        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, requested: np.ndarray
     ) -> Tuple[List[np.ndarray], SessionState]:
         """Run the graph once for the rows starting at `first`, or once per row if the graph takes a single row.
 
         Returns:
-            For each row the outputs of its last `kept` [rows] tokens, and the state after the call.
+            For each row the outputs of its last `requested` [rows] tokens, and the state after the call.
         """
+        assert state.caches is not None
         counts = np.array([len(row) for row in tokens], np.int64)
-        window = slice(first, first + len(tokens))
-        attributes = self.with_coordinates(state, window, counts, attributes)
+        rows, new, used = slice(first, first + len(tokens)), int(counts.max()), self.cache_manager.used(state)
+        attributes = self._with_coordinates(state, rows, counts, attributes)
+        caches = state.caches.reserve(used + new, rows.stop)
+        self._record(state, caches, first, tokens, attributes)
+        self.cache_manager.written = max(self.cache_manager.written, used + new)
+        outputs, caches = caches.run(self._calls(state, first, tokens, attributes, counts, requested))
+        by_row = dict(outputs)
+        none = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
+        last = [self._last(by_row.get(first + row, none), *sizes) for row, sizes in enumerate(zip(counts.tolist(), requested.tolist(), strict=True))]
+        length = state.settled_length.copy()
+        length[rows] += counts
+        slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.cache_manager.columns else state.slots
+        return last, state.replace(settled_length=length, slots=slots, caches=caches)
+
+    def with_stepper(self, state: SessionState) -> SessionState:
+        """Return the state with a stepper that feeds one token per row. Raise ValueError if no position or no cache slot is left."""
         assert state.caches is not None
-        new = int(counts.max())
-        caches = state.caches.reserve(self.memory.used(state) + new, window.stop)
-        self._record(state, first, tokens, attributes, caches)
-        self.memory.written = max(self.memory.written, self.memory.used(state) + new)
-        made, caches = caches.run(self._calls(state, first, tokens, attributes, counts, kept))
-        by_row = dict(made)
-        empty = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
-        outputs = [self._last(by_row.get(first + row, empty), int(count), int(last)) for row, (count, last) in enumerate(zip(counts, kept, strict=True))]
-        held = state.held.copy()
-        held[window] += counts
-        slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.memory.columns else state.slots
-        return outputs, state.replace(held=held, slots=slots, caches=caches)
-
-    def _last(self, output: np.ndarray, count: int, kept: int) -> np.ndarray:
-        """Return the outputs of the last `kept` of a row's `count` tokens: a copy, so that the memory of the other outputs is freed."""
-        if self._selects or kept == count:
-            return output[:kept]
-        return output[count - kept : count].copy()
-
-    def ready_to_step(self, state: SessionState) -> SessionState:
-        """Return the state with a stepper that feeds one token per row.
-
-        Raises:
-            ValueError: no position or no cache slot is left.
-        """
-        manifest, memory = self.manifest, self.memory
-        source, one = manifest.inputs[0], np.ones(state.rows, np.int64)
-        graph_inputs.check_room(manifest, memory.most, state.start, state.held, one)
-        assert state.caches is not None
-        caches = state.caches.reserve(memory.used(state) + 1, state.rows)
-        x = np.zeros([state.rows, 1, *(int(axis) for axis in source.axes[2:])], source.dtype)
-        attributes = graph_inputs.padded(list(x), self.with_coordinates(state, slice(None), one, {}))[1]
-        built = graph_inputs.build(manifest, x, attributes, one, one, state.held, state.start, state.slots)
-        room = manifest.max_positions - int((state.start + state.held).max())
+        manifest, cache_manager, length = self.manifest, self.cache_manager, state.settled_length
+        tokens, one = manifest.inputs[0], np.ones(state.rows, np.int64)
+        check_room(manifest, cache_manager.capacity, state.start, length, one)
+        caches = state.caches.reserve(cache_manager.used(state) + 1, state.rows)
+        x = np.zeros((state.rows, 1, *tokens.token_shape), tokens.dtype)
+        feeds = self._feeds(state, slice(None), *_padded(list(x), self._with_coordinates(state, slice(None), one, {})), one, one)
+        room = manifest.max_positions - int((state.start + length).max())
         if any(each.update == "in_place" for each in manifest.states):
-            room = min(room, memory.most - int(state.held.max()), caches.capacity - memory.used(state))
+            room = min(room, cache_manager.capacity - int(length.max()), caches.capacity - cache_manager.used(state))
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        given = state.encoded.arrays if state.encoded else {}
-        return state.replace(caches=caches, stepper=Stepper(caches, {**built, **given}, source, manifest.vocabulary, room, given))
-
-    def with_coordinates(self, state: SessionState, window: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
-        """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
-        if not self.manifest.axes or "grid" in attributes:
-            return attributes
-        begins = (state.start + state.held)[window]
-        return {**attributes, "grid": [np.repeat(begin + np.arange(count)[None], self.manifest.axes, 0) for begin, count in zip(begins, counts, strict=True)]}
+        constant = [value.name for value in manifest.encoder]
+        return state.replace(caches=caches, stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, constant))
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], that the stepper is about to feed."""
         assert state.stepper is not None
-        caches, length = state.stepper.reached[1], state.length
-        for row, history in enumerate(state.histories):
-            states = caches.snapshot(row) if history.needs_snapshot(1) else None
-            coordinates = {"grid": np.full((self.manifest.axes, 1), state.start[row] + length[row])} if self.manifest.axes else {}
-            history.record(int(length[row]), states, x[row : row + 1], coordinates)
+        self._record(state, state.stepper.reached[1], 0, list(x[:, None]), self._with_coordinates(state, slice(None), np.ones(len(x), np.int64), {}))
 
-    def _record(self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, caches: Caches) -> None:
-        """Record in the histories the tokens that are about to be fed."""
+    def _record(self, state: SessionState, caches: Caches, first: int, tokens: List[np.ndarray], attributes: TokenAttributes) -> None:
+        """Record in the histories the tokens that are about to be fed to the rows starting at `first`."""
+        lengths = state.length.tolist() if state.histories else []
         for index, part in enumerate(tokens if state.histories else []):
             if len(part):
                 history = state.histories[first + index]
                 states = caches.snapshot(first + index) if history.needs_snapshot(len(part)) else None
-                history.record(int(state.held[first + index]), states, part, {name: parts[index] for name, parts in attributes.items()})
+                history.record(lengths[first + index], states, part, {name: values[index] for name, values in attributes.items()})
+
+    def _with_coordinates(self, state: SessionState, rows: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
+        """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
+        if not self.manifest.axes or "grid" in attributes:
+            return attributes
+        begins = (state.start + state.length)[rows]
+        return {**attributes, "grid": [np.repeat(begin + np.arange(count)[None], self.manifest.axes, 0) for begin, count in zip(begins, counts, strict=True)]}
 
     def _calls(
-        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, kept: np.ndarray
+        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, requested: np.ndarray
     ) -> List[Call]:
         """Return one call for all rows, or one call per row if the graph continues a single row at a time."""
-        x, others = graph_inputs.padded(tokens, attributes)
-        held = state.held[first : first + len(tokens)]
+        x, planes = _padded(tokens, attributes)
+        requested = np.maximum(requested, self._fewest)
+        rows = slice(first, first + len(tokens))
         # With S > 1, a row without new tokens cannot share the call: its padding would be written over its last token.
-        if self.manifest.continuation_rows != 1 or len(tokens) == 1 or not held.any() or (x.shape[1] == 1 and counts.all()):
-            return [self._call(state, first, x, others, counts, kept)]
+        together = len(tokens) == 1 or not state.settled_length[rows].any() or (x.shape[1] == 1 and counts.all())
+        if self.manifest.continuation_rows != 1 or together:
+            return [Call(first, len(x), x.shape[1], self._feeds(state, rows, x, planes, counts, requested))]
         calls = []
-        for row, count in enumerate(counts):
-            width = x.shape[1] if self.memory.columns else int(count)
+        for row, count in enumerate(counts.tolist()):
+            width = x.shape[1] if self.cache_manager.columns else count
             if width:
-                one = slice(row, row + 1)
-                of_row = {name: part[:, one, :width] for name, part in others.items()}
-                calls.append(self._call(state, first + row, np.ascontiguousarray(x[one, :width]), of_row, counts[one], kept[one]))
+                one, in_state = slice(row, row + 1), slice(first + row, first + row + 1)
+                part, of_row = np.ascontiguousarray(x[one, :width]), {name: plane[:, one, :width] for name, plane in planes.items()}
+                calls.append(Call(first + row, 1, width, self._feeds(state, in_state, part, of_row, counts[one], requested[one])))
         return calls
 
-    def _call(self, state: SessionState, first: int, x: np.ndarray, others: Dict[str, np.ndarray], counts: np.ndarray, kept: np.ndarray) -> Call:
-        window = slice(first, first + len(x))
-        kept = np.maximum(kept, self._fewest)
-        built = graph_inputs.build(self.manifest, x, others, counts, kept, state.held[window], state.start[window], state.slots[window])
-        return Call(first, len(x), x.shape[1], {**built, **(state.encoded.select(window) if state.encoded else {})})
+    def _feeds(self, state: SessionState, rows: slice, x: np.ndarray, planes: Dict[str, np.ndarray], counts: np.ndarray, requested: np.ndarray) -> Feeds:
+        """Build the graph inputs of some rows that the manifest lists, by name.
+
+        Args:
+            x, planes: tokens [B,S] or [B,S,E], and their attributes [n,B,S] by name.
+            counts: number of new tokens of each row [B].
+            requested: number of last tokens of each row whose logits are requested [B].
+        """
+        length, start, offsets = state.settled_length[rows], state.start[rows], np.arange(x.shape[1])
+        inside = offsets[None] < counts[:, None]
+        places = length[:, None] + offsets
+
+        def position_ids() -> np.ndarray:
+            positions = np.where(inside, start[:, None] + places, -1)
+            return np.concatenate((positions[None], planes["grid"])) if self.manifest.axes else positions
+
+        builders: Dict[str, Callable[[], np.ndarray]] = {
+            self.manifest.inputs[0].name: lambda: x,
+            "token_type_ids": lambda: planes["token_type_ids"][0] if "token_type_ids" in planes else np.zeros_like(x),
+            "position_ids": position_ids,
+            "logits_index": lambda: _last_columns(counts, requested),
+            "cache_position": lambda: places,
+            "first_position": lambda: start[:, None].copy(),
+            # The kernel needs at least one token: slot 0 of a row without tokens is written, and overwritten by its first token.
+            "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),
+            "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
+            "attention_mask": lambda: np.concatenate((state.slots[rows], inside), axis=1).astype(np.int64),
+        }
+        feeds = {value.name: builders[value.name]() for value in self.manifest.inputs}
+        return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
+
+    def _last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
+        """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that the memory of the other outputs is freed."""
+        if self._selects or requested == count:
+            return output[:requested]
+        return output[count - requested : count].copy()
+
+
+def _padded(rows: List[np.ndarray], attributes: TokenAttributes) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row to [n,B,S]."""
+    new = max(len(row) for row in rows)
+    x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
+    planes = {name: np.zeros((len(parts[0]), len(rows), new), np.int64) for name, parts in attributes.items()}
+    for row, part in enumerate(rows):
+        x[row, : len(part)] = part
+        for name, parts in attributes.items():
+            planes[name][:, row, : len(part)] = parts[row]
+    return x, planes
+
+
+def _last_columns(counts: np.ndarray, requested: np.ndarray) -> np.ndarray:
+    """Return the columns [B,R] of the last `requested` [B] of `counts` [B] valid tokens, which are the first columns of each row.
+
+    A row with fewer than R requested tokens repeats its last column; a row without tokens gives column 0.
+    """
+    columns = (counts - requested)[:, None] + np.arange(int(requested.max(initial=0)))
+    return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])

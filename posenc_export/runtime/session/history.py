@@ -15,17 +15,11 @@ Part = Tuple[np.ndarray, RowAttributes]  # tokens [count,*] of one call, and the
 
 @dataclass
 class Snapshot:
-    """The states of a row at one length, and the tokens fed after it.
+    """The states of a row at one length, and the tokens fed after it."""
 
-    Args:
-        length: number of tokens of the row.
-        states: values of this row in the states that calls replace.
-        parts: tokens fed since, one entry per call.
-    """
-
-    length: int
-    states: Sequence[np.ndarray]
-    parts: List[Part] = field(default_factory=list)
+    length: int  # number of tokens of the row
+    states: Sequence[np.ndarray]  # values of this row in the states that calls replace
+    parts: List[Part] = field(default_factory=list)  # tokens fed since, one entry per call
 
     @property
     def end(self) -> int:

@@ -3,15 +3,16 @@
 Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph sees the valid tokens of each row first and padding (position -1) after them.
 """
 
-from typing import Callable, Iterator, NoReturn, Optional, Sequence
+import functools
+from typing import Callable, Iterator, List, NoReturn, Optional, Sequence
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import arguments, encoder_outputs, generation, graph_inputs
+from posenc_export.runtime.session import arguments, encoder_outputs, generation
 from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
-from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive, exclusive_unsettled
+from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
 from posenc_export.runtime.session.graph_runner import GraphRunner
 from posenc_export.runtime.session.state import Caches, SessionState, no_rows
 from posenc_export.runtime.session.stepper import Stepper
@@ -31,7 +32,7 @@ class Session:
         batch: number of rows to allocate caches for.
         capacity: largest number of slots of in-place caches, at most the range of positions; None allows the whole range.
         rewind: number of tokens that `rewind` can take back if states are replaced by each call; see Model.session.
-        device: Model.provider.
+        provider: Model.provider.
     """
 
     def __init__(
@@ -41,23 +42,25 @@ class Session:
         batch: int = 1,
         capacity: Optional[int] = None,
         rewind: int = REWIND,
-        device: str = "cpu",
+        provider: str = "cpu",
     ) -> None:
-        self.manifest, self.provider = manifest, device
-        self._memory = CacheManager(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
-        self._reader = GraphRunner(manifest, self._memory, device)
-        self._replaces, self._columns = self._memory.replaces, self._memory.columns
-        self._turn = CallGuard()
+        self.manifest, self.provider = manifest, provider
+        self._cache_manager = CacheManager(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
+        self._runner = GraphRunner(manifest, self._cache_manager, provider)
+        self._replaces, self._columns = self._cache_manager.replaces, self._cache_manager.columns
+        self._guard = CallGuard()
         self._now = no_rows()
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same caches or lack them."""
         raise TypeError("session: expected fork() to copy a session, got copy or pickle; call session.fork(), or open another with model.session()")
 
-    @exclusive_unsettled
+    @functools.partial(exclusive, settles=False)
     def reset(self) -> None:
         """Remove all rows and their tokens."""
-        self._forget(keep_memory=self._turn.settled)
+        self._cache_manager.count_written(self._now)
+        caches = self._now.without_stepper(self._columns).caches if self._guard.settled else None  # after an exception, memory is allocated anew
+        self._now = no_rows().replace(caches=caches)
 
     @property
     def batch(self) -> int:
@@ -108,15 +111,9 @@ class Session:
             ValueError: a position is outside the range, a row exceeds the capacity, or a shape, dtype or id is wrong. The session is unchanged.
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
-        given = arguments.take(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
-        if not given.counts.any():
-            raise ValueError(f"session: expected at least one token in at least one row, got rows of {given.counts.tolist()} tokens")
-        state = self._state_to_continue()
-        starts = arguments.starts(self.manifest, state.start, state.held, given.counts, start)
-        empty = not state.held.any()
-        graph_inputs.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts) if empty else state.held, given.counts)
-        read = encoder_outputs.for_call(self.manifest, state.encoded, state.held, len(starts), encoder, encoder_attention_mask)
-        return given.spread(self._reader.read(self._memory.opened(state, starts).replace(encoded=read) if empty else state, 0, given, self._commit))
+        prefill = arguments.check_prefill(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
+        state = self._before_prefill(prefill.counts, start, encoder, encoder_attention_mask)
+        return self._runner.prefill(state, 0, prefill, self._commit)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -129,24 +126,24 @@ class Session:
             ValueError: there was no prefill, no position or cache slot is left, or a shape, dtype or id is wrong.
             GraphError: the graph failed; the token is not in the cache.
         """
-        turn = self._turn
+        guard = self._guard
         try:  # the code of `exclusive`, inlined: a wrapper would cost 1 us per token, since each run of the graph evicts Python's memory from the CPU cache
-            turn.calls.append(None)
-            if len(turn.calls) > 1:
+            guard.calls.append(None)
+            if len(guard.calls) > 1:
                 raise RuntimeError(BUSY)
-            if not turn.settled:
+            if not guard.settled:
                 self._settle()
-            turn.settled = False
+            guard.settled = False
             stepper = self._now.stepper
             if stepper is None or stepper.room <= 0:  # _prepare_step enlarges the caches, or raises if no position or slot is left
                 stepper = self._prepare_step()
             if self._replaces:
-                self._reader.record_step(self._now, stepper.checked(inputs))
+                self._runner.record_step(self._now, stepper.checked(inputs))
             output = stepper.take(stepper, inputs)
-            turn.settled = True
+            guard.settled = True
             return output.copy() if copy else output
         finally:
-            turn.calls.pop()
+            guard.calls.pop()
 
     @exclusive
     def rewind(self, n: Numbers) -> None:
@@ -155,34 +152,33 @@ class Session:
         Raises:
             ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
         """
-        graph_inputs.check_has_cache(self.manifest, "rewind")
+        arguments.check_has_cache(self.manifest, "rewind")
         length = self._now.length.tolist()  # Python's integers: numpy takes several us for each operation on few numbers
         back = arguments.per_row("n of rewind", n, len(length) or 1).tolist()
-        if min(back) < 0 or any(count > held for count, held in zip(back, length or [0], strict=True)):
+        if min(back) < 0 or any(count > most for count, most in zip(back, length or [0], strict=True)):
             raise ValueError(f"session: expected n of rewind to be at least 0 and at most the lengths {length}, got {back}")
         if not any(back):
             return
         stepper = self._now.stepper
         if not self._replaces and not self._columns and stepper is not None and min(back) == max(back):
-            self._memory.count_written(self._now)
+            self._cache_manager.count_written(self._now)
             stepper.back(back[0])  # the binding stays valid: the next step is one that it has done before
-            self._memory.wipe(self._now)
+            self._cache_manager.wipe(self._now)
             return
-        state, replay, attributes = self._memory.rewound(self._now.without_stepper(self._columns), np.array(length) - np.array(back))
-        self._memory.count_written(self._now)
+        state, replay, attributes = self._cache_manager.rewound(self._now.without_stepper(self._columns), np.array(length) - np.array(back))
+        self._cache_manager.count_written(self._now)
         self._now = state
         self._settle()
         if any(len(tokens) for tokens in replay):
-            _, self._now = self._reader.feed(self._now, 0, replay, attributes, np.zeros(len(back), np.int64))
+            _, self._now = self._runner.feed(self._now, 0, replay, attributes, np.zeros(len(back), np.int64))
 
     @exclusive
     def fork(self) -> "Session":
         """Return an independent session with a copy of the current state. It shares the loaded graph."""
         self._settle()
-        memory = self._memory
-        other = Session(memory.open_caches, self.manifest, memory.batch, memory.most, memory.rewind, self.provider)
-        now = self._now
-        caches = now.caches.fork(now.rows, self._memory.used(now)) if now.caches else None
+        manager, now = self._cache_manager, self._now
+        other = Session(manager.open_caches, self.manifest, manager.batch, manager.capacity, manager.rewind, self.provider)
+        caches = now.caches.fork(now.rows, manager.used(now)) if now.caches else None
         other._now = now.replace(caches=caches, histories=tuple(history.copy() for history in now.histories))
         return other
 
@@ -208,19 +204,20 @@ class Session:
             ValueError: as for `prefill`; the target's rows share cache columns; a new row has no tokens. The session is unchanged.
             GraphError: the graph failed; no row was added.
         """
-        graph_inputs.check_rows_are_independent(self.manifest, "admit")
-        given = arguments.take(self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep)
-        if not given.counts.all():
-            raise ValueError(f"session: expected at least one token in every new row, got rows of {given.counts.tolist()} tokens; leave empty rows out")
-        starts = arguments.per_row("start", start, len(given.tokens))
-        graph_inputs.check_room(self.manifest, self._memory.most, starts, np.zeros_like(starts), given.counts)
+        arguments.check_rows_are_independent(self.manifest, "admit")
+        prefill = arguments.check_prefill(self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep)
+        if not prefill.counts.all():
+            raise ValueError(f"session: expected at least one token in every new row, got rows of {prefill.counts.tolist()} tokens; leave empty rows out")
+        starts = arguments.per_row("start", start, len(prefill.tokens))
+        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, np.zeros_like(starts), prefill.counts)
+        new = encoder_outputs.new(self.manifest, encoder, encoder_attention_mask, len(starts))
         state = self._now.without_stepper(self._columns)
-        new = encoder_outputs.take(self.manifest, encoder, encoder_attention_mask, len(starts))
-        joined = self._memory.joined(state, starts) if state.rows else self._memory.opened(state, starts)
-        reached = [joined.replace(encoded=state.encoded.joined(new) if state.encoded and new else new)]
-        outputs = self._reader.read(reached[0], state.rows, given, reached.append)
+        joined = self._cache_manager.joined(state, starts) if state.rows else self._cache_manager.opened(state, starts)
+        joined = joined.replace(encoder_outputs=state.encoder_outputs.joined(new) if state.encoder_outputs and new else new)
+        reached: List[SessionState] = []
+        outputs = self._runner.prefill(joined, state.rows, prefill, reached.append)
         self._now = reached[-1]
-        return given.spread(outputs)
+        return outputs
 
     @exclusive
     def retire(self, row: int) -> None:
@@ -229,12 +226,12 @@ class Session:
         Raises:
             ValueError: there is no such row, or the target's rows share cache columns.
         """
-        graph_inputs.check_rows_are_independent(self.manifest, "retire")
+        arguments.check_rows_are_independent(self.manifest, "retire")
         state = self._now.without_stepper(self._columns)
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
             raise ValueError(f"session: expected a row index 0 .. {state.rows - 1}, got {arguments.short_repr(row)}")
-        self._memory.count_written(self._now)
-        self._now = self._memory.without(state, int(row))
+        self._cache_manager.count_written(self._now)
+        self._now = self._cache_manager.without(state, int(row))
         self._settle()
 
     def generate(
@@ -253,7 +250,7 @@ class Session:
         Args:
             prompt: ids of each row, [B,S] or a list of rows.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p, seed: as for sampling.choose, with a random generator of this seed.
+            temperature, top_k, top_p, seed: as for generation.choose, with a random generator of this seed.
             stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
             encoder: as for `prefill`.
 
@@ -265,28 +262,30 @@ class Session:
     def _commit(self, state: SessionState) -> None:
         self._now = state
 
-    def _state_to_continue(self) -> SessionState:
-        """Return the state from which a prefill continues: the current one, or an empty one for bidirectional models, which read whole rows."""
-        return self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
+    def _before_prefill(self, counts: np.ndarray, start: Numbers, encoder: Optional[Rows], encoder_attention_mask: Optional[np.ndarray]) -> SessionState:
+        """Return the state before a prefill of counts [B] tokens: the current one if it has tokens, otherwise one of empty rows. Raise ValueError as prefill does."""
+        if not counts.any():
+            raise ValueError(f"session: expected at least one token in at least one row, got rows of {counts.tolist()} tokens")
+        # A bidirectional model reads whole rows.
+        state = self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
+        length = state.settled_length
+        starts = arguments.starts(self.manifest, state.start, length, counts, start)
+        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, length if length.any() else np.zeros_like(starts), counts)
+        outputs = encoder_outputs.for_rows(self.manifest, state.encoder_outputs, length, len(starts), encoder, encoder_attention_mask)
+        return state if length.any() else self._cache_manager.opened(state, starts).replace(encoder_outputs=outputs)
 
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:
             raise ValueError("session: expected a prefill before the first step, got an empty session; call prefill")
-        graph_inputs.check_has_cache(self.manifest, "step")
-        self._memory.count_written(self._now)
-        self._now = self._reader.ready_to_step(self._now.without_stepper(self._columns))
+        arguments.check_has_cache(self.manifest, "step")
+        self._cache_manager.count_written(self._now)
+        self._now = self._runner.with_stepper(self._now.without_stepper(self._columns))
         assert self._now.stepper is not None
         return self._now.stepper
 
     def _settle(self) -> None:
         """Complete pending changes of the last call. If this is interrupted, each assignment below has committed the work up to it."""
-        self._memory.count_written(self._now)
+        self._cache_manager.count_written(self._now)
         self._now = self._now.without_stepper(self._columns)
-        self._now = self._memory.apply_moves(self._now)
-        self._memory.tidy(self._now)
-
-    def _forget(self, keep_memory: bool) -> None:
-        """Remove all rows. The caches are reused if `keep_memory`, which requires that the last call succeeded."""
-        self._memory.count_written(self._now)
-        caches = self._now.without_stepper(self._columns).caches if keep_memory else None
-        self._now = no_rows().replace(caches=caches)
+        self._now = self._cache_manager.apply_moves(self._now)
+        self._cache_manager.tidy(self._now)

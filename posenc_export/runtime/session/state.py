@@ -7,27 +7,20 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 import numpy as np
 
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
-from posenc_export.runtime.session.graph_inputs import Feeds
 from posenc_export.runtime.session.history import RowHistory
 from posenc_export.runtime.session.stepper import Stepper
 
+Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
 Slots = Union[slice, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One run of the graph on consecutive rows.
+    """One run of the graph on consecutive rows."""
 
-    Args:
-        first: index of the first row.
-        rows: number of rows.
-        new: number of columns S. Calls for single rows may differ in it.
-        feeds: graph inputs of these rows, without the caches.
-    """
-
-    first: int
-    rows: int
-    new: int
+    first: int  # index of the first row
+    rows: int  # number of rows
+    new: int  # number of columns S; calls for single rows may differ in it
     feeds: Feeds
 
 
@@ -91,49 +84,38 @@ class Caches(Protocol):
 
 @dataclass(frozen=True)
 class SessionState:
-    """The rows of a session and their content.
+    """The rows of a session and their content."""
 
-    Args:
-        held: number of tokens of each row [B] int64, without those that the stepper has read.
-        start: position of the first token of each row [B] int64.
-        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
-        caches: None before the first call.
-        histories: one history per row if states are replaced by each call; otherwise empty.
-        stepper: reads further tokens one at a time; the tokens that it has read count as part of this state.
-        moves: pairs (source, target) of rows whose in-place states must still be copied.
-        encoded: encoder outputs of each row, if the model reads an encoder.
-    """
-
-    held: np.ndarray
-    start: np.ndarray
-    slots: np.ndarray
-    caches: Optional[Caches] = None
-    histories: Tuple[RowHistory, ...] = ()
-    stepper: Optional[Stepper] = None
-    moves: Tuple[Tuple[int, int], ...] = ()
-    encoded: Optional[EncoderOutputs] = None
+    settled_length: np.ndarray  # number of tokens of each row [B] int64, without those that the stepper has read
+    start: np.ndarray  # position of the first token of each row [B] int64
+    slots: np.ndarray  # whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
+    caches: Optional[Caches] = None  # None before the first call
+    histories: Tuple[RowHistory, ...] = ()  # one history per row if states are replaced by each call; otherwise empty
+    stepper: Optional[Stepper] = None  # reads further tokens one at a time; the tokens that it has read count as part of this state
+    moves: Tuple[Tuple[int, int], ...] = ()  # pairs (source, target) of rows whose in-place states must still be copied
+    encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @property
     def rows(self) -> int:
         """Number of rows B."""
-        return len(self.held)
+        return len(self.settled_length)
 
     @property
     def length(self) -> np.ndarray:
         """Number of tokens of each row [B] int64."""
-        return self.held + (self.stepper.reached[0] if self.stepper else 0)
+        return self.settled_length + (self.stepper.reached[0] if self.stepper else 0)
 
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def without_stepper(self, columns: bool) -> "SessionState":
-        """Return the same state without a stepper: its tokens are added to `held` and, where rows share columns, to `slots`."""
+        """Return the same state without a stepper: its tokens are added to `settled_length` and, where rows share columns, to `slots`."""
         if self.stepper is None:
             return self
-        taken, caches = self.stepper.reached
-        slots = np.concatenate((self.slots, np.ones((self.rows, taken), bool)), axis=1) if columns else self.slots
-        return self.replace(held=self.held + taken, slots=slots, caches=caches, stepper=None)
+        steps, caches = self.stepper.reached
+        slots = np.concatenate((self.slots, np.ones((self.rows, steps), bool)), axis=1) if columns else self.slots
+        return self.replace(settled_length=self.settled_length + steps, slots=slots, caches=caches, stepper=None)
 
 
 def no_rows() -> SessionState:

@@ -38,11 +38,7 @@ class Stepper:
         self.take = self._taker()
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """Check inputs and return them as [B] int64 or [B,E].
-
-        Raises:
-            ValueError: shape or dtype differ, or an id is outside the vocabulary.
-        """
+        """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an id is outside the vocabulary."""
         x, token = array_of("a step", inputs), self._token
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
             raise ValueError(f"session: expected one token per row in a step, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")

@@ -12,7 +12,7 @@ import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,20 +21,8 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.proof import (
-    BATCHES,
-    SHORT,
-    Accuracy,
-    AttributeCase,
-    Expected,
-    encoder_rows,
-    fill_chunk,
-    fill_inputs,
-    fill_length,
-    is_large,
-    rounded_up,
-)
-from posenc_export.runtime.verification.reference import LAST
+from posenc_export.runtime.verification import proof, reference
+from posenc_export.runtime.verification.proof import Accuracy, AttributeCase, Expected
 from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
@@ -48,47 +36,29 @@ MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison.
+    """One comparison."""
 
-    Args:
-        name: name in the certificate.
-        pairs: drives an empty session and yields pairs of actual and expected outputs.
-        against: name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference.
-    """
-
-    name: str
-    pairs: Callable[[Session], Pairs]
-    against: str = ""
+    name: str  # in the certificate
+    pairs: Callable[[Session], Pairs]  # drives an empty session and yields pairs of actual and expected outputs
+    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference
 
 
 @dataclass(frozen=True)
 class Part:
-    """Cells that one worker measures in sequence.
+    """Cells that one worker measures in sequence."""
 
-    Args:
-        title: name for progress messages.
-        cells: yields the cells, after it has run those on which others depend.
-        long: whether the cells need more than SHORT tokens.
-    """
-
-    title: str
-    cells: Callable[[Session], Iterator[Cell]]
-    long: bool = False
+    title: str  # name for progress messages
+    cells: Callable[[Session], Iterator[Cell]]  # yields the cells, after it has run those on which others depend
+    long: bool = False  # whether the cells need more than proof.SHORT tokens
 
 
 @dataclass
 class Measured:
-    """Errors of an artefact on the grid.
+    """Errors of an artefact on the grid, by name of a cell."""
 
-    Args:
-        cells: error of each cell by name (numerics.cell_error).
-        bounds: tolerance of the cells whose tolerance is not that of the artefact.
-        failures: by name of a cell, the message of the graph that failed in it.
-    """
-
-    cells: Dict[str, float] = field(default_factory=dict)
-    bounds: Dict[str, float] = field(default_factory=dict)
-    failures: Dict[str, str] = field(default_factory=dict)
+    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
+    bounds: Dict[str, float] = field(default_factory=dict)  # tolerance of the cells whose tolerance is not that of the artefact
+    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed in the cell
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
@@ -101,12 +71,12 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     Args:
         threads: threads per operator that the model was loaded with.
     """
-    whole = model.session(capacity=fill_length(model.manifest))
+    whole = model.session(capacity=proof.fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
     if not large or threads != 1 or model.provider != "cpu" or graph_file(model.manifest) != "model.onnx":
         return [whole]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    return [whole, *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers))]
+    return [whole, *(model.session(capacity=min(model.manifest.max_positions, proof.SHORT)) for _ in range(workers))]
 
 
 def measure(
@@ -118,12 +88,12 @@ def measure(
         session: runs the cell that fills a cache and, if there are no workers, all other cells.
         accuracy: whether the graph rounds activations, and its tolerance.
         progress: called with one line of text at each stage, in the calling thread.
-        workers: further sessions on the same graph, with a capacity of at least SHORT tokens; each is used by one thread at a time.
+        workers: further sessions on the same graph, with a capacity of at least proof.SHORT tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
     """
     progress(f"{session.manifest.target}: verifying")
     parts = _parts(session.manifest, expected, accuracy)
-    made = Measured()
+    total = Measured()
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
         idle.put(worker)
@@ -137,29 +107,29 @@ def measure(
 
     pool = ThreadPoolExecutor(len(workers)) if workers else None
     try:
-        for part, found in zip(parts, pool.map(measured, parts) if pool else map(measured, parts), strict=True):
-            made.cells |= found.cells
-            made.bounds |= found.bounds
-            made.failures |= found.failures
+        for part, errors in zip(parts, pool.map(measured, parts) if pool else map(measured, parts), strict=True):
+            total.cells |= errors.cells
+            total.bounds |= errors.bounds
+            total.failures |= errors.failures
             progress(f"{session.manifest.target}: verified {part.title}")
-            if until_failure and found.exceeds(accuracy.tolerance):
+            if until_failure and errors.exceeds(accuracy.tolerance):
                 break
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-    return made
+    return total
 
 
 def _measured(session: Session, part: Part, columns: np.ndarray, accuracy: Accuracy, until_failure: bool) -> Measured:
-    made = Measured()
+    result = Measured()
     for cell in part.cells(session):
-        error = _error(session, cell, columns, made.failures, accuracy.rounds)
-        made.cells[cell.name] = rounded_up(error)
+        error = _error(session, cell, columns, result.failures, accuracy.rounds)
+        result.cells[cell.name] = proof.rounded_up(error)
         if cell.against:
-            made.bounds[cell.name] = division_tolerance(accuracy.noise, made.cells[cell.against], accuracy.tolerance)
-        if until_failure and made.exceeds(accuracy.tolerance):
+            result.bounds[cell.name] = division_tolerance(accuracy.noise, result.cells[cell.against], accuracy.tolerance)
+        if until_failure and result.exceeds(accuracy.tolerance):
             break
-    return made
+    return result
 
 
 def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool) -> float:
@@ -167,8 +137,8 @@ def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str
     session.reset()
     errors = Errors()
     try:
-        for actual, wanted in cell.pairs(session):
-            errors.add(_of(columns, actual), _of(columns, wanted))
+        for pair in cell.pairs(session):
+            errors.add(*(output if output.shape[-1] == len(columns) else output[..., columns] for output in pair))  # a file holds only these columns
     except GraphError as error:
         failures[cell.name] = str(error)
         return float("inf")
@@ -182,14 +152,14 @@ def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy) -> List[P
         tokens, last = expected.filled
         filled = Cell("cache filled to its end", functools.partial(_filled, tokens=tokens, last=last))
         parts.append(Part("a full cache", lambda _: iter([filled]), long=True))
-    for batch in sorted(BATCHES, reverse=True):
+    for batch in sorted(proof.BATCHES, reverse=True):
         for start, largest in expected.cases.items():
-            if start and batch == min(BATCHES) and is_large(manifest):
+            if start and batch == min(proof.BATCHES) and proof.is_large(manifest):
                 continue
             name = f"batch {batch}, start {start}"
             parts.append(Part(name, functools.partial(_case_cells, name=name, manifest=manifest, case=largest.rows(batch), rounds=accuracy.rounds)))
-    for name, (given, full) in expected.attribute_cases.items():
-        parts.append(Part(name, functools.partial(_attribute_cells, name=name, case=given, full=full, rounds=accuracy.rounds)))
+    for name, (attribute_case, full) in expected.attribute_cases.items():
+        parts.append(Part(name, functools.partial(_attribute_cells, name=name, case=attribute_case, full=full, rounds=accuracy.rounds)))
     return parts
 
 
@@ -197,12 +167,13 @@ def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rou
     """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
     against = ""
     if rounds:
-        full: List[np.ndarray] = []
+        full_pass: List[np.ndarray] = []
         against = f"{name}: {FULL_PASS}"
-        yield Cell(against, functools.partial(_full_pass, case=case, full=full))
-        if len(full) < 2:
+        endings = ((case.tokens, case.full), (case.other, case.other_full))
+        yield Cell(against, functools.partial(_full_pass, endings=endings, arguments=case.beginning(), outputs=full_pass))
+        if len(full_pass) < 2:
             return  # the graph failed
-        case = dataclasses.replace(case, full=full[0], other_full=full[1])
+        case = dataclasses.replace(case, full=full_pass[0], other_full=full_pass[1])
     for cell, scenario in _scenarios(manifest, case).items():
         yield Cell(f"{name}: {cell}", _on(scenario, case), against)
 
@@ -211,35 +182,25 @@ def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
     return lambda session: scenario(session, case)
 
 
-def _full_pass(session: Session, case: Case, full: List[np.ndarray]) -> Pairs:
-    """Read all tokens of both endings in one call each, and append the outputs to `full`."""
-    for tokens, wanted in ((case.tokens, case.full), (case.other, case.other_full)):
-        session.reset()
-        full.append(session.prefill(tokens, chunk=tokens.shape[1], **case.beginning()))
-        yield full[-1], wanted
-
-
 def _attribute_cells(session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> Iterator[Cell]:
     """Yield the cell of tokens with attributes; coordinates in chunks are compared as in _case_cells."""
     against = ""
     if rounds and name == "coordinates":
-        own: List[np.ndarray] = []
+        full_pass: List[np.ndarray] = []
         against = f"{name}: {FULL_PASS}"
-
-        def whole(session: Session) -> Pairs:
-            own.append(session.prefill(case.tokens, chunk=case.tokens.shape[1], grid=case.attributes["grid"]))
-            yield own[0], full
-
-        yield Cell(against, whole)
-        if not own:
+        yield Cell(against, functools.partial(_full_pass, endings=[(case.tokens, full)], arguments={"grid": case.attributes["grid"]}, outputs=full_pass))
+        if not full_pass:
             return  # the graph failed
-        full = own[0]
+        full = full_pass[0]
     yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against)
 
 
-def _of(columns: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Select the compared columns of an output. Expected outputs from a file hold only these columns."""
-    return output if output.shape[-1] == len(columns) else output[..., columns]
+def _full_pass(session: Session, endings: Sequence[Tuple[np.ndarray, np.ndarray]], arguments: Dict[str, Any], outputs: List[np.ndarray]) -> Pairs:
+    """Read all tokens of each ending in one call, and append the outputs to `outputs`."""
+    for tokens, expected in endings:
+        session.reset()
+        outputs.append(session.prefill(tokens, chunk=tokens.shape[1], **arguments))
+        yield outputs[-1], expected
 
 
 def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
@@ -252,13 +213,13 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
         return alone
     cells = {**alone, "rows come and go": admitted}
     if case.start == 0 and len(case.tokens) > 1:
-        cells |= {f"{name}, beside guests": _beside_guests(scenario) for name, scenario in alone.items()}
+        cells |= {f"{name}, beside guests": functools.partial(_beside_guests, scenario=scenario) for name, scenario in alone.items()}
     return cells
 
 
-def _beside_guests(scenario: Scenario) -> Scenario:
-    """Return the scenario run on a batch that guest rows join and leave."""
-    return lambda session, case: scenario(WithTransientRows(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
+def _beside_guests(session: Session, case: Case, scenario: Scenario) -> Pairs:
+    """Run a scenario on a batch that guest rows join and leave."""
+    return scenario(WithTransientRows(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
@@ -280,35 +241,35 @@ ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
 
 
 def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that fill a cache, and the last outputs that a session gives for them, as proof.Expected holds them.
+    """Return the tokens that fill a cache, and the last outputs that a session gives for them, as Expected holds them.
 
     Args:
         session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
         manifest: of the artefact.
     """
-    tokens, parts = fill_inputs(manifest), []
-    length, chunk, dtype = tokens.shape[1], fill_chunk(manifest), session.manifest.dtype
+    tokens, parts = proof.fill_inputs(manifest), []
+    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.dtype
     read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
-    sources = encoder_rows(manifest, 1)
+    sources = proof.encoder_rows(manifest, 1)
     encoder = None if sources is None else [row.astype(dtype) for row in sources]
-    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), LAST))  # first token whose output is kept
+    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), reference.LAST))  # first token whose output is kept
     session.reset()
     for first in range(0, length, chunk):
         end = min(first + chunk, length)
-        kept = max(0, end - max(compared, first))
-        made = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(kept, 1))
-        parts.append(made[:, made.shape[1] - kept :])
+        count = max(0, end - max(compared, first))
+        outputs = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(count, 1))
+        parts.append(outputs[:, outputs.shape[1] - count :])
     return tokens, np.concatenate(parts, axis=1)
 
 
 def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
     """Fill the cache to its end: all tokens but the last in chunks, the last as a step. Yields only the outputs for which `last` has expected values."""
-    length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], fill_chunk(session.manifest)
+    length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], proof.fill_chunk(session.manifest)
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))
-        begin, encoder = max(compared, first), encoder_rows(session.manifest, 1) if first == 0 else None
-        made = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
+        begin, encoder = max(compared, first), proof.encoder_rows(session.manifest, 1) if first == 0 else None
+        outputs = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
         if begin < end:
-            yield made, last[:, begin - compared : end - compared]
+            yield outputs, last[:, begin - compared : end - compared]
     if length > 1:
         yield session.step(tokens[:, -1]), last[:, -1]

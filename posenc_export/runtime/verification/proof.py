@@ -8,9 +8,10 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 
 import hashlib
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, cast
 
 import numpy as np
 
@@ -37,15 +38,10 @@ WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far the outputs of a correct artefact may be from those of its module.
+    """How far the outputs of a correct artefact may be from those of its module."""
 
-    Args:
-        tolerance: bound of the error of a cell (numerics.cell_error) that is compared with the module.
-        noise: root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded.
-    """
-
-    tolerance: float
-    noise: float = 0.0
+    tolerance: float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
+    noise: float = 0.0  # root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded
 
     @property
     def rounds(self) -> bool:
@@ -73,28 +69,18 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
-    """Check a tolerance that the user gives.
-
-    Raises:
-        ValueError: it is not a number above 0 and below 1. Outputs of zeros have an error of 1.
-    """
+    """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of zeros have an error of 1."""
     if tolerance is not None and not 0 < tolerance < 1:
         raise ValueError(f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default")
 
 
 @dataclass(frozen=True)
 class AttributeCase:
-    """Tokens with attributes: coordinates, segments or both.
+    """Tokens with attributes: coordinates, segments or both."""
 
-    Args:
-        tokens: [2,L] or [2,L,E].
-        mask: attention mask [2,L]; with segments, the first row has left padding.
-        attributes: arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
-    """
-
-    tokens: np.ndarray
-    mask: np.ndarray
-    attributes: Dict[str, np.ndarray]
+    tokens: np.ndarray  # [2,L] or [2,L,E]
+    mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
+    attributes: Dict[str, np.ndarray]  # arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both
 
 
 @dataclass(frozen=True)
@@ -166,13 +152,13 @@ def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
     """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
     length, cells = length_of(manifest), {}
     tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
-    given = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
-    if given:
-        cells["coordinates"] = AttributeCase(tokens, whole, given)
+    grid = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
+    if grid:
+        cells["coordinates"] = AttributeCase(tokens, whole, grid)
     if manifest.segments:
         padded = whole.copy()
         padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
-        cells["segments"] = AttributeCase(tokens, padded, {**given, "token_types": numbers((2, length), "segments", manifest.segments)})
+        cells["segments"] = AttributeCase(tokens, padded, {**grid, "token_types": numbers((2, length), "segments", manifest.segments)})
     return cells
 
 
@@ -186,8 +172,8 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    made = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
-    return [row[: ENCODED - 3 * index] for index, row in enumerate(made)]
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
 def fill_chunk(manifest: Manifest) -> int:
@@ -227,26 +213,16 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    found: Proof = {
-        "passed": False,
-        "tolerance": accuracy.tolerance,
-        "provider": session.provider,
-        "machine": machine_of(session),
-        "cells": cells,
-        "bounds": bounds,
-        "failures": failures,
-    }
-    found["passed"] = passes(found)
-    return found
+    errors = {"cells": cells, "bounds": bounds, "failures": failures}
+    content: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
+    return cast(Proof, {"passed": passes(content), **content})
 
 
 def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
-    found = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+    described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
     for name in (distribution, f"{distribution}-gpu"):
-        try:
-            return f"{found} {metadata.version(name).partition('+')[0]}"
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            return f"{described} {metadata.version(name).partition('+')[0]}"
+    return described

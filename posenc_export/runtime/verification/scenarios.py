@@ -17,24 +17,15 @@ Scenario = Callable[["Session", "Case"], Pairs]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending.
+    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending."""
 
-    Args:
-        tokens: inputs [B,L] int64 or [B,L,E].
-        full: outputs of the full pass [B,L,V] or [B,L,E].
-        start: position of the first token.
-        fork_at: index of the first token in which `tokens` and `other` differ.
-        other, other_full: inputs and full pass of the same rows with the second ending.
-        encoder: encoder outputs of each row [q,N], if the model reads an encoder.
-    """
-
-    tokens: np.ndarray
-    full: np.ndarray
-    start: int
-    fork_at: int
-    other: np.ndarray
+    tokens: np.ndarray  # inputs [B,L] int64 or [B,L,E]
+    full: np.ndarray  # outputs of the full pass [B,L,V] or [B,L,E]
+    start: int  # position of the first token
+    fork_at: int  # index of the first token in which `tokens` and `other` differ
+    other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
-    encoder: Optional[Sequence[np.ndarray]] = None
+    encoder: Optional[Sequence[np.ndarray]] = None  # encoder outputs of each row [q,N], if the model reads an encoder
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
@@ -124,9 +115,9 @@ class RowCursors:
         parts = [row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)]
         result = self.session.prefill(parts, logits_to_keep=logits_to_keep, **how)
         for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
-            kept = min(logits_to_keep, end - at)
-            made = result[row, result.shape[1] - kept :] if logits_to_keep else result[row, : end - at]
-            yield made, self.full[row][end - len(made) : end]
+            last = min(logits_to_keep, end - at)
+            outputs = result[row, result.shape[1] - last :] if logits_to_keep else result[row, : end - at]
+            yield outputs, self.full[row][end - len(outputs) : end]
         self.at = ends
 
     def step(self, times: int) -> Pairs:

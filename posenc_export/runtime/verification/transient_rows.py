@@ -40,21 +40,21 @@ class WithTransientRows:
             together = [self.guests[0, :0]] * self.session.batch
             for index, row in zip(self.order, rows, strict=True):
                 together[index] = row
-            made = self.session.prefill(together, chunk=chunk, logits_to_keep=logits_to_keep)
+            outputs = self.session.prefill(together, chunk=chunk, logits_to_keep=logits_to_keep)
         else:
             self.order, self.guest = list(range(1, len(rows) + 1)), 0
             starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
             sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
-            made = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
+            outputs = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
         longest = max(len(row) for row in rows)
         if logits_to_keep:  # outputs are aligned to the last column
-            return made[self.order, -min(logits_to_keep, longest) :]
+            return outputs[self.order, -min(logits_to_keep, longest) :]
         columns = longest if attention_mask is None else attention_mask.shape[1]
-        output = np.zeros((len(rows), columns, made.shape[-1]), made.dtype)
+        padded = np.zeros((len(rows), columns, outputs.shape[-1]), outputs.dtype)
         for row, index in enumerate(self.order):
             where = np.arange(len(rows[row])) if attention_mask is None else np.flatnonzero(attention_mask[row])
-            output[row, where] = made[index, : len(rows[row])]
-        return output
+            padded[row, where] = outputs[index, : len(rows[row])]
+        return padded
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         """Run Session.step for the rows of the scenario."""

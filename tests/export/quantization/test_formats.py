@@ -16,12 +16,12 @@ from posenc_export.export import VerificationError, deviation, export, verify
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.quantized_weights import Fused, Standard
-from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.export.targets.rewriter import Builder, finish, replace_nodes
 from posenc_export.models.config_json import widest
 from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.ops import nodes
+from posenc_export.ops import graph as semantic
 from posenc_export.runtime import verify as verify_here
 from posenc_export.shared.numerics import SAFETY, rounding_noise, tolerance, worst_error
 from tests.models.checkpoints import saved
@@ -193,15 +193,15 @@ def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.
     codes = grid.rounded(_weight(24, inputs))
     x = ir.Value(name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT))
     held = ir.Value(name="w", shape=ir.Shape(codes.weight.shape), type=ir.TensorType(ir.DataType.FLOAT), const_value=ir.tensor(codes.weight, name="w"))
-    read = ir.node("OnGrid", [held], {"name": "w"}, domain=nodes.DOMAIN)
+    read = ir.node("OnGrid", [held], {"name": "w"}, domain=semantic.DOMAIN)
     turned = ir.node("Transpose", read.outputs, {"perm": [1, 0]})
     node = ir.node("MatMul", [x, turned.outputs[0]])
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     graph = ir.Graph([x], node.outputs, nodes=[read, turned, node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
     model = ir.Model(graph, ir_version=10)
-    rewriter = Rewriter(model, "float32", on_grid={"w": (grid, codes)})
-    rewriter.replace_nodes(form("int8").table())
-    rewriter.finish()
+    op = Builder(model, "float32", on_grid={"w": (grid, codes)})
+    replace_nodes(op, form("int8").table())
+    finish(op)
     graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
     return ir.to_proto(model), tokens, tokens.astype(np.float64) @ codes.weight.T.astype(np.float64)

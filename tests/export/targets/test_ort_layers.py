@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import export
 from posenc_export.export.targets.ort_layers import FUSIONS
-from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.export.targets.rewriter import Builder, fuse
 from posenc_export.models.config import StackConfig
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.graphs.ort_graph import SLOWER
@@ -112,7 +112,7 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)
-    Rewriter(model, "float32").fuse(FUSIONS)
+    fuse(Builder(model, "float32"), FUSIONS)
     assert Counter(node.op_type for node in model.graph) == wanted
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
     fused = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])

@@ -1,13 +1,17 @@
-"""Branches that a rewriter emits."""
+"""Branches that a builder emits, and the semantic nodes that lowerings read."""
+
+from typing import Any, Dict
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx import parser
 
-from posenc_export.export.targets.rewriter import Rewriter
+from posenc_export.export.targets.rewriter import Builder, finish, replace_nodes
+from posenc_export.ops import graph
 
 PLAIN = '<ir_version: 10, opset_import: ["": 23]> g (float[n] x, bool wanted) => (float[n] y) { y = Neg(x) }'
 
@@ -15,16 +19,16 @@ PLAIN = '<ir_version: 10, opset_import: ["": 23]> g (float[n] x, bool wanted) =>
 def _with_branches() -> ir.Model:
     """y = 2 (x + x) if wanted, else 3 (x + x): the sum is outside the branches."""
     model = ir.from_proto(parser.parse_model(PLAIN))
-    rewriter = Rewriter(model, "float32")
+    builder = Builder(model, "float32")
     x, wanted = model.graph.inputs
 
-    def lowered(rewriter: Rewriter, node: ir.Node) -> ir.Value:
-        double = rewriter.emit("Add", [x, x])
-        branches = [lambda factor=factor: [rewriter.emit("Mul", [double, rewriter.constant(factor, "float32")])] for factor in (2, 3)]
-        return rewriter.choose(wanted, *branches)[0]
+    def lowered(op: Builder, node: ir.Node) -> ir.Value:
+        double = op.Add(x, x)
+        branches = [lambda op, factor=factor: [op.Mul(double, op.constant(factor, "float32"))] for factor in (2, 3)]
+        return op.choose(wanted, *branches)[0]
 
-    rewriter.replace_nodes({"Neg": lowered})
-    rewriter.finish()
+    replace_nodes(builder, {"Neg": lowered})
+    finish(builder)
     model.graph.outputs[0].shape = x.shape
     return model
 
@@ -40,3 +44,19 @@ def test_a_branch_reads_values_and_constants_of_the_graph_around_it(wanted: bool
 
 def test_nodes_of_branches_are_nodes_of_the_graph() -> None:
     assert sorted(node.op_type for node in _with_branches().graph.all_nodes()) == ["Add", "If", "Mul", "Mul"]
+
+
+def test_a_semantic_node_is_read_by_the_names_it_was_emitted_with() -> None:
+    q, keys, values, mask, sinks = (ir.Value(name=name) for name in ("q", "keys", "values", "mask", "sinks"))
+    attributes = {"heads": 4.0, "kv_heads": 2.0, "scale": 0.5, "softcap": 0.0}
+    node = graph.Attend(ir.node("Attend", [q, keys, values, mask, None, sinks], attributes, domain=graph.DOMAIN))
+    assert [node.q, node.keys, node.values, node.mask, node.content, node.sinks] == [q, keys, values, mask, None, sinks]
+    assert (node.heads, node.kv_heads, node.scale, node.softcap) == (4, 2, 0.5, 0.0)
+    without = graph.Attend(ir.node("Attend", [q, keys, values, mask], attributes, domain=graph.DOMAIN))
+    assert without.content is None and without.sinks is None
+
+
+@pytest.mark.parametrize("fields", [{"x": torch.ones(1)}, {"x": torch.ones(1), "heads": 1, "softcap": 0.0}], ids=["missing", "unknown"])
+def test_a_semantic_node_is_emitted_with_all_of_its_fields_and_no_others(fields: Dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match="SplitHeads"):
+        graph.SplitHeads.emit(torch.ones(1), [1], **fields)

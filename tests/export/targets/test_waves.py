@@ -8,7 +8,7 @@ import pytest
 from posenc_export import block_config, load
 from posenc_export.export import export
 from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.targets import waves
+from posenc_export.export.targets import content
 from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import worst_error
 
@@ -16,7 +16,7 @@ LENGTHS, STARTS, WIDTH, STEPS = (21, 8, 3), (0, 1000, 70), 16, 4
 
 
 def test_products_are_exact_for_keys_in_several_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waves, "BLOCK", 4)
+    monkeypatch.setattr(content, "BLOCK", 4)
     block = seeded(block_config(WIDTH, 2, 1024, encoding={"name": "transformer_xl"}))
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()

@@ -14,7 +14,7 @@ from posenc_export.export import export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs import providers
-from posenc_export.shared.numerics import BFLOAT16, bfloat16_noise, rounding_tolerance, worst_error
+from posenc_export.shared.numerics import BFLOAT16, BFLOAT16_NOISE, rounding_tolerance, worst_error
 from tests.tiny import block, decoder, encoder, reading
 from tests.traces import sources
 
@@ -162,7 +162,7 @@ def test_errors_of_products_rounded_to_bfloat16_are_within_the_tolerance() -> No
     for weight in weights:
         exact, rounded = exact @ weight, _bfloat16(rounded) @ _bfloat16(weight)
     error = worst_error(rounded, exact)
-    assert BFLOAT16 / 8 < error <= rounding_tolerance(bfloat16_noise())
+    assert BFLOAT16 / 8 < error <= rounding_tolerance(BFLOAT16_NOISE)
 
 
 def _bfloat16(x: np.ndarray) -> np.ndarray:

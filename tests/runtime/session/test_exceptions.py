@@ -30,7 +30,7 @@ def run_to(call: Callable[[], Any], at: int) -> int:
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal passed
-        if event == "line" and "turn." not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        if event == "line" and "guard." not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
             passed += 1
             if passed == at:
                 raise Stop

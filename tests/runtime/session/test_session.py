@@ -13,7 +13,7 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session.sampling import choose
+from posenc_export.runtime.session.generation import choose
 from tests.tiny import block, decoder
 from tests.traces import sources
 

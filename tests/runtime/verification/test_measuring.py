@@ -8,8 +8,8 @@ import pytest
 
 from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load
-from posenc_export.runtime.session import graph_inputs
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.graph_runner import GraphRunner
 from posenc_export.runtime.verification import measuring, proof, reference
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
@@ -98,13 +98,13 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tm
     assert whole.certificate is not None and thin.certificate is not None and thin.certificate["passed"]
     assert {cell.split(":")[0] for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])} >= {"batch 1, start 1064", "batch 3, start 1000"}
     assert 10 * (tmp_path / "thin/reference.bin").stat().st_size < 4 * (tmp_path / "whole/reference.bin").stat().st_size
-    build = graph_inputs.build
+    build = GraphRunner._feeds
 
-    def shifted(*given: Any) -> Any:
-        made = build(*given)
-        late = given[0].target == "ort"  # the eager module gets the right positions
-        return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in made.items()}
+    def shifted(self: GraphRunner, *arguments: Any) -> Any:
+        feeds = build(self, *arguments)
+        late = self.manifest.target == "ort"  # the eager module gets the right positions
+        return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in feeds.items()}
 
-    monkeypatch.setattr(graph_inputs, "build", shifted)
+    monkeypatch.setattr(GraphRunner, "_feeds", shifted)
     with pytest.raises(VerificationError):
         export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")

@@ -1,15 +1,12 @@
 """Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm, and post-norm layers (Devlin et al. 2018, BERT, 3)."""
 
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.models.config import AttentionConfig, LayerConfig, Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared.encoder_rules import PlusRow
-from posenc_export.models.families.shared.rules import Joined, Same, Table
+from posenc_export.models.families.shared.plain import attention, layer
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, plus_row, same
 from posenc_export.models.families.shared.settings import Settings
 
-OURS = "layers.{layer}."
-QKV = OURS + "attention.projection.qkv"
-ENCODING = OURS + "attention.encoding"
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
 UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id
     decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
@@ -28,98 +25,44 @@ UNUSED = (
 )
 
 
-def attention(config: Settings, encodings: Sequence[Named] = (), bias: bool = True, sees: Optional[Named] = None) -> AttentionConfig:
-    """Describe attention with as many key heads as query heads.
-
-    Args:
-        config: keys of config.json.
-        encodings: encodings in the attention.
-        bias: whether all four projections have biases.
-        sees: which keys a query attends to; None for all.
-    """
-    return AttentionConfig(
-        heads=config.heads,
-        kv_heads=config.heads,
-        head_size=config.width // config.heads,
-        encodings=tuple(encodings),
-        sees=sees or {"name": "both"},
-        projection={"name": "grouped", "bias": bias, "output_bias": bias},
-    )
-
-
 def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[Named], max_positions: int, segments: int, **keys: Any) -> StackConfig:
     """Describe an encoder with the architecture of BERT.
 
     Args:
-        config: keys of config.json.
         on_tokens, in_layers: encodings of tokens, and in layers.
         max_positions: number of positions.
         segments: number of token types. A single type is added to the token table (`one_segment`).
         keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the epsilon of norms if config.json does not give it.
     """
     norm = {"name": "layer", "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps")}
-    mlp = {"name": "plain", "hidden": config.whole("intermediate_size"), "activation": config.activation(keys.get("activation", "hidden_act")), "bias": True}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=attention(config, in_layers), mlp=mlp)
+    hidden, activation = config.whole("intermediate_size"), config.activation(keys.get("activation", "hidden_act"))
+    kind = layer(attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}), norm, hidden, activation, residual="post")
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), encodings=tuple(on_tokens), segments=0 if segments == 1 else segments, norm=norm)
     encoder_only(config)
-    return StackConfig(width=config.width, max_positions=max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * config.layers)
+    return StackConfig(width=config.width, max_positions=max_positions, tokens=tokens, layers={"layer": kind}, order=("layer",) * config.layers)
+
+
+def reading_layers(kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers becomes two: self-attention, then cross-attention with the MLP.
+
+    Args:
+        kind: self-attention with the norms and the MLP of a layer.
+        layers: number of layers of the checkpoint.
+        projection, scale: fields of the cross-attention.
+    """
+    own, norm = kind.attention, kind.norms[0]
+    cross = AttentionConfig(heads=own.heads, kv_heads=own.heads, head_size=own.head_size, sees={"name": "encoder"}, projection=projection, scale=scale)
+    kinds = {
+        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
+        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=cross, mlp=kind.mlp),
+    }
+    return kinds, ("own", "encoder") * layers
 
 
 def encoder_only(config: Settings) -> None:
-    """Take keys that do not affect hidden states, and refuse decoders.
-
-    Raises:
-        ValueError: config.json describes a decoder.
-    """
-    for key in UNREAD:
-        config.take(key, None)
-    for key, value in ENCODER.items():
-        config.only(key, value, value)
-
-
-def table_rows(config: Settings, unused: int = 0) -> int:
-    """Return the number of positions of a model with a position table.
-
-    Args:
-        config: keys of config.json.
-        unused: number of rows at the beginning that no position uses.
-
-    Raises:
-        ValueError: another range was requested, or the table has no rows for positions.
-    """
-    rows = config.trained_positions - unused
-    if rows < 1:
-        rule = f"expected max_position_embeddings to be above {unused}, the number of unused rows"
-        raise ValueError(f"{config.family}: {rule}, got {config.trained_positions}; correct config.json")
-    if config.max_positions not in (rows, config.trained_positions):
-        rule = f"expected max_positions to be {rows}, the rows of the position table"
-        raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
-    return rows
-
-
-def segments(config: Settings) -> int:
-    """Return the number of token types, 0 or more.
-
-    Raises:
-        ValueError: type_vocab_size is not an integer of 0 or more.
-    """
-    value = config.take("type_vocab_size")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{config.family}: expected type_vocab_size to be an integer of 0 or more, got {value!r}; correct config.json")
-    return value
-
-
-def as_wide_as_model(config: Settings, default: Optional[int] = None) -> None:
-    """Check that the token table is as wide as the model. A projection after the norm of a narrower table is not supported.
-
-    Args:
-        config: keys of config.json.
-        default: the family's default of embedding_size; None for the width of the model.
-
-    Raises:
-        ValueError: another embedding_size.
-    """
-    config.only("embedding_size", config.width, config.width if default is None else default)
+    """Take keys that do not affect hidden states, and refuse decoders."""
+    config.ignore(UNREAD)
+    config.fixed(ENCODER)
 
 
 def weights(base: str) -> Table:
@@ -131,28 +74,20 @@ def weights(base: str) -> Table:
     layer, tokens = base + "encoder.layer.{layer}.", base + "embeddings."
     read = layer + "attention.self."
     return {
-        "tokens.embedding": Same(tokens + "word_embeddings"),
-        "token_encoding.table": Same(tokens + "position_embeddings"),
-        "tokens.segments": Same(tokens + "token_type_embeddings"),
-        "tokens.norm": Same(tokens + "LayerNorm"),
-        QKV: Joined(read + "query", read + "key", read + "value"),
-        OURS + "attention.projection.output": Same(layer + "attention.output.dense"),
-        OURS + "residual.attention_norm": Same(layer + "attention.output.LayerNorm"),
-        OURS + "mlp.up": Same(layer + "intermediate.dense"),
-        OURS + "mlp.down": Same(layer + "output.dense"),
-        OURS + "residual.mlp_norm": Same(layer + "output.LayerNorm"),
+        "tokens.embedding": same(tokens + "word_embeddings"),
+        "token_encoding.table": same(tokens + "position_embeddings"),
+        "tokens.segments": same(tokens + "token_type_embeddings"),
+        "tokens.norm": same(tokens + "LayerNorm"),
+        QKV: joined(read + "query", read + "key", read + "value"),
+        OURS + "attention.projection.output": same(layer + "attention.output.dense"),
+        OURS + "residual.attention_norm": same(layer + "attention.output.LayerNorm"),
+        OURS + "mlp.up": same(layer + "intermediate.dense"),
+        OURS + "mlp.down": same(layer + "output.dense"),
+        OURS + "residual.mlp_norm": same(layer + "output.LayerNorm"),
     }
 
 
 def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
-    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`.
-
-    Args:
-        base: prefix of tensor names.
-    """
-    tokens = base + "embeddings."
-
-    def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
-        return {"tokens.embedding": PlusRow(tokens + "word_embeddings", tokens + "token_type_embeddings")} if config.get("type_vocab_size") == 1 else {}
-
-    return lines
+    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`. base: prefix of tensor names."""
+    rule = plus_row(base + "embeddings.word_embeddings", base + "embeddings.token_type_embeddings")
+    return lambda description, config: {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}

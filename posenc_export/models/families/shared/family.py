@@ -1,19 +1,25 @@
-"""What a family of checkpoints is."""
+"""What a family of checkpoints is. Its file imports from here what it describes a model with: settings and the classes of descriptions."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from posenc_export.models.config import StackConfig
+from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared.rules import Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.settings import ACTIVATIONS, REQUIRED, UNSUPPORTED, Settings
+from posenc_export.models.parts import PARTS
+
+__all__ = ["ACTIVATIONS", "REQUIRED", "UNSUPPORTED", "Family", "Settings", "stack"]
+__all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "Named", "StackConfig", "TokensConfig"]
 
 
-def _no_rules(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    return {}
+def stack(config: Settings, layers: Dict[str, LayerConfig], order: Sequence[str], tokens: TokensConfig, **parts: Any) -> StackConfig:
+    """Describe a model with the width and range in a config. parts: further fields of StackConfig."""
+    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=layers, order=tuple(order), **parts)
 
 
-def _no_patterns(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
-    return ()
+def norms_of(residual: str) -> int:
+    """Return the number of norms of an arrangement of residual sums."""
+    return len(PARTS["residual"][residual].NORMS)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Family:
     base: str = "model."
     other_bases: Tuple[str, ...] = ()
     unused: Tuple[str, ...] = ()
-    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = _no_rules
-    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = _no_patterns
+    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda description, config: {}
+    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = lambda description, config: ()
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     parts: Mapping[str, "Family"] = field(default_factory=dict)

@@ -4,33 +4,31 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
-from posenc_export.models.families.shared.rules import Joined, Same, Table
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.families.shared.family import norms_of, stack
+from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
+from posenc_export.models.families.shared.settings import REQUIRED, Settings
 
 LAYER = "model.layers.{layer}."
-OURS = "layers.{layer}."
-QKV = OURS + "attention.projection.qkv"
 WEIGHTS: Table = {
-    "tokens.embedding": Same("model.embed_tokens"),
-    OURS + "residual.attention_norm": Same(LAYER + "input_layernorm"),
-    QKV: Joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
-    OURS + "attention.projection.output": Same(LAYER + "self_attn.o_proj"),
-    OURS + "residual.mlp_norm": Same(LAYER + "post_attention_layernorm"),
-    OURS + "mlp.gate": Same(LAYER + "mlp.gate_proj"),
-    OURS + "mlp.up": Same(LAYER + "mlp.up_proj"),
-    OURS + "mlp.down": Same(LAYER + "mlp.down_proj"),
-    "norm": Same("model.norm"),
-    "head.linear": Same("lm_head"),
+    "tokens.embedding": same("model.embed_tokens"),
+    OURS + "residual.attention_norm": same(LAYER + "input_layernorm"),
+    QKV: joined(LAYER + "self_attn.q_proj", LAYER + "self_attn.k_proj", LAYER + "self_attn.v_proj"),
+    OURS + "attention.projection.output": same(LAYER + "self_attn.o_proj"),
+    OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
+    OURS + "mlp.gate": same(LAYER + "mlp.gate_proj"),
+    OURS + "mlp.up": same(LAYER + "mlp.up_proj"),
+    OURS + "mlp.down": same(LAYER + "mlp.down_proj"),
+    "norm": same("model.norm"),
+    "head.linear": same("lm_head"),
 }
-HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": Same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": Same(LAYER + "self_attn.k_norm")}
+HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_norm")}
 
 
 def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
     """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
 
     Args:
-        config: keys of config.json.
         bias, output_bias: whether queries, keys and values have biases, and whether the output projection has one.
         parts: further fields of AttentionConfig.
     """
@@ -49,23 +47,20 @@ def layer(
     activation: str = "hidden_act",
     mlp_bias: bool = False,
     residual: str = "pre",
-    norms: int = 2,
     norm: Optional[Dict[str, Any]] = None,
 ) -> LayerConfig:
     """Describe a layer with a gated MLP.
 
     Args:
-        config: keys of config.json.
         attention: attention of the layer.
         activation: key of the activation in the config.
         mlp_bias: whether the MLP has biases.
         residual: key of parts.PARTS["residual"].
-        norms: number of norms.
         norm: specification of all norms; None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
-    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms, attention=attention, mlp=mlp)
+    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms_of(residual), attention=attention, mlp=mlp)
 
 
 def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
@@ -101,16 +96,26 @@ def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **p
 
 
 def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """Return the layer with an attention window, for families in which all layers have the same window.
-
-    Raises:
-        ValueError: layer_types with other values.
-    """
+    """Return the layer with an attention window, for families in which all layers have the same window."""
     if window is None:
         config.full_attention()
         return kind
     config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
     return with_attention(kind, sees={"name": "window", "size": window})
+
+
+def late_windows(config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+    """Return kinds and order of layers, of which those from max_window_layers on have a window with use_sliding_window (Qwen).
+
+    Args:
+        kind: the layer.
+        rotation: encoding of all layers.
+        first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
+    """
+    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", first)
+    size = config.window("sliding_window", None if window is REQUIRED and not used else window)
+    types = ["sliding_attention" if used and size is not None and index >= first else "full_attention" for index in range(config.layers)]
+    return config.by_type(kind, [rotation], size if used else None, types)
 
 
 def decoder(
@@ -125,19 +130,17 @@ def decoder(
     """Describe the whole decoder.
 
     Args:
-        config: keys of config.json.
         layers, order: as in StackConfig.
         tied: the family's default of tie_word_embeddings.
         norm: norm after the last layer; None for the first norm of the layers.
         head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
         tokens: further fields of TokensConfig.
     """
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
-        layers=layers,
-        order=tuple(order),
+    return stack(
+        config,
+        layers,
+        order,
+        TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
         norm=norm or next(iter(layers.values())).norms[0],
         head=msgspec.structs.replace(head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)),
     )

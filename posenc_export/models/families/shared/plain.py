@@ -3,7 +3,8 @@
 from typing import Any, Dict, Mapping, Optional
 
 from posenc_export.models.config import AttentionConfig, LayerConfig
-from posenc_export.models.families.shared.rules import Joined, Rule, Same
+from posenc_export.models.families.shared.family import norms_of
+from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, joined, same
 from posenc_export.models.families.shared.settings import Settings
 
 
@@ -11,7 +12,6 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
     """Describe attention with head size width / heads. Encodings are set later, for each layer.
 
     Args:
-        config: keys of config.json.
         bias: whether all projections have biases.
         kv_heads: number of key and value heads; None for as many as heads.
         clip: largest absolute value of queries, keys and values; None for no bound.
@@ -27,9 +27,7 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
     )
 
 
-def layer(
-    attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre", norms: int = 2
-) -> LayerConfig:
+def layer(attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre") -> LayerConfig:
     """Describe a layer with an MLP without gate.
 
     Args:
@@ -37,10 +35,9 @@ def layer(
         norm: specification of all norms.
         hidden, activation, bias: hidden width and activation of the MLP, and whether it has biases.
         residual: key of parts.PARTS["residual"].
-        norms: number of norms.
     """
     mlp = {"name": "plain", "hidden": hidden, "activation": activation, "bias": bias}
-    return LayerConfig(residual={"name": residual}, norms=(dict(norm),) * norms, attention=attention, mlp=mlp)
+    return LayerConfig(residual={"name": residual}, norms=(dict(norm),) * norms_of(residual), attention=attention, mlp=mlp)
 
 
 def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
@@ -49,26 +46,49 @@ def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
 
 
 def learned(config: Settings) -> Dict[str, Any]:
-    """Describe learned positions, with a trained row for each position of the checkpoint.
+    """Describe learned positions, with a trained row for each position of the checkpoint. Raises ValueError as `table_rows`."""
+    table_rows(config)
+    return {"name": "learned"}
+
+
+def table_rows(config: Settings, unused: int = 0) -> int:
+    """Return the number of positions of a model with a position table.
+
+    Args:
+        unused: number of rows at the beginning that no position uses.
 
     Raises:
-        ValueError: another range than that of the checkpoint was requested.
+        ValueError: another range was requested, or the table has no rows for positions.
     """
-    if config.max_positions != config.trained_positions:
-        rows = config.trained_positions
-        rule = f"expected max_positions to be {rows}, the rows of the position table"
-        raise ValueError(f"{config.family}: {rule}, got {config.max_positions}; leave it out and call grown(model, N)")
-    return {"name": "learned"}
+    rows = config.trained_positions - unused
+    if rows < 1:
+        raise config.refusal(f"max_position_embeddings to be above {unused}, the number of unused rows", config.trained_positions)
+    if config.max_positions not in (rows, config.trained_positions):
+        rule = f"max_positions to be {rows}, the rows of the position table"
+        raise config.refusal(rule, config.max_positions, "leave it out and call extend_positions(model, N)")
+    return rows
+
+
+def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str, Rule]:
+    """Return the rules of a layer of Megatron (BLOOM, Falcon, GPT-NeoX); `theirs` is the prefix of names, `attention` that of the attention within it."""
+    return {
+        OURS + "residual.attention_norm": same(theirs + "input_layernorm"),
+        QKV: grouped(theirs + attention + "query_key_value"),
+        OURS + "attention.projection.output": same(theirs + attention + "dense"),
+        OURS + "residual.mlp_norm": same(theirs + "post_attention_layernorm"),
+        OURS + "mlp.up": same(theirs + "mlp.dense_h_to_4h"),
+        OURS + "mlp.down": same(theirs + "mlp.dense_4h_to_h"),
+    }
 
 
 def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of a layer of fairseq (OPT, XGLM, Whisper); `ours` and `theirs` are the prefixes of names."""
     attention = theirs + "self_attn."
     return {
-        ours + "residual.attention_norm": Same(theirs + "self_attn_layer_norm"),
-        ours + "attention.projection.qkv": Joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
-        ours + "attention.projection.output": Same(attention + "out_proj"),
-        ours + "residual.mlp_norm": Same(theirs + "final_layer_norm"),
-        ours + "mlp.up": Same(theirs + "fc1"),
-        ours + "mlp.down": Same(theirs + "fc2"),
+        ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),
+        ours + "attention.projection.qkv": joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+        ours + "attention.projection.output": same(attention + "out_proj"),
+        ours + "residual.mlp_norm": same(theirs + "final_layer_norm"),
+        ours + "mlp.up": same(theirs + "fc1"),
+        ours + "mlp.down": same(theirs + "fc2"),
     }

@@ -1,288 +1,226 @@
 """Rules that form parameters of our models from tensors of a checkpoint. The weight table of a family consists of such rules.
 
-`shapes` gives the tensors that the checkpoint must hold for one parameter, and `form` computes the parameter. `{layer}` in a name is replaced by the
-index of the layer.
+A rule is given names of modules in the checkpoint, to which the last component of our parameter's name is added ("weight" or "bias"), or full names of
+tensors. `{layer}` in a name is replaced by the index of the layer, `{row}` by that of a head, an expert or a layer of the decoder.
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Protocol, Tuple
+from typing import Callable, Dict, List, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export.models.config import AttentionConfig
 
+# Our names of the modules of a layer.
+OURS = "layers.{layer}."
+QKV = OURS + "attention.projection.qkv"
+ENCODING = OURS + "attention.encoding"
 Shape = Tuple[int, ...]
+Shapes = Callable[[str, Shape, AttentionConfig], Dict[str, Shape]]
 
 
-class Rule(Protocol):
-    """One entry of a weight table."""
+@dataclass(frozen=True)
+class Rule:
+    """One entry of a weight table.
 
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        """Return names and shapes of the tensors in the checkpoint.
+    Args:
+        shapes: names and shapes of the tensors that the checkpoint must hold, from the last component of our parameter's name, the parameter's shape and the
+            attention of its layer.
+        form: our parameter, from tensors in the order of `shapes` and the attention of the layer.
+    """
 
-        Args:
-            kind: last component of our parameter's name, such as "weight" or "bias".
-            shape: shape of our parameter.
-            config: attention of the layer.
-        """
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        """Return our parameter, from tensors in the order of `shapes`."""
+    shapes: Shapes
+    form: Callable[[List[Tensor], AttentionConfig], Tensor] = lambda tensors, attention: tensors[0]
 
 
 Table = Mapping[str, Rule]
 
 
-@dataclass(frozen=True)
-class Same:
-    """The same tensor under another name.
-
-    Args:
-        module: name of the module in the checkpoint.
-    """
-
-    module: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0]
+def _of_module(module: str) -> Shapes:
+    return lambda kind, shape, attention: {f"{module}.{kind}": shape}
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The same tensor, given by its full name.
-
-    Args:
-        name: full name of the tensor in the checkpoint.
-    """
-
-    name: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {self.name: shape}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0]
+def same(module: str) -> Rule:
+    """The same tensor in a module of another name."""
+    return Rule(_of_module(module))
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Concatenation of separate projections of queries, keys and values.
-
-    Args:
-        q, k, v: names of the modules in the checkpoint.
-    """
-
-    q: str
-    k: str
-    v: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        heads = {self.q: config.heads, self.k: config.kv_heads, self.v: config.kv_heads}
-        return {f"{module}.{kind}": (count * config.head_size, *shape[1:]) for module, count in heads.items()}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return torch.cat(tensors)
+def whole(name: str) -> Rule:
+    """The same tensor, given by its full name."""
+    return Rule(lambda kind, shape, attention: {name: shape})
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """A packed projection with a block for each kv head: the group's query heads, the key head, the value head (GPT-NeoX, Bloom, Falcon).
+def one_plus(module: str) -> Rule:
+    """The weight of a norm plus 1 (Gemma saves w - 1)."""
+    return Rule(_of_module(module), lambda tensors, attention: tensors[0] + 1.0)
 
-    Args:
-        module: name of the module in the checkpoint.
-    """
 
-    module: str
+def transposed(module: str) -> Rule:
+    """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D."""
+    return Rule(lambda kind, shape, attention: {f"{module}.{kind}": shape[::-1]}, lambda tensors, attention: tensors[0].t())
 
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape}
 
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        groups = tensors[0].unflatten(0, (config.kv_heads, -1, config.head_size))
+def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
+    """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for torch.permute."""
+    return Rule(
+        lambda kind, shape, attention: {name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))},
+        lambda tensors, attention: tensors[0].permute(axes).contiguous(),
+    )
+
+
+def joined(q: str, k: str, v: str) -> Rule:
+    """Concatenation of separate projections of queries, keys and values."""
+
+    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
+        heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
+        return {f"{module}.{kind}": (count * attention.head_size, *shape[1:]) for module, count in heads.items()}
+
+    return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
+
+
+def joined_heads(q: str, k: str, v: str) -> Rule:
+    """Concatenation of projections of queries, keys and values from tensors [E,heads,D] (XLNet)."""
+
+    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
+        heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
+        return {name: (shape[1], count, attention.head_size) for name, count in heads.items()}
+
+    return Rule(shapes, lambda tensors, attention: torch.cat([part.flatten(1).t() for part in tensors]))
+
+
+def flat_heads(name: str) -> Rule:
+    """An output projection from a tensor [E,heads,D] (XLNet)."""
+    return Rule(
+        lambda kind, shape, attention: {name: (shape[0], attention.heads, attention.head_size)},
+        lambda tensors, attention: tensors[0].flatten(1),
+    )
+
+
+def grouped(module: str) -> Rule:
+    """A packed projection with a block for each kv head: the group's query heads, the key head, the value head (GPT-NeoX, Bloom, Falcon)."""
+
+    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
+        groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
         return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
 
-
-@dataclass(frozen=True)
-class Part:
-    """One of several parts of equal size of a packed projection.
-
-    Args:
-        module: name of the module in the checkpoint.
-        index: index of the part, from 0.
-        parts: number of parts.
-    """
-
-    module: str
-    index: int
-    parts: int
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": (self.parts * shape[0], *shape[1:])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].chunk(self.parts)[self.index]
+    return Rule(_of_module(module), form)
 
 
-@dataclass(frozen=True)
-class Transposed:
-    """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D.
+def rotated_first(module: str) -> Rule:
+    """Queries with the rotated entries of each head moved from the end to the beginning (DeepSeek)."""
 
-    Args:
-        module: name of the module in the checkpoint.
-    """
+    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
+        return tensors[0].unflatten(0, (attention.heads, attention.head_size)).roll(attention.projection["rotary"], 1).flatten(0, 1)
 
-    module: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape[::-1]}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].t()
+    return Rule(_of_module(module), form)
 
 
-@dataclass(frozen=True)
-class OnePlus:
-    """The weight of a norm plus 1 (Gemma saves w - 1).
+def keys_then_values(module: str) -> Rule:
+    """Keys of all heads, then values of all heads, from a tensor with key and value of each head in turn (DeepSeek)."""
 
-    Args:
-        module: name of the module in the checkpoint.
-    """
-
-    module: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0] + 1.0
-
-
-@dataclass(frozen=True)
-class RowsFrom:
-    """A table without its first rows, which no position uses (OPT).
-
-    Args:
-        module: name of the module in the checkpoint.
-        row: index of the first row to keep.
-    """
-
-    module: str
-    row: int
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": (shape[0] + self.row, *shape[1:])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0][self.row :]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A stack of tensors along a new first axis, one for each head or expert.
-
-    Args:
-        name: full name of the tensors in the checkpoint; `{row}` is replaced by the index.
-    """
-
-    name: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {self.name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return torch.stack(tensors)
-
-
-@dataclass(frozen=True)
-class Linears:
-    """A stack of the linear layers of experts, as one tensor [experts, inputs, outputs].
-
-    Args:
-        name: full name of the weights [outputs, inputs] in the checkpoint; `{row}` is replaced by the index of the expert.
-    """
-
-    name: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {self.name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return torch.stack([tensor.t() for tensor in tensors])
-
-
-@dataclass(frozen=True)
-class Half:
-    """One half of the last axis of a tensor that holds all gate entries, then all up entries (Llama 4).
-
-    Args:
-        name: full name of the tensor in the checkpoint.
-        index: 0 for the first half, 1 for the second.
-    """
-
-    name: str
-    index: int
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {self.name: (*shape[:-1], 2 * shape[-1])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].chunk(2, dim=-1)[self.index]
-
-
-@dataclass(frozen=True)
-class EveryOther:
-    """Every second entry of the last axis of a tensor in which gate and up entries alternate (gpt-oss).
-
-    Args:
-        name: full name of the tensor in the checkpoint.
-        first: index of the first entry, 0 or 1.
-    """
-
-    name: str
-    first: int
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {self.name: (*shape[:-1], 2 * shape[-1])}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0][..., self.first :: 2].contiguous()
-
-
-@dataclass(frozen=True)
-class TurningFirst:
-    """Queries with the rotated entries of each head moved from the end to the beginning (DeepSeek).
-
-    Args:
-        module: name of the module in the checkpoint.
-    """
-
-    module: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        return tensors[0].unflatten(0, (config.heads, config.head_size)).roll(config.projection["rotary"], 1).flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class KeysThenValues:
-    """Keys of all heads, then values of all heads, from a tensor with key and value of each head in turn (DeepSeek).
-
-    Args:
-        module: name of the module in the checkpoint.
-    """
-
-    module: str
-
-    def shapes(self, kind: str, shape: Shape, config: AttentionConfig) -> Dict[str, Shape]:
-        return {f"{self.module}.{kind}": shape}
-
-    def form(self, tensors: List[Tensor], config: AttentionConfig) -> Tensor:
-        heads = tensors[0].unflatten(0, (config.heads, -1))
-        own = config.head_size - config.projection["rotary"]
+    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
+        heads = tensors[0].unflatten(0, (attention.heads, -1))
+        own = attention.head_size - attention.projection["rotary"]
         return torch.cat((heads[:, :own].flatten(0, 1), heads[:, own:].flatten(0, 1)))
+
+    return Rule(_of_module(module), form)
+
+
+def gate_and_up(module: str) -> Table:
+    """Rules for gate and up of a gated MLP, the two halves of one tensor."""
+
+    def half(index: int) -> Rule:
+        return Rule(
+            lambda kind, shape, attention: {f"{module}.{kind}": (2 * shape[0], *shape[1:])},
+            lambda tensors, attention: tensors[0].chunk(2)[index],
+        )
+
+    return {OURS + "mlp.gate": half(0), OURS + "mlp.up": half(1)}
+
+
+def half_of_columns(name: str, index: int) -> Rule:
+    """One half of the last axis of a tensor that holds all gate entries, then all up entries (Llama 4). index: 0 or 1."""
+    return Rule(lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])}, lambda tensors, attention: tensors[0].chunk(2, dim=-1)[index])
+
+
+def every_other_column(name: str, first: int) -> Rule:
+    """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries alternate (gpt-oss)."""
+    return Rule(lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])}, lambda tensors, attention: tensors[0][..., first::2].contiguous())
+
+
+def stacked(name: str) -> Rule:
+    """A stack of tensors along a new first axis, one for each head; `{row}` in the name is its index."""
+    return Rule(lambda kind, shape, attention: {name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}, lambda tensors, attention: torch.stack(tensors))
+
+
+def experts(router: str, gate: str, up: str, down: str) -> Table:
+    """Rules for experts: the module of the router, and names of weights [outputs,inputs], stacked to [experts,inputs,outputs]; `{row}` is the index of an expert."""
+
+    def linears(name: str) -> Rule:
+        return Rule(
+            lambda kind, shape, attention: {name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])},
+            lambda tensors, attention: torch.stack([tensor.t() for tensor in tensors]),
+        )
+
+    return {OURS + "mlp.router": same(router), OURS + "mlp.gates": linears(gate), OURS + "mlp.ups": linears(up), OURS + "mlp.downs": linears(down)}
+
+
+def rows_from(module: str, row: int) -> Rule:
+    """A table without its first rows, up to `row`, which no position uses (OPT)."""
+    return Rule(lambda kind, shape, attention: {f"{module}.{kind}": (shape[0] + row, *shape[1:])}, lambda tensors, attention: tensors[0][row:])
+
+
+def plus_row(module: str, row: str) -> Rule:
+    """A table with the only row of another table added to each row, for models with a single token type (RoBERTa)."""
+    return Rule(
+        lambda kind, shape, attention: {f"{module}.{kind}": shape, f"{row}.{kind}": (1, *shape[1:])},
+        lambda tensors, attention: tensors[0] + tensors[1],
+    )
+
+
+def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
+    """A table after LayerNorm over each row, for models that normalise rows when they read them (DeBERTa-v2). table, norm: names of modules."""
+    return Rule(
+        lambda kind, shape, attention: {f"{table}.weight": shape, f"{norm}.weight": shape[1:], f"{norm}.bias": shape[1:]},
+        lambda tensors, attention: torch.nn.functional.layer_norm(tensors[0], tensors[0].shape[1:], tensors[1], tensors[2], epsilon),
+    )
+
+
+def biases_without_keys(q: str, v: str) -> Rule:
+    """Bias of a packed projection from the biases of queries and values, by full name; keys get 0 (DeBERTa, Whisper)."""
+    return Rule(
+        lambda kind, shape, attention: {q: (attention.heads * attention.head_size,), v: (attention.kv_heads * attention.head_size,)},
+        lambda tensors, attention: torch.cat((tensors[0], torch.zeros_like(tensors[1]), tensors[1])),
+    )
+
+
+def no_bias() -> Rule:
+    """A bias of zeros over all query heads, for models without that bias."""
+    return Rule(lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(attention.heads * attention.head_size))
+
+
+def no_table(rows: int, columns: int) -> Rule:
+    """A table of zeros, for models without that table."""
+    return Rule(lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(rows, columns))
+
+
+def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
+    """Concatenation of the cross-attention projections of all layers of a decoder: keys and values of the first layer, of the second, and so on.
+
+    Args:
+        k, v: names of the modules; `{row}` is replaced by the layer of the decoder.
+        layers: number of layers of the decoder.
+        k_bias: whether the checkpoint has biases of keys; else they are 0.
+    """
+
+    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
+        modules = (k, v) if kind == "weight" or k_bias else (v,)
+        return {f"{module.replace('{row}', str(row))}.{kind}": (shape[0] // (2 * layers), *shape[1:]) for row in range(layers) for module in modules}
+
+    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
+        if len(tensors) == layers:
+            tensors = [part for tensor in tensors for part in (torch.zeros_like(tensor), tensor)]
+        return torch.cat(tensors)
+
+    return Rule(shapes, form)

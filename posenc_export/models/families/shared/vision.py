@@ -21,9 +21,6 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the keys of the text model: text_config, or all keys but those about images in older configs without text_config.
 
     tie_word_embeddings is read outside text_config, as in transformers.
-
-    Raises:
-        ValueError: text_config is not a mapping, or keys of the text model are outside text_config, where transformers does not read them.
     """
     family, outer = str(config.get("model_type")), {key: value for key, value in config.items() if key not in IMAGE_KEYS}
     nested = outer.pop("text_config", None)
@@ -49,12 +46,8 @@ def rotation_of_axes(config: Settings, theta: float, sections: Sequence[int], pa
     """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call this before head_dim is taken.
 
     Args:
-        config: keys of config.json.
         theta, sections: the family's defaults of rope_theta and mrope_section.
         partial: whether the family supports partial rotation of heads.
-
-    Raises:
-        ValueError: as rope_spec; partial rotation without `partial`.
     """
     keys = {**config.rotation_keys(theta), "model_type": config.family}
     places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)] or ["rope_parameters"]

@@ -1,4 +1,4 @@
-"""Train a preset on the source code of the Python standard library: python -m posenc_export.models.train tiny-rope
+"""Train a preset on the source code of the Python standard library: python -m bench.train tiny-rope
 
 About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these files are printed; report them in the README.
 """

@@ -1,0 +1,140 @@
+"""Measure the contestants of a benchmark in turn, one sample of each per round."""
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+from posenc_export.benchmark import machine
+from posenc_export.benchmark.contestants import Contestant
+from posenc_export.benchmark.limits import step_bytes
+from posenc_export.benchmark.report import Report
+from posenc_export.benchmark.results import Loaded, Row
+from posenc_export.benchmark.spread import FEWEST, ratio, spread
+from posenc_export.benchmark.workers import Worker
+
+PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
+DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Measurement:
+    """One run of a benchmark.
+
+    Args:
+        contestants: what is measured.
+        workers: the worker of each contestant.
+        limits_worker: the worker that measures the limits of the machine.
+        threads: threads of a contestant.
+        batch: rows of every call.
+        rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
+        seconds: time per contestant and number of tokens, without the prefill that fills the cache for decode.
+        progress: called with one line of text at each stage.
+    """
+
+    contestants: List[Contestant]
+    workers: List[Worker]
+    limits_worker: Worker
+    threads: int
+    batch: int
+    rounds: int
+    seconds: float
+    progress: Progress
+    other_cores: List[float] = field(default_factory=list)  # used by other processes during each sample
+
+    def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
+        """Load the contestants; measure decode with each number of cached tokens, then prefill with each number of tokens."""
+        replies = [self._load(contestant, worker) for contestant, worker in zip(self.contestants, self.workers, strict=True)]
+        self.progress("limits of the machine")
+        limits = machine.limits(self.limits_worker, self.threads)
+        rows: List[Row] = []
+        for phase, numbers, measure in (("decode", contexts, self.decode), ("prefill", prompts, self.prefill)):
+            for tokens in numbers:
+                self.progress(f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, {self.rounds} rounds")
+                rows += measure(tokens)
+        memory = [worker.ask("memory")["peak"] for worker in self.workers]
+        loaded = [_loaded(*each) for each in zip(self.contestants, replies, memory, strict=True)]
+        return Report(machine.described(self.threads), limits, loaded, rows, self.batch, max(0.0, float(np.mean(self.other_cores))))
+
+    def decode(self, tokens: int) -> List[Row]:
+        """Time steps of all contestants, and in the same rounds reads of as many bytes as a step must read."""
+        duration = self.seconds * DECODE_SHARE / self.rounds
+        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
+        reads: Dict[int, List[float]] = {step_bytes(each.manifest, tokens, self.batch): [] for each in self.contestants}
+        for turn in range(self.rounds):
+            for worker, samples in zip(self.workers, samples_by_worker, strict=True):
+                samples.append(self._sample(worker, "decode", context=tokens, duration=duration, fresh=turn == 0))
+            for size, samples in reads.items():
+                samples.append(self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration))
+        return self._rows("decode", tokens, samples_by_worker, {size: size / spread(samples).median for size, samples in reads.items()})
+
+    def prefill(self, tokens: int) -> List[Row]:
+        """Time prompts of all contestants. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
+        prompts_by_worker = [self._prompts(worker, tokens) for worker in self.workers]
+        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
+        for turn in range(max(prompts_by_worker)):
+            for worker, samples, count in zip(self.workers, samples_by_worker, prompts_by_worker, strict=True):
+                if turn < count:
+                    samples.append(self._sample(worker, "prefill", context=tokens))
+        return self._rows("prefill", tokens, samples_by_worker, {})
+
+    def _prompts(self, worker: Worker, tokens: int) -> int:
+        """Return the number of prompts to time. A time above the limit is measured again, because torch.compile may have compiled for a new length."""
+        seconds = self._sample(worker, "prefill", context=tokens)
+        if seconds > PREFILL_LIMIT:
+            seconds = min(seconds, self._sample(worker, "prefill", context=tokens))
+        return 1 if seconds > PREFILL_LIMIT else min(self.rounds, max(FEWEST, int(self.seconds * (1 - DECODE_SHARE) / seconds)))
+
+    def _sample(self, worker: Worker, do: str, **request: Any) -> float:
+        reply = worker.ask(do, **request)
+        self.other_cores.append(reply["other_cores"])
+        return float(reply["seconds"])
+
+    def _load(self, contestant: Contestant, worker: Worker) -> Dict[str, Any]:
+        self.progress(f"load {contestant.label}")
+        where = {"runtime": contestant.runtime, "folder": str(contestant.folder), "provider": contestant.provider}
+        return worker.ask("load", **where, threads=self.threads, batch=self.batch)
+
+    def _rows(self, phase: str, tokens: int, samples_by_worker: List[List[float]], bandwidths: Dict[int, float]) -> List[Row]:
+        """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes read; empty if no limit applies."""
+        pairs = sorted(zip(self.contestants, samples_by_worker, strict=True), key=lambda pair: spread(pair[1]).median)
+        return [self._row(phase, tokens, contestant, samples, pairs[0][1], bandwidths) for contestant, samples in pairs]
+
+    def _row(self, phase: str, tokens: int, contestant: Contestant, samples: List[float], fastest: List[float], bandwidths: Dict[int, float]) -> Row:
+        times, over = spread(samples), ratio(samples, fastest)
+        size = step_bytes(contestant.manifest, tokens, self.batch)
+        bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
+        return Row(
+            phase=phase,
+            tokens=tokens,
+            contestant=contestant.label,
+            model=contestant.model,
+            median_seconds=times.median,
+            p10_seconds=times.low,
+            p90_seconds=times.high,
+            samples_seconds=samples,
+            tokens_per_second=self.batch * (tokens if phase == "prefill" else 1) / times.median,
+            ratio_to_fastest=None if over is None else over.median,
+            least_bytes=size if bandwidth else None,
+            read_bytes_per_second=bandwidth,
+            share_of_limit=size / times.median / bandwidth if bandwidth else None,
+        )
+
+
+def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
+    manifest = contestant.manifest
+    return Loaded(
+        contestant=contestant.label,
+        model=contestant.model,
+        runtime=contestant.runtime,
+        target=manifest.target,
+        provider=contestant.provider,
+        dtype=manifest.dtype,
+        artefact=contestant.artefact,
+        artefact_digest=manifest.digest,
+        weights=reply["weights"],
+        load_seconds=reply["load"],
+        first_calls_seconds=reply["warm_up"],
+        peak_memory_bytes=peak,
+    )

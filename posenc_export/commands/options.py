@@ -1,0 +1,42 @@
+"""Options that several commands have."""
+
+import argparse
+from pathlib import Path
+from typing import Iterable
+
+from posenc_export.runtime.graphs.providers import HELP
+
+# Options of a block with their defaults, and their help texts.
+BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
+MEANING = {
+    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
+    "width": "size of the hidden states (default: 512)",
+    "heads": "number of query heads (default: 8)",
+    "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
+    "head_size": "size of one head (default: width divided by heads)",
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; for a checkpoint, the value in its config.json)",
+    "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
+    "seed": "seed of the random weights (default: 0)",
+}
+
+
+def add_folder(parser: argparse.ArgumentParser, artefact: str = "an artefact") -> None:
+    """Add the folder of an artefact."""
+    parser.add_argument("folder", type=Path, help=f"folder of {artefact}")
+
+
+def add_provider(parser: argparse.ArgumentParser) -> None:
+    """Add the provider as `load` takes it."""
+    parser.add_argument("--provider", default="auto", help=HELP)
+
+
+def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") -> None:
+    """Add the digest that is compared before an artefact is read."""
+    parser.add_argument("--digest", help=f"digest that {artefact} must have, from a source other than the folder itself")
+
+
+def add_block(parser: "argparse._ActionsContainer", names: Iterable[str] = tuple(BLOCK)) -> None:
+    """Add options of a block. An option that is not given is None, because a preset refuses even the default."""
+    for name in names:
+        choices = ("causal", "bidirectional") if name == "attention" else None
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(BLOCK[name]), choices=choices, help=MEANING[name])

@@ -1,0 +1,93 @@
+"""Lowerings of the operations that content-dependent scores consist of: products, gathering by index, sums from each key on, sums by distance."""
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.targets import standard
+from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.ops import graph
+
+BLOCK = 256  # keys of a block, for each query of a call: larger blocks rotate queries less often and copy more of the table
+
+
+def products(op: Builder, node: graph.Products) -> ir.Value:
+    """Products of queries [B,S,H,D] and grouped keys [B,K,T,D]: [B,H,S,T] float32."""
+    return standard.products_of(op, node, node.q, node.keys)
+
+
+def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
+    """Gather a row for each key and multiply: [B,H,S,T]. Heads are rows of one product, so that the gathered rows are read once."""
+    q, waves = node.q, node.waves
+    index = op.Clip(node.key_positions, 0, size(waves, 0) - 1)
+    rows = op.Unsqueeze(op.Gather(waves, index), [1])
+    as_rows = op.Reshape(q, [0, 1, -1, size(waves, 1)])
+    products = op.MatMul(as_rows, op.Transpose(rows, perm=[0, 1, 3, 2]))
+    return op.Reshape(products, [0, size(q, 1), -1, 0])
+
+
+def consecutive_wave_products(op: Builder, node: graph.WaveProducts, first: ir.Value, total: ir.Value) -> ir.Value:
+    """Multiply with the keys at positions first [B,1], first + 1, ..., of which there are total [], in blocks: [B,H,S,T].
+
+    (x, y) times (cos((b + n) w), sin((b + n) w)) is (x cos(b w) + y sin(b w), y cos(b w) - x sin(b w)) times (cos(n w), sin(n w)). The first factor is computed
+    for the first position b of each block, and all blocks share the second, the first rows of the table. Blocks grow with S, which bounds the memory for
+    the first factors by that of T / BLOCK queries.
+    """
+    q, waves = node.q, node.waves
+    count, zero = size(waves, 0), op.constant(0)
+    queries = op.Squeeze(op.Shape(q, start=2, end=3))
+    block = op.Min(op.Mul(queries, BLOCK), total)
+    starts = op.Clip(op.Add(first, op.Range(zero, total, block)), zero, count - 1)
+    of_starts = op.Unsqueeze(op.Gather(waves, starts), [1, 2])
+    cos, sin = op.several(2, "Split", of_starts, axis=-1, num_outputs=2)
+    x, y = op.several(2, "Split", op.Unsqueeze(q, [3]), axis=-1, num_outputs=2)
+    (x_cos, x_sin), (y_cos, y_sin) = ([op.Mul(part, wave) for wave in (cos, sin)] for part in (x, y))
+    rotated = op.Concat(op.Add(x_cos, y_sin), op.Sub(y_cos, x_sin), axis=-1)
+    front = op.constant([0])
+    shared = op.Slice(waves, front, op.Unsqueeze(block, front), front)
+    products = op.MatMul(rotated, op.Transpose(shared, perm=[1, 0]))
+    in_order = op.Reshape(products, [0, 0, 0, -1])
+    return op.Slice(in_order, front, op.Unsqueeze(total, front), [3])
+
+
+def pick(op: Builder, node: graph.Pick) -> ir.Value:
+    """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
+    return op.GatherElements(node.rows, _for_every_head(op, node.index, node.rows), axis=-1)
+
+
+def _for_every_head(op: Builder, index: ir.Value, like: ir.Value) -> ir.Value:
+    """Expand index [B,1 or H,S,T] to [B,H,S,T], with H taken from like."""
+    known = like.shape is not None and isinstance(like.shape[1], int)
+    heads = op.constant([size(like, 1)]) if known else op.Shape(like, start=1, end=2)
+    return op.Expand(index, op.Concat(op.constant([1]), heads, [1, 1], axis=0))
+
+
+def suffix_sum(op: Builder, node: graph.SuffixSum) -> ir.Value:
+    return op.CumSum(node.x, -1, reverse=1, exclusive=int(not node.own))
+
+
+def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
+    """Add the weight of each key to the sum at its clipped distance: [B,H,S,left+right+1]."""
+    weights, left, right = node.weights, node.left, node.right
+    queries = op.Unsqueeze(node.positions, [1, 3])
+    distances = op.Sub(op.Unsqueeze(node.key_positions, [1, 2]), queries)
+    index = op.Add(op.Clip(distances, -left, right), left)
+    leading = op.Slice(op.Shape(weights), [0], [3])
+    shape = op.Concat(leading, [left + right + 1], axis=0)
+    zeros = op.Expand(op.constant(0, "float32"), shape)
+    return op.ScatterElements(zeros, _for_every_head(op, index, weights), weights, axis=-1, reduction="add")
+
+
+def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:
+    """Read the weights at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is 1 minus these weights; later keys are not seen and have weight 0.
+
+    Args:
+        slots: slot of each query [B,S]. A key at distance d is d slots further. `left` is at least 1.
+    """
+    weights, left, zero = node.weights, node.left, op.constant(0, "float32")
+    near = op.Add(op.Unsqueeze(slots, [1, 3]), np.arange(1 - left, 1))
+    index = _for_every_head(op, op.Max(near, 0), weights)
+    at_slots = op.GatherElements(weights, index, axis=-1)
+    of_near = op.Where(op.GreaterOrEqual(near, 0), at_slots, zero)
+    rest = op.Sub(op.constant(1, "float32"), op.ReduceSum(of_near, [-1]))
+    behind = op.Concat(rest, of_near, axis=-1)
+    return op.Pad(behind, [0, node.right], zero, [3])

@@ -1,0 +1,226 @@
+"""Semantic nodes: each class names the inputs of a node, in their order, and its attributes, for the operation that emits it and for the lowerings that read it.
+
+Inside `semantic_graph()`, the operations of core.py emit these nodes instead of computing.
+"""
+
+import contextlib
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+DOMAIN = "posenc"
+_emitting = ContextVar("emitting", default=False)  # not a global, so that models that run in other threads compute during an export
+K = TypeVar("K", int, bool, float, str)
+N = TypeVar("N", bound="Node")
+
+
+@contextlib.contextmanager
+def semantic_graph() -> Iterator[None]:
+    """Make the operations of core.py emit nodes within the context, in this thread."""
+    token = _emitting.set(True)
+    try:
+        yield
+    finally:
+        _emitting.reset(token)
+
+
+@torch.jit.unused
+def emitting() -> bool:
+    """Return whether operations emit nodes in this thread."""
+    return _emitting.get()
+
+
+class OptionalInput:
+    """An input that a node may lack. Inputs have the order in which a class names them."""
+
+    def __set_name__(self, owner: Type["Node"], name: str) -> None:
+        self.index, owner.inputs = len(owner.inputs), (*owner.inputs, name)
+
+    def __get__(self, view: "Node", owner: Type["Node"]) -> Optional["ir.Value"]:
+        return view.node.inputs[self.index] if self.index < len(view.node.inputs) else None
+
+
+class Input(OptionalInput):
+    """An input that every node of a class has."""
+
+    def __get__(self, view: "Node", owner: Type["Node"]) -> "ir.Value":
+        return view.node.inputs[self.index]  # type: ignore[return-value]
+
+
+class Attribute(Generic[K]):
+    """An attribute of a node. Numbers are stored as floats."""
+
+    def __init__(self, kind: Type[K]) -> None:
+        self.kind: Type[K] = kind
+
+    def __set_name__(self, owner: Type["Node"], name: str) -> None:
+        self.name, owner.attributes = name, (*owner.attributes, name)
+
+    def __get__(self, view: "Node", owner: Type["Node"]) -> K:
+        return self.kind(view.node.attributes[self.name].value)
+
+
+class Node:
+    """A semantic node of an ONNX graph, whose operator has the name of the class.
+
+    Attributes:
+        inputs, attributes: names, in the order of the node.
+    """
+
+    inputs: Tuple[str, ...] = ()
+    attributes: Tuple[str, ...] = ()
+
+    def __init__(self, node: "ir.Node") -> None:
+        self.node = node
+
+    @classmethod
+    def emit(cls, like: Tensor, shape: Sequence[int], /, **fields: Any) -> Tensor:
+        """Emit a node and return its output, with the dtype of `like`. fields: each input and attribute by name."""
+        assert fields.keys() == {*cls.inputs, *cls.attributes}, f"{cls.__name__} got {', '.join(fields)}"
+        sources: List[Optional[Tensor]] = [fields[name] for name in cls.inputs]
+        attributes: Dict[str, Any] = {name: float(fields[name]) for name in cls.attributes}
+        return torch.onnx.ops.symbolic(f"{DOMAIN}::{cls.__name__}", sources, attributes, dtype=like.dtype, shape=list(shape), version=1)
+
+    @classmethod
+    def of(cls: Type[N], value: Optional["ir.Value"]) -> Optional[N]:
+        """Return the node of this class that produces a value, or None."""
+        node = None if value is None else value.producer()
+        return cls(node) if node is not None and node.domain == DOMAIN and node.op_type == cls.__name__ else None
+
+    @property
+    def output(self) -> "ir.Value":
+        """The only output."""
+        return self.node.outputs[0]
+
+    def readers(self, kind: Type[N]) -> List[N]:
+        """Return the nodes of a class that read the output."""
+        return [kind(user) for user, _ in self.output.uses() if user.op_type == kind.__name__]
+
+
+class OnGrid(Node):
+    """A rounded weight, which keeps the name of its parameter where the optimizer folds constants. It is put into a traced graph (export/trace.py)."""
+
+    weight = Input()
+    name = Attribute(str)
+
+
+class SplitHeads(Node):
+    x = Input()
+    heads = Attribute(int)
+
+
+class Rotate(Node):
+    x, positions, cos, sin = Input(), Input(), Input(), Input()
+    interleaved, linear = Attribute(bool), Attribute(bool)
+
+
+class SelectTokens(Node):
+    x, index = Input(), Input()
+
+
+class Append(Node):
+    past, new, write_index = Input(), Input(), Input()
+
+
+class AppendPositions(Node):
+    past, new, write_index = Input(), Input(), Input()
+
+
+class FitPositions(Node):
+    key_positions, past = Input(), Input()
+
+
+class Distances(Node):
+    q_positions, k_positions = Input(), Input()
+
+
+class Mask(Node):
+    positions, key_positions, bias, like = Input(), Input(), OptionalInput(), Input()
+    before, after, chunk = Attribute(int), Attribute(int), Attribute(int)
+
+
+class Attend(Node):
+    q, keys, values, mask, content, sinks = Input(), Input(), Input(), Input(), OptionalInput(), OptionalInput()
+    heads, kv_heads, scale, softcap = Attribute(int), Attribute(int), Attribute(float), Attribute(float)
+
+
+class AttentionWeights(Node):
+    """The softmax of an Attend."""
+
+    attended = Input()
+
+
+class Products(Node):
+    q, keys = Input(), Input()
+    heads, kv_heads = Attribute(int), Attribute(int)
+
+
+class WaveProducts(Node):
+    q, key_positions, waves = Input(), Input(), Input()
+
+
+class WeightedValues(Node):
+    weights, values = Input(), Input()
+    heads, kv_heads = Attribute(int), Attribute(int)
+
+
+class Pick(Node):
+    rows, index = Input(), Input()
+
+
+class CollectByDistance(Node):
+    weights, positions, key_positions = Input(), Input(), Input()
+    left, right = Attribute(int), Attribute(int)
+
+
+class SuffixSum(Node):
+    x = Input()
+    own = Attribute(bool)
+
+
+class RowsAtCounts(Node):
+    q, keys, mask, rows = Input(), Input(), Input(), Input()
+    heads, kv_heads = Attribute(int), Attribute(int)
+
+
+class AttendTurnedKeys(Attend):
+    """Attend with keys that are rotated further for each query."""
+
+    positions, key_positions, first, second = Input(), Input(), Input(), OptionalInput()
+    interleaved, first_turned = Attribute(bool), Attribute(int)
+
+
+class JoinRotations(Node):
+    near, far = Input(), Input()
+    rotary = Attribute(int)
+
+
+class ChooseRotation(Node):
+    near, far, positions = Input(), Input(), Input()
+    rotary, first_far = Attribute(int), Attribute(int)
+
+
+class Recur(Node):
+    x, hidden, count, weight, recurrent, bias, recurrent_bias = Input(), Input(), Input(), Input(), Input(), Input(), Input()
+    width = Attribute(int)
+
+
+class LastHidden(Node):
+    """The last hidden vectors of a Recur."""
+
+    outputs = Input()
+
+
+class Experts(Node):
+    """Experts with weights 0 for those not chosen; their unit is g sigmoid(alpha g) (u + beta), with g at most limit and u within -limit .. limit.
+
+    x [B,S,E], weights of the experts [B,S,N], and constants: weights [N,E,H] and biases [N,H] of gates and of ups, weights [N,H,E] and biases [N,E] of downs.
+    """
+
+    x, weights, gates, gates_bias, ups, ups_bias, downs, downs_bias = (Input(), Input(), Input(), OptionalInput(), Input(), OptionalInput(), Input(), OptionalInput())
+    chosen, alpha, beta, limit = Attribute(int), Attribute(float), Attribute(float), Attribute(float)
