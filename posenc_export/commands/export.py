@@ -18,7 +18,7 @@ OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
-FILE, GGUF = ".safetensors", ".gguf"
+FILE = ".safetensors"
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -92,6 +92,7 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
 
 def _model(options: argparse.Namespace) -> Any:
     """Build the model that the arguments describe."""
+    from posenc_export.models.gguf.checkpoint import is_gguf
     from posenc_export.models.presets import PRESETS, load_preset
 
     chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
@@ -103,7 +104,7 @@ def _model(options: argparse.Namespace) -> Any:
     if CALLABLE.match(options.model) and not Path(options.model).exists():
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
-    if not Path(options.model).is_dir() and not (options.model.endswith(GGUF) and Path(options.model).is_file()):
+    if not Path(options.model).is_dir() and not is_gguf(Path(options.model)):
         remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")

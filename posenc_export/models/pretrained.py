@@ -12,7 +12,7 @@ from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, Shape, read_c
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
-from posenc_export.models.gguf.checkpoint import SUFFIX, GGUFCheckpoint
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.stack import Stack, Text
 from posenc_export.shared.allocation import enough_memory
 
@@ -68,7 +68,7 @@ def from_pretrained(
 
 def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
     """Open a folder or a GGUF file."""
-    return GGUFCheckpoint(path) if path.suffix == SUFFIX and not path.is_dir() else Checkpoint(path, read_config(path))
+    return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
 
 
 def _text(files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]) -> Text:

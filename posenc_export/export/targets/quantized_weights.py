@@ -85,7 +85,7 @@ class Fused:
         if grid.block is None:
             return _dequantized(op, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(op, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
-        inputs = [x, self._packed(op, name, grid, codes), op.weight(f"{name}.scales", lambda: codes.scales)]
+        inputs = [x, self._packed(op, name, grid, codes), offsets.scales(op, f"{name}.scales", codes.scales)]
         return offsets.add_to_product(op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes)
 
     def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
@@ -95,7 +95,7 @@ class Fused:
         return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = op.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
+        scales = offsets.scales(op, f"{name}.scales_of_blocks", codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         blocks = op.GatherBlockQuantized(self._packed(op, name, grid, codes), node.inputs[1], scales, domain=MICROSOFT, **attributes)
         flat = op.Reshape(offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])

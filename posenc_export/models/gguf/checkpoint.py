@@ -1,5 +1,6 @@
 """A GGUF file as a checkpoint: config.json, tokenizer files, and tensors under transformers' names (compare models/checkpoint.py)."""
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -16,11 +17,15 @@ from posenc_export.models.gguf.blocks import Stored
 from posenc_export.models.gguf.file import dequantized, fields, read_parts, shapes
 from posenc_export.models.gguf.metadata import Metadata
 
-SUFFIX = ".gguf"
 OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")  # read with the config
 # Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
 Place = Tuple[str, Optional[int]]  # name of a tensor of the file, and the entry of its first axis that is meant
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a file in place of a folder, and is that of a GGUF file by its name."""
+    return path.suffix == ".gguf" and not path.is_dir()
 
 
 class GGUFCheckpoint:
@@ -31,23 +36,31 @@ class GGUFCheckpoint:
 
     Attributes:
         config: the contents of config.json.
-        files: tokenizer files by name. A tokenizer.json beside the file takes the place of its vocabulary.
 
     Raises:
-        ValueError: a file that is missing or damaged, an architecture, a key or a vocabulary that cannot be read.
-        ModuleNotFoundError: gguf or tokenizers is not installed.
+        ValueError: a file that is missing or damaged, an architecture or a key that cannot be read.
+        ModuleNotFoundError: gguf is not installed.
     """
 
     def __init__(self, path: Path) -> None:
         readers = read_parts(path)
         self._tensors = {name: (tensor, shape) for name, tensor, shape in shapes(readers)}
-        values = fields(readers[0])
-        metadata = Metadata(values, self._tensors)
+        self._path, self._values = path, fields(readers[0])
+        metadata = Metadata(self._values, self._tensors)
         self.config, self.kind = config_of(metadata, {name: shape for name, (_, shape) in self._tensors.items()}, self._read)
-        beside = path.parent / "tokenizer.json"
-        self.files = {**text.settings_of(values), "tokenizer.json": beside.read_bytes()} if beside.is_file() else text.files_of(values)
         self._places: Dict[str, Place] = {}
         self._architecture, self._base = str(metadata.architecture), ""
+
+    @functools.cached_property
+    def files(self) -> Dict[str, bytes]:
+        """Tokenizer files by name. A tokenizer.json beside the file takes the place of its vocabulary.
+
+        Raises:
+            ValueError: a vocabulary that cannot be read.
+            ModuleNotFoundError: tokenizers is not installed.
+        """
+        beside = self._path.parent / "tokenizer.json"
+        return {**text.settings_of(self._values), beside.name: beside.read_bytes()} if beside.is_file() else text.files_of(self._values)
 
     def __enter__(self) -> "GGUFCheckpoint":
         return self

@@ -4,8 +4,9 @@ from typing import Any, Dict, Tuple
 
 # Keys that do not affect the computation of logits from tokens.
 IGNORED = frozenset(
-    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _model_name_or_path _name_or_path _num_labels activation_dropout architectures attention_dropout attention_probs_dropout_prob aux_loss_alpha
-    attn_implementation attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
+    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _model_name_or_path _name_or_path _num_labels
+    activation_dropout architectures attention_dropout attention_probs_dropout_prob aux_loss_alpha attn_implementation
+    attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout custom_pipelines
     decoder_start_token_id dropout dtype emb_pdrop embd_pdrop eos_token_id ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
     init_config init_device init_std initializer_range is_llama_config keys_to_ignore_at_inference label2id layerdrop output_attentions
     output_hidden_states output_past output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
