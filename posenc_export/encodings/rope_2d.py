@@ -47,7 +47,7 @@ class RoPE2D(PositionEncoding):
         angles = reduced_angle(turns)
         cos, sin = angles.cos(), angles.sin()
         each = q.size(2) // k.size(2)
-        return ops.turn_pairs(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+        return ops.apply_rotation(q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
 
     def __init__(self, geometry: Geometry, theta: float = 10.0, layout: Layout = "half", rotary: Optional[int] = None, axes: int = 2) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class RoPEDynamic(PositionEncoding):
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
-            return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+            return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
         linear = self.keys == "raw" and not self.single
         return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear)
 

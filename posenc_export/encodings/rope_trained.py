@@ -77,4 +77,4 @@ class RoPETrained(Rotary):
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
         cos, sin = angles.cos().to(torch.float32).unsqueeze(2), angles.sin().to(torch.float32).unsqueeze(2)
-        return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)

@@ -56,7 +56,7 @@ class Shaw(PositionEncoding):
             content = content + scale * ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
         if not self.relative_values:
             return ops.attend(q, keys, values, mask, content, scale)
-        y, weights = ops.attend_with_shares(q, keys, values, mask, content, scale)
+        y, weights = ops.attend_with_weights(q, keys, values, mask, content, scale)
         by_distance = ops.collect_by_distance(weights, positions, key_positions, self.left, self.right)
         relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)

@@ -33,7 +33,7 @@ def rotate_pairs(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interle
         if emitting():
             return graph.Rotate.emit(x, x.shape, x=x, positions=positions, cos=cos, sin=sin, interleaved=interleaved, linear=linear)
     c, s = _of_tokens(positions, cos, sin)
-    return turn_pairs(x, c, s, interleaved)
+    return apply_rotation(x, c, s, interleaved)
 
 
 def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True) -> Tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def rotate_both(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tenso
         if emitting():
             return rotate_pairs(q, positions, cos, sin, interleaved, linear), rotate_pairs(k, positions, cos, sin, interleaved, linear)
     c, s = _of_tokens(positions, cos, sin)
-    q, k = turn_pairs(torch.cat((q, k), dim=2), c, s, interleaved).split([q.size(2), k.size(2)], dim=2)
+    q, k = apply_rotation(torch.cat((q, k), dim=2), c, s, interleaved).split([q.size(2), k.size(2)], dim=2)
     return q, k
 
 
@@ -52,7 +52,7 @@ def _of_tokens(positions: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Ten
     return torch.nn.functional.embedding(rows, cos), torch.nn.functional.embedding(rows, sin)
 
 
-def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32. The result has the dtype of x."""
     size = 2 * cos.size(3)
     turned = x if size == x.size(3) else x[..., :size]
@@ -151,8 +151,7 @@ def attention_mask(positions: Tensor, key_positions: Tensor, bias: Optional[Tens
     if not torch.jit.is_scripting():
         if emitting():
             shape = [positions.size(0), 1 if bias is None else bias.size(1), positions.size(1), key_positions.size(1)]
-            sources = {"positions": positions, "key_positions": key_positions, "bias": bias, "like": like}
-            return graph.Mask.emit(like, shape, **sources, before=before, after=after, chunk=chunk)
+            return graph.Mask.emit(like, shape, positions=positions, key_positions=key_positions, bias=bias, like=like, before=before, after=after, chunk=chunk)
     keys, queries = key_positions.unsqueeze(1), positions.unsqueeze(2)
     visible = keys.ge(0)
     if after >= 0:
@@ -176,9 +175,10 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            sources = {"q": q, "keys": keys, "values": values, "mask": mask, "content": content, "sinks": sinks}
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return graph.Attend.emit(q, shape, **sources, heads=q.size(2), kv_heads=keys.size(1), scale=scale, softcap=softcap)
+            return graph.Attend.emit(
+                q, shape, q=q, keys=keys, values=values, mask=mask, content=content, sinks=sinks, heads=q.size(2), kv_heads=keys.size(1), scale=scale, softcap=softcap
+            )
     dtype = q.dtype
     if content is not None:  # content scores may exceed the range of float16
         q, keys, values, mask = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32), mask.to(torch.float32) + content
@@ -188,7 +188,7 @@ def attend(
     if softcap > 0:
         scores = softcap * torch.tanh(products(q, keys) * (scale / softcap))
         nothing = mask.amax(dim=-1, keepdim=True).eq(float("-inf"))
-        return mix(shares(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
+        return weighted_values(attention_weights(scores, mask).masked_fill(nothing, 0.0), values).to(dtype)
     y = (
         torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=q.size(2) != keys.size(1))
         .transpose(1, 2)
@@ -197,14 +197,14 @@ def attend(
     return y if content is None else y.to(dtype)
 
 
-def attend_with_shares(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
+def attend_with_weights(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float) -> Tuple[Tensor, Tensor]:
     """Return the output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that a query does not see. For queries that see no key, both are undefined."""
     if not torch.jit.is_scripting():
         if emitting():
             y = attend(q, keys, values, mask, content, scale)
             return y, graph.AttentionWeights.emit(content, [q.size(0), q.size(2), q.size(1), keys.size(2)], attended=y)
-    found = shares(scale * products(q, keys) + content, mask)
-    return mix(found, values), found
+    found = attention_weights(scale * products(q, keys) + content, mask)
+    return weighted_values(found, values), found
 
 
 def products(q: Tensor, keys: Tensor) -> Tensor:
@@ -226,19 +226,19 @@ def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
     return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
 
 
-def shares(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key, all shares are equal and have no meaning."""
+def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key, all weights are equal and have no meaning."""
     # -1e30 replaces -inf, because a softmax over -inf only gives NaN.
     return torch.softmax((scores + mask.to(torch.float32)).clamp(min=-1e30), dim=-1)
 
 
-def mix(shares: Tensor, values: Tensor) -> Tensor:
-    """Sum values [B,K,T,D] weighted by shares [B,H,S,T] float32: [B,S,H*D] in the dtype of values."""
+def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Sum values [B,K,T,D] weighted by weights [B,H,S,T] float32: [B,S,H*D] in the dtype of values."""
     if not torch.jit.is_scripting():
         if emitting():
-            shape = [shares.size(0), shares.size(2), shares.size(1) * values.size(3)]
-            return graph.WeightedValues.emit(values, shape, weights=shares, values=values, heads=shares.size(1), kv_heads=values.size(1))
-    grouped = shares.unflatten(1, [values.size(1), -1])
+            shape = [weights.size(0), weights.size(2), weights.size(1) * values.size(3)]
+            return graph.WeightedValues.emit(values, shape, weights=weights, values=values, heads=weights.size(1), kv_heads=values.size(1))
+    grouped = weights.unflatten(1, [values.size(1), -1])
     return (grouped @ values.to(torch.float32).unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2).to(values.dtype)
 
 
@@ -250,14 +250,15 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
 
 
-def collect_by_distance(shares: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int) -> Tensor:
-    """Sum shares [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
+def collect_by_distance(weights: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int) -> Tensor:
+    """Sum weights [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
     if not torch.jit.is_scripting():
         if emitting():
-            sources = {"weights": shares, "positions": positions, "key_positions": key_positions}
-            return graph.CollectByDistance.emit(shares, [*shares.shape[:3], left + right + 1], **sources, left=left, right=right)
+            return graph.CollectByDistance.emit(
+                weights, [*weights.shape[:3], left + right + 1], weights=weights, positions=positions, key_positions=key_positions, left=left, right=right
+            )
     index = ((key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left).unsqueeze(1)
-    return torch.zeros_like(shares[..., :1]).expand(-1, -1, -1, left + right + 1).scatter_add(-1, index.expand(-1, shares.size(1), -1, -1), shares)
+    return torch.zeros_like(weights[..., :1]).expand(-1, -1, -1, left + right + 1).scatter_add(-1, index.expand(-1, weights.size(1), -1, -1), weights)
 
 
 def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
@@ -274,8 +275,7 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
     q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T]."""
     if not torch.jit.is_scripting():
         if emitting():
-            sources = {"q": q, "keys": keys, "mask": mask, "rows": rows}
-            return graph.RowsAtCounts.emit(rows, [*rows.shape[:3], keys.size(2)], **sources, heads=q.size(2), kv_heads=keys.size(1))
+            return graph.RowsAtCounts.emit(rows, [*rows.shape[:3], keys.size(2)], q=q, keys=keys, mask=mask, rows=rows, heads=q.size(2), kv_heads=keys.size(1))
     gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
     # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
     counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)

@@ -23,8 +23,18 @@ def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: T
     """
     if not torch.jit.is_scripting():
         if emitting():
-            sources = {"x": x, "hidden": hidden, "count": count, "weight": weight, "recurrent": recurrent, "bias": bias, "recurrent_bias": recurrent_bias}
-            y = graph.Recur.emit(x, [x.size(0), x.size(1), hidden.size(1)], **sources, width=hidden.size(1))
+            y = graph.Recur.emit(
+                x,
+                [x.size(0), x.size(1), hidden.size(1)],
+                x=x,
+                hidden=hidden,
+                count=count,
+                weight=weight,
+                recurrent=recurrent,
+                bias=bias,
+                recurrent_bias=recurrent_bias,
+                width=hidden.size(1),
+            )
             return y, graph.LastHidden.emit(hidden, hidden.shape, outputs=y)
     outputs: List[Tensor] = []
     for index in range(x.size(1)):

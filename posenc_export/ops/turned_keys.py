@@ -34,15 +34,32 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            attention = {"q": q, "keys": keys, "values": values, "mask": mask, "content": None, "sinks": None, "scale": scale, "softcap": 0.0}
-            turn = {"positions": positions, "key_positions": key_positions, "first": first, "second": second, "interleaved": interleaved, "first_turned": first_turned}
             shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
-            return graph.AttendTurnedKeys.emit(values, shape, **attention, **turn, heads=q.size(2), kv_heads=keys.size(1))
+            return graph.AttendTurnedKeys.emit(
+                values,
+                shape,
+                q=q,
+                keys=keys,
+                values=values,
+                mask=mask,
+                content=None,
+                sinks=None,
+                scale=scale,
+                softcap=0.0,
+                positions=positions,
+                key_positions=key_positions,
+                first=first,
+                second=second,
+                interleaved=interleaved,
+                first_turned=first_turned,
+                heads=q.size(2),
+                kv_heads=keys.size(1),
+            )
     else:  # a branch that depends on positions, which torch.export does not trace
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)
     scores = products(q, keys, reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
-    return ops.mix(ops.shares(scale * scores, mask), values)
+    return ops.weighted_values(ops.attention_weights(scale * scores, mask), values)
 
 
 def _angles(positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]) -> Tensor:

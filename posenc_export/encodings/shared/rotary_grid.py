@@ -38,7 +38,7 @@ class RotaryGrid(Rotation):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.select_axes(self.cos(positions)), self.select_axes(self.sin(positions))
-        return ops.turn_pairs(q, cos, sin, self.interleaved), ops.turn_pairs(k, cos, sin, self.interleaved)
+        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
 
     def select_axes(self, rows: Tensor) -> Tensor:
         """Select the axis of each pair from rows [axes,B,S,r/2]: [B,S,1,r/2]."""
