@@ -144,6 +144,9 @@ OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
         {"rope_parameters": ..., "rope_theta": 500000.0, "rope_scaling": LLAMA3, "no_rope_layers": [], "layer_types": ..., "moe_layers": ...},
         {},
     ),
+    "gemma2 without layer types": ("gemma2", {"layer_types": ...}, {}),
+    "gpt_oss without layer types": ("gpt_oss", {"layer_types": ...}, {}),
+    "phi without rotary keys": ("phi", {"rope_parameters": ...}, {}),
 }  # fmt: skip
 
 
