@@ -8,12 +8,14 @@ import torch
 
 from posenc_export.models import families
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, Shape, read_config, read_ids
+from posenc_export.models.blocks import stored
+from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.stack import Stack, Text
+from posenc_export.models.tensor_files import Shape
 from posenc_export.shared.allocation import enough_memory
 
 HEADS = ("lm_head.weight", "proj_out.weight")  # transformers' names of output heads; tied heads may be saved as copies of the token table
@@ -60,7 +62,7 @@ def from_pretrained(
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, given, model.config, part)
-            model.stored = checkpoint.stored(sources)
+            model.stored = stored(sources, checkpoint.matrix)
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     return model.eval()

@@ -13,7 +13,7 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 from gguf import GGMLQuantizationType as Types  # noqa: E402
 
-from posenc_export.models.gguf.blocks import TYPES, blocks_of  # noqa: E402
+from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
 from posenc_export.models.gguf.file import read_parts  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
@@ -55,7 +55,8 @@ def test_blocks_are_codes_scales_and_offsets_of_the_same_weights(kind: str, tmp_
     path = tmp_path / "model.gguf"
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
     tensor = next(tensor for tensor in read_parts(path)[0].tensors if tensor.name == "blk.0.ffn_down.weight")
-    blocks, weights = blocks_of(tensor), wanted["blk.0.ffn_down.weight"].reshape(256, 8, 32)
+    blocks, weights = GGUFMatrix(tensor).blocks(), wanted["blk.0.ffn_down.weight"].reshape(256, 8, 32)
+    assert blocks is not None
     offsets = np.zeros_like(blocks.scales) if blocks.offsets is None else blocks.offsets
     assert np.abs(blocks.codes * blocks.scales[..., None] + offsets[..., None] - weights).max() <= (0 if blocks.offsets is None else 2.0**-22 * np.abs(weights).max())
     half = 1 << (blocks.bits - 1)

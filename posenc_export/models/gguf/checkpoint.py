@@ -5,15 +5,16 @@ import math
 import re
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.models.blocks import Numbered
 from posenc_export.models.gguf import text
 from posenc_export.models.gguf.architectures import config_of, undone
-from posenc_export.models.gguf.blocks import Stored
+from posenc_export.models.gguf.blocks import GGUFMatrix
 from posenc_export.models.gguf.file import dequantized, fields, read_parts, shapes
 from posenc_export.models.gguf.metadata import Metadata
 
@@ -115,22 +116,13 @@ class GGUFCheckpoint:
         numbers = undone(place, numbers, self.kind, self.config) if row is None else numbers[0]
         return torch.from_numpy(np.array(numbers, np.float32))
 
-    def stored(self, sources: Mapping[str, Any]) -> Dict[str, Stored]:
-        """Return the weights of a model as rows of the file, by the names of its parameters.
-
-        Args:
-            sources: for each parameter, its rule, the attention of its layer, and its tensors in the checkpoint (models.pretrained).
-        """
-        found = {}
-        for parameter, (rule, attention, wanted) in sources.items():
-            places = [self._places[name] for name in wanted]
-            if all(row is None and len(self._tensors[place][1]) == 2 for place, row in places):
-                tensors = [self._tensors[place][0] for place, _ in places]
-                first = np.cumsum([0, *(len(tensor.data) for tensor in tensors)])
-                indices = [np.arange(*first[at : at + 2])[:, None] for at in range(len(tensors))]
-                formed = [torch.from_numpy(undone(place, rows, self.kind, self.config)) for (place, _), rows in zip(places, indices, strict=True)]
-                found[parameter] = Stored(tensors, rule.form(formed, attention).numpy()[:, 0])
-        return found
+    def matrix(self, name: str) -> Optional[Numbered]:
+        """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion to GGUF is undone; None for other tensors."""
+        place, row = self._places[name]
+        tensor, shape = self._tensors[place]
+        if row is not None or len(shape) != 2:
+            return None
+        return GGUFMatrix(tensor), undone(place, np.arange(len(tensor.data))[:, None], self.kind, self.config)
 
     def _read(self, name: str) -> np.ndarray:
         return dequantized(self._tensors[name][0])

@@ -68,7 +68,7 @@ def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(kind: str,
 
 
 REFUSED: Dict[str, Any] = {
-    "a model without blocks": ("F32", "llama", "expected a model from a GGUF file with quantized weights for weights keep"),
+    "a model without blocks": ("F32", "llama", "expected a model from a checkpoint with quantized weights for weights keep"),
     "a model with experts": ("Q8_0", "llama with experts", "expected a model without experts for weights keep"),
 }
 
