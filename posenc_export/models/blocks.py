@@ -32,15 +32,15 @@ class Blocks:
 
 
 class Matrix(Protocol):
-    """A tensor [rows,K] of a checkpoint.
+    """A tensor [rows,K] of a checkpoint."""
 
-    Attributes:
-        rows: number of rows.
-        quantized: whether it has few bits.
-    """
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
 
-    rows: int
-    quantized: bool
+    @property
+    def quantized(self) -> bool:
+        """Whether it has few bits."""
 
     def weight(self) -> np.ndarray:
         """Return the tensor as float32."""

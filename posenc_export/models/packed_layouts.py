@@ -142,7 +142,8 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
     if config.get("kv_cache_scheme") or (config.get("sparsity_config") or {}).get("format", "dense") != "dense" or len(bits) != 1 or not bits <= {4, 8}:
         rule = "expected compressed-tensors with weights of 4 or 8 bits in all groups, without sparse weights and quantized caches"
         raise ValueError(f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, {config.get('format')!r}; {CONVERT}")
-    kind, width = _only(config, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"), None), int(bits.pop())
+    kind = _only(config, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"), None)
+    width = 4 if 4 in bits else 8
     if kind == "pack-quantized":
         others = (".weight_scale", f"{WHOLE_SHAPE}?", ".weight_zero_point?", ".weight_g_idx?")
 
