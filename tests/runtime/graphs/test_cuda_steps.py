@@ -1,5 +1,6 @@
 """Steps on CUDA with a device whose memory is that of the host: inputs are bound once and copied there, and outputs are those of the CPU."""
 
+import ctypes
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -9,12 +10,15 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import Model, load
+from posenc_export.runtime.session import device_memory
 from tests.tiny import decoder
 from tests.traces import sources
 
 
 class FakeMemory:
-    """Memory that stands for a tensor on the device: a copy, which changes only when it is written."""
+    """Memory that stands for a tensor on the device: a copy, which changes only when it is written. It counts the bytes that are written from the host and read there."""
+
+    moved = 0
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.copy()
@@ -23,10 +27,32 @@ class FakeMemory:
         return int(self.array.ctypes.data)
 
     def update_inplace(self, array: np.ndarray) -> None:
+        FakeMemory.moved += array.nbytes
         self.array[...] = array
 
     def numpy(self) -> np.ndarray:
+        FakeMemory.moved += self.array.nbytes
         return self.array.copy()
+
+
+class FakeRuntime:
+    """The functions of the CUDA runtime that caches use, on memory of the host."""
+
+    @staticmethod
+    def cudaMemcpy2D(target: Any, target_pitch: Any, source: Any, pitch: Any, width: Any, height: Any, kind: int) -> int:
+        for piece in range(height.value):
+            ctypes.memmove(target.value + piece * target_pitch.value, source.value + piece * pitch.value, width.value)
+        return 0
+
+    @staticmethod
+    def cudaMemset2D(target: Any, pitch: Any, value: int, width: Any, height: Any) -> int:
+        for piece in range(height.value):
+            ctypes.memset(target.value + piece * pitch.value, value, width.value)
+        return 0
+
+    @staticmethod
+    def cudaStreamSynchronize(stream: Any) -> int:
+        return 0
 
 
 @pytest.fixture
@@ -46,6 +72,9 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
         return call
 
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_numpy", staticmethod(made))
+    unset = staticmethod(lambda shape, dtype, device, index: FakeMemory(np.full(shape, 7, dtype)))
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
+    monkeypatch.setattr(device_memory, "_runtime", FakeRuntime)
     for name in ("bind_input", "bind_output"):
         monkeypatch.setattr(onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name)))
     return bound
@@ -105,3 +134,17 @@ def test_a_step_that_reads_an_input_on_both_sides_binds_anew(tmp_path: Path, bin
     bindings.clear()
     session.step(np.zeros(1, np.int64))
     assert "input_ids" in bindings
+
+
+@pytest.mark.xdist_group("fox")
+def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("fox")), "ort-cuda", tmp_path / "artefact", verify=False)
+    session = on_fake_device(tmp_path / "artefact").session(batch=2, capacity=200)
+    session.prefill(np.zeros((2, 5), np.int64))
+    session.step(np.zeros(2, np.int64))
+    FakeMemory.moved = 0
+    session.rewind(2)
+    session.fork()
+    session.retire(0)
+    session.reset()
+    assert FakeMemory.moved == 0
