@@ -10,15 +10,19 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import Model, load
+from posenc_export.runtime.graphs.cuda_steps import ALIGNMENT
 from posenc_export.runtime.session import device_memory
-from tests.tiny import decoder
+from posenc_export.runtime.verification.proof import encoder_rows
+from tests.tiny import decoder, reading
 from tests.traces import sources
 
 
 class FakeMemory:
-    """Memory that stands for a tensor on the device: a copy, which changes only when it is written. It counts the bytes that are written from the host and read there."""
+    """Memory that stands for a tensor on the device: a copy, which changes only when it is written. It counts the bytes that come from the host or go there, and the
+    times that it is written.
+    """
 
-    moved = 0
+    moved = written = 0
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.copy()
@@ -27,7 +31,7 @@ class FakeMemory:
         return int(self.array.ctypes.data)
 
     def update_inplace(self, array: np.ndarray) -> None:
-        FakeMemory.moved += array.nbytes
+        FakeMemory.moved, FakeMemory.written = FakeMemory.moved + array.nbytes, FakeMemory.written + 1
         self.array[...] = array
 
     def numpy(self) -> np.ndarray:
@@ -113,14 +117,15 @@ def test_outputs_are_those_of_the_cpu(variant: str, tmp_path: Path, bindings: Li
 
 
 @pytest.mark.xdist_group("alibi")
-def test_a_step_binds_nothing(tmp_path: Path, bindings: List[str]) -> None:
+def test_a_step_binds_nothing_and_copies_its_inputs_together(tmp_path: Path, bindings: List[str]) -> None:
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     session = on_fake_device(tmp_path / "artefact").session()
     session.prefill(np.zeros((1, 5), np.int64))
     session.step(np.zeros(1, np.int64))
     bindings.clear()
+    FakeMemory.written = 0
     session.step(np.zeros(1, np.int64))
-    assert bindings == []
+    assert bindings == [] and FakeMemory.written == 1
 
 
 @pytest.mark.xdist_group("rope")
@@ -148,3 +153,16 @@ def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, 
     session.retire(0)
     session.reset()
     assert FakeMemory.moved == 0
+
+
+def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    found = []
+    for model in (load(tmp_path / "artefact", provider="cpu", threads=1), on_fake_device(tmp_path / "artefact")):
+        session = model.session(batch=2)
+        session.prefill(np.zeros((2, 3), np.int64), encoder=encoder_rows(model.manifest, 2))
+        session.step(np.zeros(2, np.int64))
+        FakeMemory.moved = 0
+        found.append(session.step(np.ones(2, np.int64)).astype(np.float32))
+    np.testing.assert_allclose(found[1], found[0], atol=0.01 * np.abs(found[0]).max())
+    assert 0 < FakeMemory.moved <= 4 * ALIGNMENT
