@@ -52,7 +52,7 @@ def load(
         except ValueError as error:
             if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
                 raise
-            warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", stacklevel=2)
+            warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
             return _load(folder, manifest, "cpu", threads)
     return model
 

@@ -53,7 +53,7 @@ def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(fol
         return Model((OrtGraph if provider == "cpu" else WrongPrompts)(folder / "model.onnx", manifest, "cpu", threads))
 
     monkeypatch.setattr(runtime, "_load", on)
-    with pytest.warns(UserWarning, match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an error of 1.*e-03 in"):
+    with pytest.warns(RuntimeWarning, match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an error of 1.*e-03 in"):
         assert load(folder).provider == "cpu"
 
 
