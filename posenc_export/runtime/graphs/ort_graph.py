@@ -166,8 +166,8 @@ class OrtGraph:
         """Bind inputs and states. addresses: of inputs on the device; the others are on the host."""
         binding = self.session.io_binding()
         for name, array in feeds.items():
-            address = addresses.get(name)
-            binding.bind_input(name, "cpu" if address is None else "cuda", 0, array.dtype, array.shape, array.ctypes.data if address is None else address)
+            device, address = ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
+            binding.bind_input(name, device, 0, array.dtype, array.shape, address)
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             before, after = caches.shapes(state, rows, new)
             offset = 0 if state.update == "append" else first * past.row_bytes
