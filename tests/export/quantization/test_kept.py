@@ -36,7 +36,8 @@ def test_blocks_are_kept_without_rounding(kind: str, tmp_path: Path) -> None:
         weight = wanted[name].detach().numpy()
         bound = {"Q4_0": 0.0, "Q5_0": 0.0, "Q8_0": 0.0, "Q6_K": 1 / 128}.get(kind, ONE_SUM)
         assert np.abs(codes.weight - weight).max() <= bound * np.abs(weight).max()
-        assert np.array_equal(dict(rounded.model.named_parameters())[name].detach().numpy(), codes.weight)
+        held = dict(rounded.model.named_parameters())[name]
+        assert held is wanted[name] if kind != "Q6_K" else np.array_equal(held.detach().numpy(), codes.weight)  # a second copy in memory only if it differs
 
 
 def test_a_projection_of_several_types_is_kept_in_the_wider_codes(tmp_path: Path) -> None:
