@@ -20,7 +20,7 @@ class ExportOptions:
 
     Args:
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
+        dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
         weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); "keep" for the blocks of a GGUF file, on target
@@ -68,7 +68,7 @@ class ExportOptions:
         check_tolerance(self.tolerance)
 
     def _check_names(self, target: str) -> None:
-        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
+        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
         for (what, names), name in zip(known.items(), (target, self.signature, self.dtype, self.weights, self.cache), strict=True):
             if name is not None and name not in names:
                 raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")
