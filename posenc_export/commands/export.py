@@ -37,6 +37,10 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
+    measured = "text to measure the loss of few bits on (default: part of --calibrate FILE that weights are not rounded with, or a text of the package)"
+    exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)
+    largest = "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that loses more is refused"
+    exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -56,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
     settings = ExportOptions(
-        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance
+        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
+        options.text, options.max_loss,
     )
     check_export(targets, options.output, settings)
     model = _model(options)
@@ -67,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         return FAILED_CHECK
     options.say.close()
     rows = [
-        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_deviation(manifest)}
+        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_quality(manifest)}
         for target, folder, manifest in zip(targets, folders(targets, options.output), manifests, strict=True)
     ]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
@@ -188,7 +193,10 @@ def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
-def _deviation(manifest: Any) -> Dict[str, Any]:
-    """Table cells with the deviation of quantized weights and caches from float32; empty for other artefacts."""
-    deviation = manifest.deviation
-    return {"from float32": f"{deviation.error:.1e}", "greedy": f"{deviation.agreement:.0%}" if deviation.agreement else "-"} if deviation else {}
+def _quality(manifest: Any) -> Dict[str, Any]:
+    """Table cells with the loss of quantized weights and caches against float32; empty for other artefacts."""
+    quality = manifest.quality
+    if not quality:
+        return {}
+    loss = {"perplexity": f"x {quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
+    return {**loss, "greedy": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}

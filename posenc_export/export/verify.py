@@ -106,7 +106,7 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
         ValueError: no file, or one with other content.
     """
     wanted = described.sha256
-    sample = None if calibrate is None else calibration.read(calibrate, model)
+    sample = None if calibrate is None else calibration.read(calibrate, model).kept(described.tokens)
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
         raise ValueError(f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate")

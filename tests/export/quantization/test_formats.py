@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from posenc_export.export import VerificationError, deviation, export, verify
+from posenc_export.export import VerificationError, export, quality, verify
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.quantized_weights import Fused, Standard
@@ -97,15 +97,15 @@ def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: st
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
-    found = manifest.deviation
+    found = manifest.quality
     assert found is not None and found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
     assert 0 < found.error and found.tokens == 2 * 3 * 36
 
 
-def test_the_deviation_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: List[str] = []
-    right = deviation.load
-    monkeypatch.setattr(deviation, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
+    right = quality.load
+    monkeypatch.setattr(quality, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
     manifest = export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
     assert manifest.certificate is not None and loaded == [manifest.certificate["provider"]]
 
