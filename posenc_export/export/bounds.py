@@ -3,7 +3,7 @@
 import math
 from typing import Tuple
 
-from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.signatures import Model
 from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
@@ -22,7 +22,7 @@ def _noise(manifest: Manifest) -> float:
     """Return the rounding error of one product, relative to it: of float16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
     of_dtype = FLOAT16_NOISE if manifest.dtype == "float16" else 0.0
     few_bits = manifest.weights
-    of_activations = rounding_noise(8, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
+    of_activations = rounding_noise(8, format_of(few_bits.format).shared) if few_bits and few_bits.activations == "int8" else 0.0
     return math.hypot(of_dtype, of_activations, cache_noise(manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
 
 

@@ -146,7 +146,14 @@ def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
-@pytest.mark.parametrize("config", [encoder("learned"), decoder("rope"), block("alibi", causal=False)], ids=["encoder", "decoder", "bidirectional block"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(encoder("learned"), id="encoder", marks=pytest.mark.xdist_group("learned")),  # whose worker has traced it
+        pytest.param(decoder("rope"), id="decoder", marks=pytest.mark.xdist_group("rope")),
+        pytest.param(block("alibi", causal=False), id="bidirectional block"),
+    ],
+)
 def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:
     export(sources(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
     graph = onnx.load(tmp_path / "artefact" / "model.onnx").graph

@@ -28,6 +28,7 @@ class Target:
         dtypes: supported dtypes, the default first.
         few_bits: supports quantized weights with float32 activations.
         int8_cache: supports 8-bit caches with float32 activations.
+        keeps: supports blocks of quantized weights with offsets.
     """
 
     graph: str
@@ -39,6 +40,7 @@ class Target:
     dtypes: Tuple[str, ...] = ("float32", "float16")
     few_bits: bool = False
     int8_cache: bool = False
+    keeps: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -73,6 +75,7 @@ TARGETS = {
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         few_bits=True,
         int8_cache=True,
+        keeps=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",

@@ -94,6 +94,11 @@ def refused(path: Path) -> Iterator[None]:
     errors: Tuple[Type[Exception], ...] = (UnicodeDecodeError, *own)  # UnicodeDecodeError: the graph holds names that are not UTF-8
     try:
         yield
+    except RuntimeError as error:
+        if "WebGPU adapter" not in str(error):  # states' types are no RuntimeErrors
+            raise
+        remedy = "install a driver of Vulkan, Direct3D 12 or Metal, or give provider cpu"
+        raise ValueError(f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}") from None
     except errors as error:
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]

@@ -22,12 +22,17 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
-SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
-FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "keep": {}}
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "webgpu": "WebGpuExecutionProvider"}
+INSTALL = {
+    "cpu": "pip install 'posenc-export[cpu]'",
+    "cuda": "pip install 'posenc-export[gpu]'",
+    "webgpu": "pip install onnxruntime-webgpu in an environment without onnxruntime",
+}
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
@@ -41,7 +46,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
     if name == "auto":
         return "cuda" if "cuda" in present and not host_only else "cpu"
     if name not in present:
-        raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
+        raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL[name]}")
     if name == "cuda" and host_only:
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got cuda; export target ort-cuda")
     return name
@@ -81,7 +86,8 @@ class OrtGraph:
                 options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
-        self.manifest, self.provider, self.device = manifest, provider, provider
+        self.manifest, self.provider = manifest, provider
+        self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
         with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
@@ -124,7 +130,7 @@ class OrtGraph:
             return last, caches.after(1, idle)
 
         # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+        if self.provider == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
             return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
         return Step(run)
 

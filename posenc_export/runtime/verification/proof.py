@@ -50,7 +50,7 @@ class Accuracy:
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
-    """Return the accuracy of an artefact on a provider.
+    """Return the accuracy of an artefact on a provider, for a certificate.
 
     Args:
         reference: of the artefact.
@@ -60,12 +60,19 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
         ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
     """
     check_tolerance(tolerance)
+    accuracy = default_accuracy(provider, reference)
+    if tolerance is not None:
+        return Accuracy(tolerance, accuracy.noise)
+    if (bound := accuracy.tolerance) > LIMIT:
+        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
+    return accuracy
+
+
+def default_accuracy(provider: str, reference: Reference) -> Accuracy:
+    """Return the accuracy of an artefact on a provider, with the tolerance of the export however large it is."""
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
-    bound = max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance
-    if tolerance is None and bound > LIMIT:
-        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
-    return Accuracy(bound if tolerance is None else tolerance, noise)
+    return Accuracy(max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance, noise)
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:

@@ -100,9 +100,17 @@ def test_files_of_external_data_are_found_in_nested_graphs(location: str) -> Non
     assert onnx_files.locations(_external(location)) == {location}
 
 
-@pytest.mark.parametrize("content", [b"\x3a", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x3b", b"\x3a\x7f\x00"])
-def test_bytes_that_are_not_a_protocol_buffer_are_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x3a", "an integer that extends past"),
+        (b"\x3a" + 11 * b"\xff", "of more than ten bytes"),
+        (b"\x3b", "wire type 3"),
+        (b"\x3a\x7f\x00", "a field that extends past"),
+    ],
+)
+def test_bytes_that_are_not_a_protocol_buffer_are_refused_for_that_reason(content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         onnx_files.locations(content)
 
 

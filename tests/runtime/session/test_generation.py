@@ -15,6 +15,8 @@ from posenc_export.models.stack import Text
 from tests.tiny import decoder
 from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("alibi")  # one worker, which traces the model once
+
 PROMPTS = [list(range(3, 12)), [40, 41], [7] * 5]
 
 
