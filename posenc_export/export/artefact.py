@@ -15,8 +15,8 @@ from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions, Progress
 from posenc_export.export.quantization import calibration
-from posenc_export.export.quantization.formats import activations_of
-from posenc_export.export.quantization.text import with_text
+from posenc_export.export.quantization.formats import activations_of, format_of
+from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
 from posenc_export.export.verify import check
@@ -99,6 +99,8 @@ def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     """Read calibration data and the text that the loss is measured on."""
     sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
     kept, measured = with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
+    if kept is None and options.weights and format_of(options.weights).calibrated:
+        kept = default_sample(sources.model)
     return quality.Inputs(sources.model, kept, measured, options.max_loss)
 
 

@@ -10,7 +10,7 @@ from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import FORMATS
-from posenc_export.export.quantization.text import MeasuredText
+from posenc_export.export.quantization.text import MeasuredText, is_default
 from posenc_export.export.trace import in_few_bits
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -155,7 +155,7 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
     if manifest.weights is None or manifest.weights.format not in BY_SIZE:
         return ["choose float32"]
     found = [f"choose weights {name} ({ratio:.2f} times)" for name, ratio in _ratios(manifest.weights.format, inputs, text)]
-    calibrate = FORMATS[manifest.weights.format].calibrated and inputs.sample is None
+    calibrate = FORMATS[manifest.weights.format].calibrated and (inputs.sample is None or is_default(inputs.sample.sha256))
     return [*(["give calibration data"] if calibrate else []), *found]
 
 

@@ -6,13 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 
-from posenc_export.export import export, quality
+from posenc_export.export import export, quality, verify
 from posenc_export.export.describe import TORCH, describe
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration, formats, text
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact.schema import Quality, Weights
 from tests.traces import sources
 
@@ -112,3 +117,36 @@ def test_an_artefact_that_loses_too_much_is_not_written(tmp_path: Path, monkeypa
 def test_a_largest_loss_below_1_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected max_loss to be at least 1, the perplexity of float32, got 0.5"):
         export(seeded(IDS), "ort", tmp_path / "made", weights="int4", max_loss=0.5)
+
+
+def _with_tokenizer() -> Any:
+    """Return a decoder with a tokenizer of bytes that puts token 256 in front of a text."""
+    symbols = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({**{symbol: index for index, symbol in enumerate(symbols)}, "<s>": 256}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    model = seeded(decoder_config(257, 1, 56, BLOCK))
+    model.text = Text(tokenizer=tokenizer.to_str().encode())
+    return model
+
+
+def test_windows_begin_with_the_tokens_that_the_tokenizer_puts_in_front_and_these_are_not_measured() -> None:
+    model = _with_tokenizer()
+    chosen = text.with_text(None, None, model)[1]
+    assert chosen is not None and chosen.sample.first == 1 and chosen.sample.bytes_of_token == 1.0
+    assert (chosen.sample.windows[:, 0] == 256).all() and (chosen.sample.windows[:, 1:] < 256).all() and chosen.sample.windows.shape[1] == 48
+    found = quality._of_text(*(eager_session(model) for _ in range(2)), chosen.sample)
+    assert found.tokens == chosen.sample.windows[:, 1:].size and found.ratio == 1 and found.same == found.tokens
+
+
+def test_models_with_a_tokenizer_are_calibrated_with_a_text_of_the_package() -> None:
+    sample = text.default_sample(_with_tokenizer())
+    assert sample is not None and text.is_default(sample.sha256) and text.default_sample(seeded(BYTES)) is None
+    assert not text.is_default(calibration.of_text(text.TEXT.read_bytes(), seeded(BYTES)).sha256)
+
+
+@pytest.mark.exhaustive
+def test_an_artefact_that_is_calibrated_by_default_is_verified_again(tmp_path: Path) -> None:
+    model = _with_tokenizer()
+    manifest = export(model, "ort", tmp_path / "made", weights="int4")
+    assert manifest.calibration is not None and text.is_default(manifest.calibration.sha256) and verify(tmp_path / "made", model)["passed"]

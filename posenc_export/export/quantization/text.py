@@ -1,6 +1,7 @@
-"""Text that the loss of an artefact of few bits is measured on: windows of token ids, from a file, from calibration data, or from the text that the package brings."""
+"""Texts that the package brings, and the text that the loss of an artefact of few bits is measured on, as windows of token ids."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Optional, Tuple, Union
 
@@ -12,6 +13,7 @@ from posenc_export.export.quantization.calibration import Sample
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
+CALIBRATION = Path(__file__).with_name("calibration.txt")  # for models with a tokenizer, if there is no other calibration data
 WINDOWS = 8  # of calibration data that are held out, or of the text of the package
 TOKENS = 2048  # of the text of the package that are measured
 MOST = 64  # windows that are measured of a file given for this purpose
@@ -56,6 +58,19 @@ def with_text(sample: Optional[Sample], given: Union[str, Path, None], model: Mo
     if not len(text.windows):
         return sample, None  # its tokenizer reads the text as too few tokens
     return sample, MeasuredText(PACKAGE, _spread(text, -(-TOKENS // text.windows.shape[1])))
+
+
+def default_sample(model: Model) -> Optional[Sample]:
+    """Return the calibration data of the package for a decoder with a tokenizer; None for other models."""
+    if not text_of(model).tokenizer or not reads_text(model):
+        return None
+    sample = calibration.of_text(CALIBRATION.read_bytes(), model)
+    return sample if len(sample.windows) else None
+
+
+def is_default(digest: str) -> bool:
+    """Whether a digest is that of the calibration data of the package."""
+    return digest == hashlib.sha256(CALIBRATION.read_bytes()).hexdigest()
 
 
 def reads_text(model: Model) -> bool:
