@@ -21,7 +21,7 @@ class ExportOptions:
 
     Args:
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
+        dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
         weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); "keep" for the blocks of a GGUF file, on target
@@ -47,8 +47,8 @@ class ExportOptions:
 
     @property
     def rounds(self) -> bool:
-        """Whether weights, activations or caches may have less precision than float32."""
-        return bool(self.weights or self.cache) or self.dtype != "float32"
+        """Whether less precision than float32 was asked for in weights, activations or caches."""
+        return bool(self.weights or self.cache) or self.dtype not in (None, "float32")
 
     def say(self, line: str) -> None:
         """Report progress, if it is wanted."""
@@ -80,7 +80,7 @@ class ExportOptions:
             raise ValueError(f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}")
 
     def _check_names(self, target: str) -> None:
-        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
+        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
         for (what, names), name in zip(known.items(), (target, self.signature, self.dtype, self.weights, self.cache), strict=True):
             if name is not None and name not in names:
                 raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")

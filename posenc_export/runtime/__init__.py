@@ -1,5 +1,6 @@
 """Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript, pt2 and aotinductor, OpenVINO only for its providers."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional, Union
@@ -29,7 +30,8 @@ def load(
         threads: threads per operator, at most providers.MOST_THREADS; None uses all cores. torch has one number for all its users, so a graph of torch sets it
             only while it runs.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
-        check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. An artefact without a reference is not checked.
+        check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. If they differ, "auto" uses the CPU with a warning, and other
+            choices are an error. An artefact without a reference is not checked.
 
     Raises:
         ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, its outputs
@@ -45,7 +47,13 @@ def load(
     if check and model.provider != "cpu":
         from posenc_export.runtime.verification.at_load import check_outputs
 
-        check_outputs(model, folder)
+        try:
+            check_outputs(model, folder)
+        except ValueError as error:
+            if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
+                raise
+            warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
+            return _load(folder, manifest, "cpu", threads)
     return model
 
 

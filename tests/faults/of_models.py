@@ -2,6 +2,7 @@
 
 from typing import Any, Callable, Tuple
 
+import torch
 from torch import Tensor
 
 from posenc_export import ops
@@ -30,6 +31,12 @@ def _mask(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable
     return lambda right: lambda positions, key_positions, *rest: right(*change(positions, key_positions), *rest)
 
 
+def _shifted_by_padding(q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+    """As GroupQueryAttention with a bias on CUDA, if a short row beside longer ones is given its own length."""
+    first = (k >= 0).sum(1, keepdim=True) == (q >= 0).sum(1, keepdim=True)
+    return torch.where(first, q - (q < 0).sum(1, keepdim=True), q), k
+
+
 def _last_columns(right: Any) -> Any:
     return lambda x, index: x[:, x.size(1) - index.size(1) :]
 
@@ -46,6 +53,7 @@ FAULTS = {
         Fault("logits of the last column instead of the last token", "outputs", "function", _last_columns, "rope", of=SELECTION),
         Fault("mask one short", "mask", "function", _mask(lambda q, k: (q - 1, k)), "rope", of=MASK),
         Fault("mask one long", "mask", "function", _mask(lambda q, k: (q + 1, k)), "rope", of=MASK),
+        Fault("mask of a shorter row shifted in its first call", "mask", "function", _mask(_shifted_by_padding), "rope", of=MASK),
         Fault("padding attended", "mask", "function", _mask(lambda q, k: (q, k.clamp(min=0))), "rope", of=MASK),
     )
 }

@@ -29,6 +29,9 @@ class Graph(Protocol):
     device: str
     strided: bool
 
+    def open(self, rows: int, capacity: int) -> "BufferedCaches":
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
+
     def run(self, caches: "BufferedCaches", call: Call) -> np.ndarray:
         """Run the graph on a call and return its output [rows,S,*]. Reads the states in `past` and writes those in `present`.
 

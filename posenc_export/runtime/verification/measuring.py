@@ -260,7 +260,7 @@ def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndar
         manifest: of the artefact.
     """
     tokens, parts = proof.fill_inputs(manifest), []
-    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.dtype
+    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.passed_dtype
     read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
     sources = proof.encoder_rows(manifest, 1)
     encoder = None if sources is None else [row.astype(dtype) for row in sources]

@@ -179,7 +179,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.passed_dtype)
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
@@ -229,7 +229,7 @@ def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
     described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
-    for name in (distribution, f"{distribution}-gpu"):
+    for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"
     return described

@@ -48,6 +48,15 @@ def test_wrong_prompts_of_a_provider_are_detected_when_it_is_loaded(folder: Path
     assert load(folder, provider="webgpu", check=False).provider == "webgpu"
 
 
+def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on(folder: Path, manifest: Any, provider: str, threads: Any) -> Model:
+        return Model((OrtGraph if provider == "cpu" else WrongPrompts)(folder / "model.onnx", manifest, "cpu", threads))
+
+    monkeypatch.setattr(runtime, "_load", on)
+    with pytest.warns(RuntimeWarning, match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an error of 1.*e-03 in"):
+        assert load(folder).provider == "cpu"
+
+
 def test_a_provider_with_the_outputs_of_the_reference_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading(OnAnotherProvider, monkeypatch)
     assert load(folder, provider="webgpu").provider == "webgpu"
