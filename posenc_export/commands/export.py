@@ -30,7 +30,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
     exporting.add_argument("--dtype", help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)")
-    few = "int8, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
+    few = "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")

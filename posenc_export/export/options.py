@@ -24,8 +24,8 @@ class ExportOptions:
         dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
-        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); "keep" for the blocks of a GGUF file, on target
-            ort (quantization/kept.py); None keeps weights in dtype.
+        weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep" for the blocks of a GGUF file, on target ort
+            (quantization/kept.py); None keeps weights in dtype.
         calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
         tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format

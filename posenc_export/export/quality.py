@@ -20,7 +20,7 @@ from posenc_export.runtime.artefact.schema import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
 
-BY_SIZE = ("int4-128", "int4", "int8")  # formats of weights, the smallest first
+BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
 
 
 class Inputs(NamedTuple):

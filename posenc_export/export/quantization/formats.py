@@ -194,6 +194,7 @@ class Format:
 
 FORMATS: Dict[str, Format] = {
     "int8": Format(Grid(8, None), Grid(8, 32)),
+    "int8-32": Format(Grid(8, 32), Grid(8, 32)),
     "int4": Format(Grid(4, 32, zeros=True), Grid(4, 32, zeros=True)),
     "int4-128": Format(Grid(4, 128, zeros=True), Grid(4, 128, zeros=True)),
 }

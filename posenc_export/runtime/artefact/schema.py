@@ -106,7 +106,7 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
+    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
     matrices: Size = 0  # number of constants in that format; all others are float32
     activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
 

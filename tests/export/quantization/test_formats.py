@@ -249,7 +249,7 @@ def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32
 
 
 REFUSALS: dict = {
-    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, keep, got 'int3'"),
+    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int8-32, int4, int4-128, keep, got 'int3'"),
     "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
