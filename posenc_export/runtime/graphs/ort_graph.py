@@ -30,7 +30,7 @@ from posenc_export.runtime.session.stepper import CONSTANT
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
-FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "keep": {}}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "int8-32": EIGHT_BITS, "keep": {}}
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
 PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS), "webgpu": ("WebGpuExecutionProvider", {})}
 INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
