@@ -1,4 +1,4 @@
-"""`posenc serve`: serve completions over HTTP, as in OpenAI's API."""
+"""`posenc serve`: serve completions and conversations over HTTP, as in OpenAI's API."""
 
 import argparse
 import json
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     import uvicorn
 
     from posenc_export.runtime import load
+    from posenc_export.runtime.artefact.chat_template import chat_codec
     from posenc_export.runtime.artefact.tokenizer import codec
     from posenc_export.serve.access import access
     from posenc_export.serve.app import application
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    app = application(name, model, codec(options.folder, model.manifest), limits, allowed, stop)
+    app = application(name, model, codec(options.folder, model.manifest), limits, allowed, chat_codec(options.folder, model.manifest), stop)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace, lifespan="on", **settings(connections, limits.seconds))
     server = uvicorn.Server(config)
     options.say.close()
@@ -92,5 +93,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _announce(options: argparse.Namespace, name: str, port: int) -> None:
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    line = f"{name} at {url}/v1/completions, with /docs, /health and /metrics; stop it with SIGTERM"
+    line = f"{name} at {url}/v1/completions and {url}/v1/chat/completions, with /docs, /health and /metrics; stop it with SIGTERM"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

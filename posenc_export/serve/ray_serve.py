@@ -35,6 +35,7 @@ def application(arguments: Arguments) -> Any:
 
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load
+        from posenc_export.runtime.artefact.chat_template import chat_codec
         from posenc_export.runtime.artefact.tokenizer import codec
         from posenc_export.serve.app import application as http
         from posenc_export.serve.requests import Limits
@@ -43,7 +44,7 @@ def application(arguments: Arguments) -> Any:
         model = load(folder, threads=arguments.cpus)
         context = min(model.manifest.max_positions, CONTEXT)
         limits = Limits(arguments.rows, WAITING * arguments.rows, context, context - 1, context - 1)
-        return http(folder.name, model, codec(folder, model.manifest), limits)
+        return http(folder.name, model, codec(folder, model.manifest), limits, chat=chat_codec(folder, model.manifest))
 
     deployment = serve.deployment(
         serve.ingress(build)(),

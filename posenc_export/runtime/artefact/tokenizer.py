@@ -122,8 +122,9 @@ class TokenizerPieces:
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.window = list(prompt[-WINDOW:])
-        self.complete = len(self.window)  # number of tokens before the first one of an incomplete character
-        self.shown = len(_decoded(tokenizer, self.window))
+        text = _decoded(tokenizer, self.window)
+        self.shown = len(text.rstrip(REPLACEMENT))  # characters of the window's text
+        self.complete = len(self.window) if self.shown == len(text) else 0  # the next window begins at this token, never within a character
 
     def push(self, token: int) -> str:
         self.window.append(token)
@@ -152,7 +153,10 @@ class ByteCodec:
         return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may contain bytes that are not UTF-8
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        return BytePieces()
+        pieces = BytePieces()
+        for token in prompt[-3:]:  # a character has up to 4 bytes
+            pieces.push(token)
+        return pieces
 
     def spelled(self, token: int) -> str:
         return bytes([token]).decode(errors="replace")
