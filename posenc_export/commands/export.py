@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import download, suggestion
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
@@ -103,7 +103,7 @@ def _model(options: argparse.Namespace) -> Any:
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
     if not Path(options.model).is_dir():
-        remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
+        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"]))
         known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")

@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from posenc_export.shared.suggestion import download
+
 # Names of weight files, in the order in which transformers looks for them.
 WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -189,7 +191,8 @@ def read_config(folder: Path) -> Dict[str, Any]:
         ValueError: the folder or config.json does not exist, or config.json is not a JSON object.
     """
     if not folder.is_dir():
-        raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; download the model first")
+        remedy = download(folder) or "download the model first"
+        raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; {remedy}")
     return _json(folder / "config.json")
 
 

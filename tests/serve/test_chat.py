@@ -1,7 +1,6 @@
 """Conversations over HTTP, with the client of openai where it is installed."""
 
 import math
-from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Conversations keep their cache: each turn reads the new tokens only, and replies as to the whole conversation."""
 
-from pathlib import Path
 from typing import Any, List
 
 import pytest
