@@ -26,6 +26,7 @@ EXTRAS = {
     "matplotlib": "report",
     "tokenizers": "text",
     "jinja2": "text",
+    "gguf": "gguf",
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
