@@ -19,6 +19,8 @@ LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILE = ".safetensors"
+CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
+LONGEST_NAME = 128
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -109,7 +111,17 @@ def _model(options: argparse.Namespace) -> Any:
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
-    return _checkpoint(options.model, chosen)
+    model = _checkpoint(options.model, chosen)
+    model.source = {"checkpoint": checkpoint_name(Path(options.model))}
+    return model
+
+
+def checkpoint_name(path: Path) -> str:
+    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for a folder in the cache of the Hugging Face hub."""
+    whole = path.resolve()
+    if cached := next((folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None):
+        return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
+    return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
 
 
 def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:

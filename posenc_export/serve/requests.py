@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional, Tuple
 from posenc_export.runtime.artefact.manifest import Manifest
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
-CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
+CONTEXT = 4096  # default number of tokens of a row
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.commands.cli import main
+from posenc_export.commands.export import checkpoint_name
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
@@ -52,7 +53,14 @@ def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Pa
     assert json.loads(done.stdout)["passed"]
     tokens = np.arange(3, 43)[None]
     wanted = eager_session(from_pretrained(checkpoint)).prefill(tokens)
-    assert np.allclose(load(folder, provider="cpu").session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder, provider="cpu").manifest.max_positions == 300
+    model = load(folder, provider="cpu")
+    assert np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5) and model.manifest.max_positions == 300
+    assert model.manifest.source == {"checkpoint": "checkpoint"}
+
+
+def test_the_name_of_a_checkpoint_is_that_of_its_folder_file_or_hub() -> None:
+    names = {"a/b": "b", "a/b.Q4_1.gguf": "b.Q4_1", "hub/models--org--name-1--2/snapshots/12ab": "org/name-1--2", "hub/models--org--n/snapshots/12ab/q.gguf": "org/n"}
+    assert {path: checkpoint_name(Path(path)) for path in names} == names
 
 
 def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
