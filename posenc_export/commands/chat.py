@@ -72,11 +72,12 @@ def _lines(prompt: str) -> Iterator[str]:
 
 def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
     """Print the reply to a message. An interrupt ends the reply, and what was printed stays in the conversation."""
-    reply = chat.reply(line, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed)
+    reply, pieces = chat.reply(line, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed), []
     try:
         for piece in reply:
+            pieces.append(piece)
             if not options.json:
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
         reply.close()
-    print(json.dumps({"text": chat.messages[-1]["content"], "tokens": chat.tokens}) if options.json else "", flush=True)
+    print(json.dumps({"text": "".join(pieces), "tokens": chat.tokens}) if options.json else "", flush=True)

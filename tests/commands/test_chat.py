@@ -13,6 +13,7 @@ from posenc_export.export import export
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
+from posenc_export.runtime.artefact.tokenizer import BytePieces
 from tests.tiny import block
 
 pytest.importorskip("jinja2")
@@ -47,6 +48,22 @@ def test_each_line_is_a_message_and_new_begins_again(folder: str, capsys: pytest
     assert main(["chat", folder, "--max-tokens", "4", "--json"]) == 0
     first, second, again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == again != second
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_an_interrupt_ends_the_reply_and_not_the_conversation(pieces: int, folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    push, called = BytePieces.push, iter(range(100))
+
+    def interrupted(self: BytePieces, token: int) -> str:
+        if next(called) == pieces + 3:  # three tokens of the prompt are pushed first
+            raise KeyboardInterrupt
+        return push(self, token)
+
+    monkeypatch.setattr(BytePieces, "push", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert main(["chat", folder, "--max-tokens", "4", "--json"]) == 0
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(first["tokens"]) == pieces + 1 and len(second["tokens"]) == 4
 
 
 def test_the_chat_reads_lines_in_any_encoding_and_prints_replies_as_they_come(folder: str) -> None:
