@@ -54,7 +54,7 @@ class Service:
     def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, chat: Optional[ChatCodec], failed: Callable[[], object]) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
-        self.completions, self.chat = protocol.Completions(codec, model.manifest.stop_ids), Chat(chat)
+        self.completions, self.chat = protocol.Completions(model.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
         self.engine = Engine(model, limits, lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens), failed)
         self.metrics = Metrics(name, model.manifest, self.engine)
@@ -86,7 +86,7 @@ class Service:
         asked = protocol.parse(body, format.request)
         if asked.model not in (None, self.name):
             raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
-        rows = protocol.rows(asked, format, self.limits)
+        rows = protocol.rows(asked, format, self.codec, self.limits)
         for row in rows:
             check_request(row, self.manifest, self.limits)
         try:

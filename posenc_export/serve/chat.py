@@ -5,7 +5,7 @@ from typing import Annotated, Any, Dict, List, Literal, Optional, Type, Union
 from pydantic import Field
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import REPLACEMENT
+from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
 from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import Fields, Prompt, SamplingRequest, Whole
 from posenc_export.serve.requests import Limits, Token
@@ -69,7 +69,7 @@ class Chat:
     def __init__(self, codec: Optional[ChatCodec]) -> None:
         self.codec = codec
 
-    def prompts(self, asked: Any, limits: Limits) -> List[Prompt]:
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
         if self.codec is None:
             raise ValueError("chat: expected a model with a chat template, got one without; send a prompt to /v1/completions")
         if asked.top_logprobs and not asked.logprobs:

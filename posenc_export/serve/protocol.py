@@ -83,8 +83,8 @@ class Format(Protocol):
     whole: str  # `object` of a response
     part: str  # `object` of an event of a stream
 
-    def prompts(self, asked: Any, limits: Limits) -> List[Prompt]:
-        """Return the prompts of a request. Raise ValueError if one cannot be encoded."""
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+        """Return the prompts of a request, whose texts `codec` encodes. Raise ValueError if one cannot be encoded."""
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         """Format one entry of `choices` of a response."""
@@ -97,18 +97,17 @@ class Completions:
     """The format of /v1/completions.
 
     Args:
-        codec: codec of the artefact.
         stop_ids: ids that end a text.
     """
 
     request: Type[SamplingRequest] = CompletionRequest
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
-        self.codec, self.stop_ids = codec, tuple(stop_ids)
+    def __init__(self, stop_ids: Sequence[int]) -> None:
+        self.stop_ids = tuple(stop_ids)
 
-    def prompts(self, asked: Any, limits: Limits) -> List[Prompt]:
-        found = (tuple(self.codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt) for prompt in _prompts(asked))
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+        found = (tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt) for prompt in _prompts(asked))
         return [Prompt(ids, asked.max_tokens, self.stop_ids) for ids in found]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
@@ -137,7 +136,7 @@ def stops(asked: SamplingRequest) -> List[str]:
     return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
 
-def rows(asked: SamplingRequest, format: Format, limits: Limits) -> List[Request]:
+def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
     """Create an engine request for each choice: first all choices of the first prompt, then those of the next.
 
     Raises:
@@ -147,7 +146,7 @@ def rows(asked: SamplingRequest, format: Format, limits: Limits) -> List[Request
     if count > limits.queue:
         raise Refused(f"prompt: expected at most {limits.queue} choices of all prompts together, got {count}; send several requests")
     try:
-        prompts = format.prompts(asked, limits)
+        prompts = format.prompts(asked, codec, limits)
     except ValueError as error:
         raise Refused(str(error)) from None
     seed, choosing = secrets.randbits(63) if asked.seed is None else asked.seed, (asked.temperature, asked.top_k, asked.top_p)

@@ -154,8 +154,7 @@ class ByteCodec:
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         pieces = BytePieces()
-        for token in prompt[-3:]:  # a character has up to 4 bytes
-            pieces.push(token)
+        pieces.decoder.decode(bytes(prompt[-3:]))  # the prompt may end within a character, which has up to 4 bytes
         return pieces
 
     def spelled(self, token: int) -> str:
