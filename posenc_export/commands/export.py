@@ -12,13 +12,15 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import download, suggestion
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILE = ".safetensors"
+CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
+LONGEST_NAME = 128
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -110,11 +112,21 @@ def _model(options: argparse.Namespace) -> Any:
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
     if not Path(options.model).is_dir() and not is_gguf(Path(options.model)):
-        remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
+        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"]))
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
-    return _checkpoint(options.model, chosen)
+    model = _checkpoint(options.model, chosen)
+    model.source = {"checkpoint": checkpoint_name(Path(options.model))}
+    return model
+
+
+def checkpoint_name(path: Path) -> str:
+    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for a folder in the cache of the Hugging Face hub."""
+    whole = path.resolve()
+    if cached := next((folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None):
+        return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
+    return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
 
 
 def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:

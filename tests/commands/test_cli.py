@@ -200,6 +200,9 @@ MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
     "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
+    "a model of the hub": (["export", "org/name-1B", "--target", "ort", "-o", "x"], "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B"),
+    "a file of the hub": (["describe", "hf://org/name/q4.gguf"], "got none; hf download org/name q4.gguf --local-dir name"),
+    "a model of the hub to run": (["generate", "org/name", "--prompt", "x"], "download the model with hf download org/name --local-dir name and export it"),
     "a folder": (["export", "./missing", "--target", "ort", "-o", "x"], "got './missing'; give a folder that exists"),
 }
 

@@ -145,7 +145,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         opset: version by domain.
         operators: number of nodes by operator.
         versions: library versions of the export.
-        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; {"checkpoint": name} for a name only; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
         calibration: calibration data used to round weights and to compute the scales of caches; None for none.
