@@ -80,6 +80,7 @@ OUTPUTS: Dict[str, str] = {
     "last_hidden_state": "Hidden states after the last layer; for a model without layers, the embedded tokens.",
     "encoder_key_values": "Keys and values of each token, for the decoder layers that read this encoder.",
     "output": "Hidden states after the block.",
+    "sentence_embedding": "The embedding of each row, pooled from its hidden states without padding.",
 }
 # By update rule of a state: meaning, and value in the first call.
 UPDATES: Dict[str, Tuple[str, str]] = {
