@@ -1,4 +1,4 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, embed, serve, page, bench, inspect, plot."""
 
 import argparse
 import importlib
@@ -19,7 +19,8 @@ COMMANDS = {
     "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
     "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
     "generate": ("generate", "continue a text with a decoder"),
-    "serve": ("serve", "answer completions over HTTP, as in OpenAI's API"),
+    "embed": ("embed", "write the sentence embeddings of texts"),
+    "serve": ("serve", "answer completions or embeddings over HTTP, as in OpenAI's API"),
     "page": ("page", "write a static page that runs a decoder in the browser"),
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
     "inspect": ("inspect", "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it"),

@@ -190,8 +190,7 @@ def read_config(folder: Path) -> Dict[str, Any]:
     """
     if not folder.is_dir():
         raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; download the model first")
-    config: Dict[str, Any] = read_json(folder / "config.json")
-    return config
+    return _json(folder / "config.json")
 
 
 def read_tokenizer(folder: Path) -> bytes:
@@ -217,7 +216,7 @@ def read_ids(folder: Path, key: str, vocabulary: int) -> Tuple[int, ...]:
     given = None
     for name in ("generation_config.json", "config.json"):
         if given is None and (folder / name).is_file():
-            given = read_json(folder / name).get(key)
+            given = _json(folder / name).get(key)
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
@@ -247,7 +246,7 @@ def _files(folder: Path) -> Dict[Path, List[str]]:
 
 
 def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
-    places = read_json(folder / index).get("weight_map")
+    places = _json(folder / index).get("weight_map")
     suffix = Path(index.removesuffix(".index.json")).suffix
     if not isinstance(places, dict) or not places:
         raise ValueError(f"checkpoint: expected weight_map of {index} to map tensor names to files, got {type(places).__name__}; download it again")
@@ -259,17 +258,15 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
     return files
 
 
-def read_json(path: Path, kind: Type[Any] = dict) -> Any:
-    """Return the content of a JSON file, an object, or a list with kind=list. Raise ValueError if the file is missing or holds something else."""
+def _json(path: Path) -> Dict[str, Any]:
     try:
         values = json.loads(_found(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         if str(error).startswith("checkpoint: "):
             raise
         raise ValueError(f"checkpoint: expected {path.name} to be JSON, got an error ({error}); download it again") from None
-    if not isinstance(values, kind):
-        wanted = "list" if kind is list else "object"
-        raise ValueError(f"checkpoint: expected {path.name} to be a JSON {wanted}, got {type(values).__name__}; download it again")
+    if not isinstance(values, dict):
+        raise ValueError(f"checkpoint: expected {path.name} to be a JSON object, got {type(values).__name__}; download it again")
     return values
 
 

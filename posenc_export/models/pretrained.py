@@ -29,7 +29,7 @@ def from_pretrained(
     Args:
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in shards, as transformers saves it. tokenizer.json and the files
             in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. A folder of sentence-transformers (models/sentence_transformers.py)
-            gives an encoder with the further output sentence_embedding.
+            gives an encoder with the second output sentence_embedding.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
@@ -39,20 +39,7 @@ def from_pretrained(
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
     """
-    folder = Path(path)
-    if not sentence_transformers.is_folder(folder):
-        return _loaded(folder, layer, max_positions, part)
-    if layer is not None or part is not None:
-        return _loaded(sentence_transformers.encoder_of(folder), layer, max_positions, part)
-    sentences = sentence_transformers.read(folder)
-    model = _loaded(sentences.encoder, None, max_positions, None)
-    assert isinstance(model, Stack)
-    sentence_transformers.attach(model, sentences)
-    return model
-
-
-def _loaded(folder: Path, layer: Optional[int], max_positions: Optional[int], part: Optional[str]) -> Union[Stack, AttentionBlock]:
-    """Load the model of a folder that transformers saved. Arguments as for from_pretrained."""
+    folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
     if layer is not None and part == families.EMBEDDINGS:
         raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
     given = read_config(folder)
@@ -76,6 +63,8 @@ def _loaded(folder: Path, layer: Optional[int], max_positions: Optional[int], pa
         model.text = _text(folder, model.config, part)
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
+    if sentences is not None and isinstance(model, Stack):
+        sentence_transformers.attach(model, sentences)
     return model.eval()
 
 

@@ -6,13 +6,13 @@ modules.json lists the modules with their folders; the first is the encoder, as 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import msgspec
 import torch
 from torch import Tensor
 
-from posenc_export.models.checkpoint import Checkpoint, read_json
+from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, Text, readout
 from posenc_export.shared.suggestion import suggestion
@@ -39,7 +39,6 @@ class Sentences:
     """What a sentence-transformers folder adds to its encoder.
 
     Args:
-        encoder: folder of the encoder.
         readout: pooling and the layers after it.
         weights: tensors of the dense layers, by name in the module Readout.
         max_tokens: largest number of tokens of a text; None for that of the tokenizer and the encoder.
@@ -47,7 +46,6 @@ class Sentences:
         files: files to copy, by name.
     """
 
-    encoder: Path
     readout: ReadoutConfig
     weights: Mapping[str, Tensor]
     max_tokens: Optional[int]
@@ -55,14 +53,16 @@ class Sentences:
     files: Mapping[str, bytes]
 
 
-def is_folder(folder: Path) -> bool:
-    """Return whether a folder was saved by sentence-transformers."""
-    return (folder / MODULES).is_file()
+def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
+    """Return the folder of the encoder, and what is computed from its hidden states; None if the folder is not one of this library.
 
-
-def encoder_of(folder: Path) -> Path:
-    """Return the folder of the encoder, the first module."""
-    return _modules(folder)[0][1]
+    Args:
+        whole: whether the whole model is wanted; otherwise only the encoder is looked up.
+    """
+    if not (folder / MODULES).is_file():
+        return folder, None
+    sentences = read(folder) if whole else None
+    return _modules(folder)[0][1], sentences
 
 
 def read(folder: Path) -> Sentences:
@@ -90,7 +90,7 @@ def read(folder: Path) -> Sentences:
     most, lower = _text_settings(encoder)
     files = {PROMPTS: (folder / PROMPTS).read_bytes()} if (folder / PROMPTS).is_file() else {}
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
-    return Sentences(encoder, config, weights, most, lower, files)
+    return Sentences(config, weights, most, lower, files)
 
 
 def attach(model: Stack, sentences: Sentences) -> None:
@@ -134,9 +134,20 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode()
 
 
+def _json(path: Path, kind: Type[Any] = dict) -> Any:
+    """Return the content of a JSON file: an object, or a list with kind=list."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, FileNotFoundError) as error:
+        raise ValueError(f"sentence-transformers: expected {path.parent.name}/{path.name} with JSON, got an error ({error}); download the folder again") from None
+    if not isinstance(content, kind):
+        raise ValueError(f"sentence-transformers: expected {path.name} to be a JSON {kind.__name__}, got {type(content).__name__}; download the folder again")
+    return content
+
+
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     """Return the kind and the folder of each module."""
-    listed = read_json(folder / MODULES, list)
+    listed = _json(folder / MODULES, list)
     if not listed or not all(isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("path"), str) for one in listed):
         raise ValueError(f"sentence-transformers: expected {MODULES} to list modules with type and path, got others; download the folder again")
     found = []
@@ -153,7 +164,7 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
 
 
 def _pooling(place: Path) -> Tuple[str, ...]:
-    config = read_json(place / "config.json")
+    config = _json(place / "config.json")
     given = config.get("pooling_mode")
     if given is None:
         given = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
@@ -171,7 +182,7 @@ def _pooling(place: Path) -> Tuple[str, ...]:
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     """Return the maximal number of tokens, None if it is not given, and whether text is converted to lower case."""
-    settings = next((read_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {})
+    settings = next((_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {})
     task, most = settings.get("transformer_task", "feature-extraction"), settings.get("max_seq_length")
     if task != "feature-extraction":
         raise ValueError(f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model")
@@ -181,7 +192,7 @@ def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
 
 
 def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
-    config = read_json(place / "config.json")
+    config = _json(place / "config.json")
     ends = {config.get("module_input_name") or EMBEDDING, config.get("module_output_name") or EMBEDDING}
     path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     package, _, name = path.rpartition(".")
