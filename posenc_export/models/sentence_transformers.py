@@ -182,7 +182,7 @@ def _pooling(place: Path) -> Tuple[str, ...]:
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     """Return the maximal number of tokens, None if it is not given, and whether text is converted to lower case."""
-    settings = next((_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {})
+    settings: Dict[str, Any] = next((_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {})
     task, most = settings.get("transformer_task", "feature-extraction"), settings.get("max_seq_length")
     if task != "feature-extraction":
         raise ValueError(f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model")

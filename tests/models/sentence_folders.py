@@ -39,7 +39,8 @@ def folder(path: Path, pooling: Dict[str, Any], after: Sequence[Any] = (), lower
     """
     peer, _ = saved(name, path)
     (path / "tokenizer.json").write_bytes(tokenizer())
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "pad_token": "[PAD]", "unk_token": "[UNK]"}))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_max_length": 64}
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
     (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": MOST, "do_lower_case": lower}))
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *((one, f"{index}_{one}") for index, one in enumerate(_names(after), 2))]
     for index, given in enumerate(after, 2):

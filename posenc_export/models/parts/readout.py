@@ -3,7 +3,7 @@
 Poolings see the tokens of a row wherever its padding is. They compute in float32.
 """
 
-from typing import List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -94,11 +94,11 @@ class Dense(torch.nn.Module):
     def __init__(self, width: int, size: int, bias: bool = True, activation: Optional[str] = None) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(width, size, bias=bias)
-        self.activation = Identity(size) if activation is None else activation_of(activation)
+        self.activation: Any = Identity(size) if activation is None else activation_of(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,width] to [B,S,size]."""
-        return self.activation(self.linear(x))
+        return self.activation(self.linear(x))  # type: ignore[no-any-return]
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,width] to [n,size], float64."""
