@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.models import families, sentence_transformers
+from posenc_export.models import families, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer, read_tokenizer_files
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
@@ -29,7 +29,7 @@ def from_pretrained(
     Args:
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in shards, as transformers saves it. tokenizer.json and the files
             in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. A folder of sentence-transformers (models/sentence_transformers.py)
-            gives an encoder with the second output sentence_embedding.
+            gives an encoder with the second output sentence_embedding; one with a task head that models/task_heads.py knows, the second output logits.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
@@ -65,6 +65,8 @@ def from_pretrained(
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)
+    elif isinstance(model, Stack) and part is None:
+        task_heads.attach(model, folder, given)
     return model.eval()
 
 

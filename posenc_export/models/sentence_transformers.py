@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
-import msgspec
-import torch
 from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
-from posenc_export.models.stack import Stack, Text, readout
+from posenc_export.models.stack import Stack, Text
+from posenc_export.models.task_heads import put
 from posenc_export.shared.suggestion import suggestion
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -101,18 +100,8 @@ def attach(model: Stack, sentences: Sentences) -> None:
     """
     if model.config.head is not None or model.config.token_geometry.causal:
         raise ValueError("sentence-transformers: expected an encoder with bidirectional attention, got a decoder; export it without its pooling, from its own folder")
-    config = msgspec.structs.replace(model.config, readout=sentences.readout)
-    made = readout(config)
-    assert made is not None
-    wanted = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in sentences.weights.items()}
-    if wanted != found:
-        raise ValueError(f"sentence-transformers: expected dense layers with the tensors {wanted} for width {config.width}, got {found}; download the folder again")
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            parameter.copy_(sentences.weights[name])
-    model.config, model.readout = config, made.eval()
-    most = min(sentences.max_tokens or _limit(model.text) or config.max_positions, config.max_positions)
+    put(model, sentences.readout, sentences.weights)
+    most = min(sentences.max_tokens or _limit(model.text) or model.config.max_positions, model.config.max_positions)
     tokenizer = truncating(model.text.tokenizer, most, sentences.lower) if model.text.tokenizer else b""
     model.text = Text(tokenizer, model.text.stop_ids, model.text.start_ids, {**model.text.files, **sentences.files})
 

@@ -114,7 +114,7 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
     "an unknown key": ("1_Pooling/config.json", lambda _: {"pooling_layers": 2}, "got pooling_layers"),
     "another activation": ("2_Dense/config.json", lambda config: {**config, "activation_function": "os.system"}, "got os.system"),
     "a residual": ("2_Dense/config.json", lambda config: {**config, "use_residual": True}, "without use_residual"),
-    "another size": ("2_Dense/config.json", lambda config: {**config, "out_features": 8}, "expected dense layers with the tensors"),
+    "another size": ("2_Dense/config.json", lambda config: {**config, "out_features": 8}, "expected layers after width 48 with the tensors"),
     "another task": ("sentence_bert_config.json", lambda _: {"transformer_task": "fill-mask"}, "got 'fill-mask'"),
     "no length": ("sentence_bert_config.json", lambda _: {"max_seq_length": 0}, "expected max_seq_length to be a whole number"),
     "no JSON": ("modules.json", lambda _: {}, "expected modules.json to be a JSON list, got dict"),
