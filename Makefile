@@ -6,7 +6,7 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all fuzz soak lint bench bench-all docs wheels clients clean
+.PHONY: demo test test-all fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.commands.demo build/demo
@@ -43,6 +43,13 @@ soak: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.steps --steps $(STEPS) --json build/soak.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.load --json build/load.json
 
+# Run artefacts of ort-cuda on the CUDA provider without a GPU (tests/cuda_dry_run). Needs gcc and, the first time, a package index.
+# KINDS selects models (decoders presets variants blocks parts families), OPTIONS is passed on: --only NAME, --no-grid, --write-table.
+KINDS ?= decoders presets
+OPTIONS ?=
+cuda-dry-run: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.cuda_dry_run build/cuda-dry-run --kind $(KINDS) $(OPTIONS)
+
 # Build the documentation to build/site/index.html; every broken link is an error.
 docs: $(VENV)/ready
 	$(BIN)/python -m pip install -q -e '.[docs]'
@@ -60,7 +67,7 @@ clients: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,test]'
+	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,test]'
 	touch $@
 
 clean:

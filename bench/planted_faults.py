@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from posenc_export.export import Sources, export
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import json_rows
-from tests.export.artefact_faults import FAULTS, measured, on_cpu
+from posenc_export.testing.planting import CorrectArtefact, on_cpu
+from tests.faults.of_artefacts import FAULTS, IN_NUMBERS
 
 DEPTHS = (2, 12, 32, 48)
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-128", "cache int8")
@@ -46,13 +47,21 @@ def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
     return {"dtype": "float16"} if format_ == "float16" else {}
 
 
-def openers(format_: str) -> Tuple[str, Any]:
-    """Return the provider of a format and the function that loads a graph with it."""
+def opener(format_: str) -> Callable[[Path, Manifest], Any]:
+    """Return the function that loads a graph of a format."""
     if format_ != "bfloat16":
-        return "cpu", on_cpu
+        return on_cpu
     from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
-    return "openvino-bf16", lambda path, manifest: OpenVinoGraph(path, manifest, "openvino-bf16", 1)
+    return lambda path, manifest: OpenVinoGraph(path, manifest, "openvino-bf16", 1)
+
+
+def correct_artefact(sources: Sources, format_: str) -> CorrectArtefact:
+    """Return an artefact of target ort in a format."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "artefact"
+        manifest = export(sources, "ort", folder, verify=False, **arguments_of(format_, Path(temporary)))
+        return CorrectArtefact(folder, manifest, opener(format_))
 
 
 def rows_of(layers: int, formats: Sequence[str]) -> Iterator[Dict[str, Any]]:
@@ -60,19 +69,12 @@ def rows_of(layers: int, formats: Sequence[str]) -> Iterator[Dict[str, Any]]:
     for variant in VARIANTS:
         sources = Sources(seeded(described(variant, layers)))
         for format_ in formats:
-            with tempfile.TemporaryDirectory() as temporary:
-                folder = Path(temporary) / "artefact"
-                made = export(sources, "ort", folder, verify=False, **arguments_of(format_, Path(temporary)))
-                provider, opener = openers(format_)
-                correct = verify(folder, provider)
-                row = {"layers": layers, "format": format_, "encoding": variant}
-                yield {**row, "fault": "none", "found": not correct["passed"], **_worst({**correct})}
-                for name, fault in FAULTS.items():
-                    if fault.variant == variant:
-                        with tempfile.TemporaryDirectory() as scratch:
-                            errors, tolerance = measured(folder, made, fault, Path(scratch), opener)
-                        worst = _worst({"cells": errors.cells, "bounds": errors.bounds, "tolerance": tolerance})
-                        yield {**row, "fault": name, "found": errors.exceeds(tolerance), **worst}
+            correct = correct_artefact(sources, format_)
+            for name, fault in {"none": None, **FAULTS}.items():
+                if fault is None or fault.model == variant:
+                    measured, tolerance = correct.measured(fault), correct.accuracy.tolerance
+                    worst = _worst({"cells": measured.cells, "bounds": measured.bounds, "tolerance": tolerance})
+                    yield {"layers": layers, "format": format_, "encoding": variant, "fault": name, "found": measured.exceeds(tolerance), **worst}
 
 
 def _worst(certificate: Mapping[str, Any]) -> Dict[str, Any]:
@@ -99,7 +101,7 @@ def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
     shown = {(row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]}
     wrong = []
     for row in rows:
-        in_float32 = row["fault"] != "none" and not FAULTS[row["fault"]].quantized_only and (row["layers"], row["fault"]) in shown
+        in_float32 = row["fault"] != "none" and FAULTS[row["fault"]].breaks not in IN_NUMBERS and (row["layers"], row["fault"]) in shown
         if row["found"] != (row["fault"] != "none") and not in_float32:
             wrong.append(f"{row['fault']} in {row['format']} at {row['layers']} layers")
     return wrong

@@ -1,6 +1,5 @@
 """The contestants of a benchmark: artefact folders on each provider that can run them, and other runtimes of the same models."""
 
-import importlib.metadata
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import List, Sequence, Tuple, Union
@@ -109,15 +108,6 @@ def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[in
     return inside
 
 
-def cuda_present() -> bool:
-    """Return whether the GPU build of onnxruntime is installed and the machine has an NVIDIA device."""
-    try:
-        importlib.metadata.version("onnxruntime-gpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return Path("/dev/nvidiactl").exists()
-
-
 def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     """Return the contestants of one runtime: one per folder that it can load, or one per model that it can build."""
     runtime = RUNTIMES[name]
@@ -141,8 +131,10 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
         return ()
     if manifest.target.endswith("-cuda"):
         return ("cuda",)
+    from posenc_export.runtime.graphs import cuda
+
     capable = manifest.target.startswith("onnx") or (manifest.target == "ort" and manifest.dtype == "float16")
-    return ("cpu", "cuda") if capable and cuda_present() else ("cpu",)
+    return ("cpu", "cuda") if capable and cuda.obstacle() is None else ("cpu",)
 
 
 def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:

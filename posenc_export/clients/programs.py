@@ -41,7 +41,7 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
     """Check that a program can be written. known: names of the inputs that the program can fill.
 
     Raises:
-        ValueError: the artefact has another graph file, reads an encoder, is no decoder for a program in C, or has an input that is not in `known`.
+        ValueError: the artefact has another graph file or bfloat16, reads an encoder, is no decoder for a program in C, or has an input that is not in `known`.
     """
     file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
@@ -49,6 +49,8 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
         raise ValueError(f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}")
     if manifest.encoder:
         raise ValueError("inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; run it with posenc_export.load")
+    if manifest.passed_dtype != manifest.dtype:
+        raise ValueError(f"inspect: expected an artefact in float32 or float16 for --runtime, got {manifest.dtype}; run it with posenc_export.load")
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
         raise ValueError(f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load")

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from posenc_export.benchmark import run
 from posenc_export.commands.terminal import Progress, show, summary
 from posenc_export.export import TARGETS, Sources, export
 from posenc_export.models.presets import TRAINED_LENGTH, load_preset
 from posenc_export.runtime import load
+from posenc_export.runtime.graphs import cuda
 
 PROMPT = 600  # bytes of the prompt, more than twice the trained length
 TOKENS = 160
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         generated = [int(token[0]) for token in session.generate(prompt, TOKENS, temperature=0.4, top_k=8)]
         print(f"\n--- {name} continues calendar.py from byte {length}, now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})")
         print(text[max(0, length - 120) : length].decode(errors="replace") + "│" + bytes(generated).decode(errors="replace"))
-    timed = [target for target in TARGETS if target != "ort-cuda" or "CUDAExecutionProvider" in onnxruntime.get_available_providers()]
+    timed = [target for target in TARGETS if target != "ort-cuda" or cuda.obstacle() is None]
     folders = [folder / "tiny-rope" / target for target in timed]
     print("\n" + run(folders, runtimes=("eager",), contexts=CONTEXTS, progress=progress).table())
     print(NEXT.format(bin=os.path.relpath(Path(sys.executable).parent), folder=folder, page=folder / "page", parent=folder.parent))

@@ -45,6 +45,7 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
     from posenc_export.models import families
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.config_json import to_json
+    from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
     from posenc_export.models.presets import PRESETS
     from posenc_export.models.short_forms import block_config
 
@@ -56,11 +57,12 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
     if model in PRESETS:
         _only((), given, "a preset")
         return to_json(PRESETS[model])
-    if not Path(model).is_dir():
-        known = f"block, a folder with a checkpoint or an artefact, or one of {', '.join(PRESETS)}"
+    if not Path(model).is_dir() and not is_gguf(Path(model)):
+        known = f"block, a folder with a checkpoint or an artefact, a GGUF file, or one of {', '.join(PRESETS)}"
         raise ValueError(f"describe: expected model to be {known}, got {model!r}; {suggestion(model, [*PRESETS, 'block'])}")
     _only(("max_positions", "part"), given, "a checkpoint")
-    return to_json(families.read(read_config(Path(model)), given.get("max_positions"), given.get("part"))[0])
+    config = GGUFCheckpoint(Path(model)).config if is_gguf(Path(model)) else read_config(Path(model))
+    return to_json(families.read(config, given.get("max_positions"), given.get("part"))[0])
 
 
 def _only(names: Any, given: Dict[str, Any], what: str) -> None:

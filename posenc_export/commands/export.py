@@ -24,13 +24,14 @@ OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "atte
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc export`."""
-    exporting.add_argument("model", help="a preset, a folder with a checkpoint, the word block, or package.module:function, which returns a model")
+    exporting.add_argument("model", help="a preset, a folder with a checkpoint, a GGUF file, the word block, or package.module:function, which returns a model")
     exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, for one subfolder per target")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
-    exporting.add_argument("--dtype", help="dtype of weights, activations and caches, float32 or float16 (default: float32; float16 for ort-cuda)")
-    few = "int8, int4 or int4-128: format of linear layers and token table in few bits. For a block also a file, with or without a format, see below; ./int8 is a path"
+    exporting.add_argument("--dtype", help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)")
+    few = "int8, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
+    few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
     sample = "calibration data for 4-bit weights and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
@@ -80,9 +81,9 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     Raises:
         ValueError: several formats or several files.
     """
-    from posenc_export.export.quantization.formats import FORMATS
+    from posenc_export.export.quantization.formats import FORMATS, KEEP
 
-    places = [value for value in given if value not in FORMATS and (value.endswith(FILE) or Path(value).exists())]
+    places = [value for value in given if value not in (*FORMATS, KEEP) and (value.endswith(FILE) or Path(value).exists())]
     formats = [value for value in given if value not in places]
     if len(places) > 1 or len(formats) > 1:
         raise ValueError(f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once")
@@ -91,6 +92,7 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
 
 def _model(options: argparse.Namespace) -> Any:
     """Build the model that the arguments describe."""
+    from posenc_export.models.gguf.checkpoint import is_gguf
     from posenc_export.models.presets import PRESETS, load_preset
 
     chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
@@ -102,9 +104,9 @@ def _model(options: argparse.Namespace) -> Any:
     if CALLABLE.match(options.model) and not Path(options.model).exists():
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
-    if not Path(options.model).is_dir():
+    if not Path(options.model).is_dir() and not is_gguf(Path(options.model)):
         remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
-        known = f"block, a folder with a checkpoint, package.module:function, or one of {', '.join(PRESETS)}"
+        known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
     return _checkpoint(options.model, chosen)
@@ -118,7 +120,7 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
         model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
-        if "part" not in chosen:
+        if "part" not in chosen and Path(folder).is_dir():
             _name_left_out(folder, model)
         return model
     if positions is None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import add_folder
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
     else:
-        lines = aligned(None, [*_model(manifest), *_graph(manifest), *_proof(manifest)], WIDTH)
+        lines = aligned(None, [*_model(manifest), *_graph(manifest), *_cuda(options.folder, manifest), *_proof(manifest)], WIDTH)
         print("\n".join([*lines, "", *aligned(None, description.lines(manifest.config), WIDTH)]))
     return 0
 
@@ -62,6 +63,19 @@ def _graph(manifest: Manifest) -> List[Line]:
             name = f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} layers,"
         lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {meanings[state.past]}"))
     return lines
+
+
+def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
+    """Line for what the CUDA provider would make of an ONNX graph."""
+    from posenc_export.runtime.artefact.files import locate
+    from posenc_export.runtime.artefact.rules import graph_file
+    from posenc_export.runtime.graphs import cuda_placement
+
+    if graph_file(manifest) != "model.onnx":
+        return []
+    grows = any(state.update == "append" for state in manifest.states)
+    found = cuda_placement.placed(locate(folder) / graph_file(manifest)).said(grows)
+    return [("on CUDA", f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this proves no value)")]
 
 
 def _axes(axes: Tuple[object, ...]) -> str:

@@ -25,6 +25,7 @@ EXTRAS = {
     "openvino": "openvino",
     "matplotlib": "report",
     "tokenizers": "text",
+    "gguf": "gguf",
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",

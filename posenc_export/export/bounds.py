@@ -3,13 +3,13 @@
 import math
 from typing import Tuple
 
-from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.signatures import Model
 from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.proof import Accuracy
-from posenc_export.shared.numerics import FLOAT16_NOISE, cache_noise, rounding_noise, rounding_tolerance, tolerance
+from posenc_export.shared.numerics import BFLOAT16_NOISE, FLOAT16_NOISE, cache_noise, rounding_noise, rounding_tolerance, tolerance
 
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
@@ -19,10 +19,10 @@ def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
 
 
 def _noise(manifest: Manifest) -> float:
-    """Return the rounding error of one product, relative to it: of float16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
-    of_dtype = FLOAT16_NOISE if manifest.dtype == "float16" else 0.0
+    """Return the rounding error of one product, relative to it: of float16 or bfloat16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
+    of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
     few_bits = manifest.weights
-    of_activations = rounding_noise(8, FORMATS[few_bits.format].shared) if few_bits and few_bits.activations == "int8" else 0.0
+    of_activations = rounding_noise(8, format_of(few_bits.format).shared) if few_bits and few_bits.activations == "int8" else 0.0
     return math.hypot(of_dtype, of_activations, cache_noise(manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
 
 

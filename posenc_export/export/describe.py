@@ -14,6 +14,7 @@ from posenc_export.models.config_json import encodings_of, kind_of, to_json
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module import OwnModule, inner_of
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
+from posenc_export.runtime.artefact.schema import passed
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
@@ -59,7 +60,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         max_positions=model.config.max_positions,
         axes=model.axes,
         chunk=min(encoding.chunk for encoding in (model.token_encoding, *(attention.encoding for attention in model.attentions()))),
-        encoder=_encoder(model, dtype),
+        encoder=_encoder(model, passed(dtype)),
         step_weights=step_weights(model),
         stop_ids=list(text_of(model).stop_ids),
         start_ids=list(text_of(model).start_ids),
@@ -95,7 +96,7 @@ def step_weights(model: Model) -> int:
 
 def _inputs_and_output(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
     """Return the inputs other than positions, and the output. outputs: number of tokens per row that a decoder returns logits of."""
-    dtype, width = dtype_of(model), model.config.width
+    dtype, width = passed(dtype_of(model)), model.config.width
     if isinstance(model, OwnModule):
         read = Value("input_ids", "int64", (B, S)) if model.vocabulary else Value("hidden_states", dtype, (B, S, width))
         return [read], Value("output", dtype, (B, S, model.config.outputs))
@@ -146,8 +147,12 @@ def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], T
     """
     arguments: List[Any] = []
     shapes: List[Any] = []
+
+    def traced(dtype: str) -> str:  # the module reads its own dtype, which a graph may be passed in another one
+        return manifest.dtype if dtype == manifest.passed_dtype else dtype
+
     for value in manifest.inputs:
-        arguments.append(_example(value.dtype, value.axes))
+        arguments.append(_example(traced(value.dtype), value.axes))
         shapes.append(_dynamic(value.axes))
     caches, dynamic = [], []
     for state in manifest.states:
@@ -155,7 +160,7 @@ def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], T
         caches.append(_example(state.dtype, axes))
         dynamic.append(_dynamic(axes))
     for value in manifest.encoder:
-        caches.append(_example(value.dtype, value.axes))
+        caches.append(_example(traced(value.dtype), value.axes))
         dynamic.append(_dynamic(value.axes))
     if any(state.past == "past_positions" for state in manifest.states):
         arguments.append(caches.pop(0))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional, Sequence, Union
 
-from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.formats import FORMATS, KEEP, format_of
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
@@ -20,10 +20,11 @@ class ExportOptions:
 
     Args:
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32" or "float16", of weights, activations and caches; None selects the target's first dtype.
+        dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
-        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); None keeps weights in dtype.
+        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); "keep" for the blocks of a GGUF file, on target
+            ort (quantization/kept.py); None keeps weights in dtype.
         calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
         tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
@@ -58,16 +59,16 @@ class ExportOptions:
                 raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {self.dtype}; change dtype or target")
             if self.signature not in kind.layout:
                 raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {self.signature}; choose target ort or onnx")
-            self._check_format("weights", self.weights, target, [name for name, other in TARGETS.items() if other.few_bits])
+            self._check_format("weights", self.weights, target, [name for name, other in TARGETS.items() if (other.keeps if self.weights == KEEP else other.few_bits)])
             self._check_format("cache", self.cache, target, [name for name, other in TARGETS.items() if other.int8_cache])
         if self.calibrate is None and self.cache is not None:
             raise ValueError(f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate")
-        if self.calibrate is not None and self.cache is None and not (self.weights and FORMATS[self.weights].calibrated):
+        if self.calibrate is not None and self.cache is None and not (self.weights and format_of(self.weights).calibrated):
             raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {self.weights or 'neither'}; omit calibrate")
         check_tolerance(self.tolerance)
 
     def _check_names(self, target: str) -> None:
-        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16"], "weights": list(FORMATS), "cache": list(CACHES)}
+        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
         for (what, names), name in zip(known.items(), (target, self.signature, self.dtype, self.weights, self.cache), strict=True):
             if name is not None and name not in names:
                 raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")

@@ -10,7 +10,8 @@ import torch
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import FORMATS, OnGrid, Rounded, rounded
+from posenc_export.export.quantization.formats import KEEP, OnGrid, Rounded, format_of, rounded
+from posenc_export.export.quantization.kept import kept
 from posenc_export.export.signatures import wrap
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
@@ -72,7 +73,7 @@ class Sources:
         """Return the source in a dtype and in eval mode.
 
         Args:
-            weights: format of formats.FORMATS that the weights are rounded to; None does not round.
+            weights: format of formats.FORMATS that the weights are rounded to, or formats.KEEP; None does not round.
             sample: calibration data; None for none.
             cache: compute scales of quantized keys and values, which needs a sample.
         """
@@ -86,8 +87,10 @@ class Sources:
 
 
 def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Rounded:
-    """Return a copy of a float32 model in eval mode with weights rounded to a format of formats.FORMATS; a sample is used if the format is calibrated."""
-    if sample is None or not FORMATS[weights].calibrated:
+    """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of); a sample is used if the format is calibrated."""
+    if weights == KEEP:
+        return kept(model)
+    if sample is None or not format_of(weights).calibrated:
         return rounded(model, weights)
     return rounded(model, weights, calibration.moments(model, sample))
 

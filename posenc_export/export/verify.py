@@ -12,7 +12,7 @@ from posenc_export.export.expected import expected_outputs
 from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
@@ -89,7 +89,7 @@ def verify(
         raise ValueError(f"verify: expected the model that was exported to {folder}, got one with another config; pass that model")
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
-        described = manifest.calibration if FORMATS[manifest.weights.format].calibrated else None
+        described = manifest.calibration if format_of(manifest.weights.format).calibrated else None
         made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate)).model
     session, *others = sessions(loaded, 1)
     if manifest.reference is None:

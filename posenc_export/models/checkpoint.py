@@ -2,109 +2,25 @@
 
 import json
 import math
-import pickle
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Dict, List, Optional, Protocol, Tuple, Type, Union
+from types import MappingProxyType, TracebackType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
 from torch import Tensor
+
+from posenc_export.models.blocks import Numbered
+from posenc_export.models.packed import PackedTensor, unpacked
+from posenc_export.models.tensor_files import OPENERS, SafetensorsFile, Shape, TensorFile, found
 
 # Names of weight files, in the order in which transformers looks for them.
 WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Files that accompany tokenizer.json: chat template, special tokens, generation settings.
+TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json")
-# Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
-DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-Shape = Tuple[int, ...]
-
-
-class TensorFile(Protocol):
-    """A file of named tensors."""
-
-    path: Path
-
-    def names(self) -> List[str]: ...
-
-    def shape(self, name: str) -> Shape: ...
-
-    def tensor(self, name: str) -> Tensor: ...
-
-
-class SafetensorsFile:
-    """A .safetensors file.
-
-    Raises:
-        ValueError: the file is missing or cannot be read.
-    """
-
-    def __init__(self, path: Path, opened: ExitStack) -> None:
-        self.path = path
-        try:
-            self._file: Any = opened.enter_context(safe_open(_found(path), framework="pt"))
-        except SafetensorError as error:
-            raise ValueError(f"checkpoint: expected {path.name} to be a complete safetensors file, got an error ({error}); download it again") from None
-
-    def names(self) -> List[str]:
-        return list(self._file.keys())
-
-    def shape(self, name: str) -> Shape:
-        return tuple(self._file.get_slice(name).get_shape())
-
-    def tensor(self, name: str) -> Tensor:
-        """Return a tensor as float32.
-
-        Raises:
-            ValueError: the stored dtype is not float32, float16 or bfloat16.
-        """
-        dtype = self._file.get_slice(name).get_dtype()
-        if dtype not in DTYPES:
-            raise ValueError(_dtype_line(name, dtype))
-        return self._file.get_tensor(name).float()
-
-
-class TorchFile:
-    """A dictionary of tensors as torch.save writes it. Nothing but tensors is unpickled.
-
-    Raises:
-        ValueError: the file is missing, cannot be read or holds other objects.
-    """
-
-    def __init__(self, path: Path, _: ExitStack) -> None:
-        self.path = _found(path)
-        try:
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except DAMAGED as error:
-            why = str(error).partition("\n")[0][:200]
-            rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
-            raise ValueError(f"{rule}, got an error ({why}); save it as safetensors") from None
-        if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
-            raise ValueError(f"checkpoint: expected {path.name} to be a dictionary of tensors by name, got other objects; save it as safetensors")
-        for name, value in held.items():
-            if not _is_plain(value):
-                rule = f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
-                raise ValueError(f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors")
-        self._held: Dict[str, Tensor] = held
-
-    def names(self) -> List[str]:
-        return list(self._held)
-
-    def shape(self, name: str) -> Shape:
-        return tuple(self._held[name].shape)
-
-    def tensor(self, name: str) -> Tensor:
-        """As SafetensorsFile.tensor."""
-        if self._held[name].dtype not in DTYPES.values():
-            raise ValueError(_dtype_line(name, str(self._held[name].dtype).removeprefix("torch.")))
-        return self._held[name].detach().float()
-
-
-OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {".safetensors": SafetensorsFile, ".bin": TorchFile}
 
 
 class Checkpoint:
@@ -112,16 +28,25 @@ class Checkpoint:
 
     Args:
         folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that it names.
+        config: contents of config.json (read_config).
+
+    Attributes:
+        config: the argument.
+        files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
 
     Raises:
         ValueError: no weights, a file that is missing or cannot be read, an index that does not match its files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.config = config
+        self.files = {name: (folder / name).read_bytes() for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()}
         self._sources: Dict[str, Tuple[TensorFile, str]] = {}  # tensor name to file and name in that file
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
                 self._add(OPENERS[path.suffix](path, opened), listed)
+            if config.get("quantization_config") is not None:
+                self._sources = unpacked(config["quantization_config"], self._sources)
             self._opened = opened.pop_all()
 
     def _add(self, file: TensorFile, listed: List[str]) -> None:
@@ -145,6 +70,17 @@ class Checkpoint:
     def names(self) -> List[str]:
         """Return the names of all tensors."""
         return list(self._sources)
+
+    def base(self, bases: Sequence[str]) -> str:
+        """Return the first prefix with which names begin."""
+        return next(base for base in bases if any(name.startswith(base) for name in self._sources) or not base)
+
+    def matrix(self, name: str) -> Optional[Numbered]:
+        """Return a quantized matrix, with the indices of its rows [N,1]; None for other tensors."""
+        file, written = self._sources[name]
+        if not isinstance(file, PackedTensor) or len(file.shape(written)) != 2:
+            return None
+        return file, np.arange(file.rows)[:, None]
 
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""
@@ -193,30 +129,18 @@ def read_config(folder: Path) -> Dict[str, Any]:
     return _json(folder / "config.json")
 
 
-def read_tokenizer(folder: Path) -> bytes:
-    """Return the bytes of tokenizer.json, empty if there is none."""
-    path = folder / "tokenizer.json"
-    return path.read_bytes() if path.is_file() else b""
-
-
-def read_tokenizer_files(folder: Path) -> Dict[str, bytes]:
-    """Return the bytes of the existing TOKENIZER_FILES, by name."""
-    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
-
-
-def read_ids(folder: Path, key: str, vocabulary: int) -> Tuple[int, ...]:
+def read_ids(files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int) -> Tuple[int, ...]:
     """Return the token ids under a key of generation_config.json, or else of config.json. Ids beyond the vocabulary are dropped.
 
     Args:
+        files: the files of the checkpoint by name.
         key: eos_token_id, the ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
 
     Raises:
-        ValueError: the value is not null, an integer of 0 or more, or a list of such integers.
+        ValueError: generation_config.json is not a JSON object, or the value is not null, an integer of 0 or more, or a list of such integers.
     """
-    given = None
-    for name in ("generation_config.json", "config.json"):
-        if given is None and (folder / name).is_file():
-            given = _json(folder / name).get(key)
+    given = _object("generation_config.json", files.get("generation_config.json", b"{}")).get(key)
+    given = config.get(key) if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
@@ -259,21 +183,17 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 
 def _json(path: Path) -> Dict[str, Any]:
+    return _object(path.name, found(path).read_bytes())
+
+
+def _object(name: str, content: bytes) -> Dict[str, Any]:
     try:
-        values = json.loads(_found(path).read_text(encoding="utf-8"))
+        values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        if str(error).startswith("checkpoint: "):
-            raise
-        raise ValueError(f"checkpoint: expected {path.name} to be JSON, got an error ({error}); download it again") from None
+        raise ValueError(f"checkpoint: expected {name} to be JSON, got an error ({error}); download it again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"checkpoint: expected {path.name} to be a JSON object, got {type(values).__name__}; download it again")
+        raise ValueError(f"checkpoint: expected {name} to be a JSON object, got {type(values).__name__}; download it again")
     return values
-
-
-def _found(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
-    return path
 
 
 def _current(name: str) -> str:
@@ -282,14 +202,5 @@ def _current(name: str) -> str:
     return name if old is None else name.removesuffix(old) + OLD_ENDINGS[old]
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an expanded one is."""
-    return not tensor.is_nested and tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
-
-
 def _some(names: List[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _dtype_line(name: str, dtype: str) -> str:
-    return f"checkpoint: expected tensors in float32, float16 or bfloat16, got {dtype} in {name}; save the model in one of these"

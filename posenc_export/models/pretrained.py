@@ -2,17 +2,20 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
 from posenc_export.models import families, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import Checkpoint, Shape, read_config, read_ids, read_tokenizer, read_tokenizer_files
+from posenc_export.models.blocks import stored
+from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.stack import Stack, Text
+from posenc_export.models.tensor_files import Shape
 from posenc_export.shared.allocation import enough_memory
 
 HEADS = ("lm_head.weight", "proj_out.weight")  # transformers' names of output heads; tied heads may be saved as copies of the token table
@@ -28,8 +31,9 @@ def from_pretrained(
 
     Args:
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in shards, as transformers saves it. tokenizer.json and the files
-            in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. A folder of sentence-transformers (models/sentence_transformers.py)
-            gives an encoder with the second output sentence_embedding; one with a task head that models/task_heads.py knows, the second output logits.
+            in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of these.
+            A folder of sentence-transformers (models/sentence_transformers.py) gives an encoder with the second output sentence_embedding; one with a task head
+            that models/task_heads.py knows, the second output logits.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
@@ -38,29 +42,30 @@ def from_pretrained(
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
+        ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
     """
     folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
     if layer is not None and part == families.EMBEDDINGS:
         raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
-    given = read_config(folder)
-    config, family = families.read(given, max_positions, part)
-    if layer is not None and not 0 <= layer < len(config.order):
-        raise ValueError(f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer")
-    with Checkpoint(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
+    with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
+        given = checkpoint.config
+        config, family = families.read(given, max_positions, part)
+        if layer is not None and not 0 <= layer < len(config.order):
+            raise ValueError(f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer")
         check_sizes(given["model_type"], config, checkpoint.sizes())
         checkpoint.forget([name for name in checkpoint.names() if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))])
         with torch.device("meta"):  # parameters have shapes but no data; tables of encodings are computed
             model: Union[Stack, AttentionBlock] = Stack(config)
-        bases = (*family.other_bases, family.base, "")
-        base = next(base for base in bases if any(name.startswith(base) for name in checkpoint.names()) or not base)
+        base = checkpoint.base((*family.other_bases, family.base, ""))
         sources = _sources(model, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
         if layer is not None or part == families.EMBEDDINGS:
             with torch.device("meta"):
                 model = AttentionBlock(_alone(config, layer)) if layer is not None else Stack(_embeddings(config))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
-    if isinstance(model, Stack):
-        model.text = _text(folder, model.config, part)
+        if isinstance(model, Stack):
+            model.text = _text(checkpoint.files, given, model.config, part)
+            model.stored = stored(sources, checkpoint.matrix)
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
@@ -70,10 +75,16 @@ def from_pretrained(
     return model.eval()
 
 
-def _text(folder: Path, config: StackConfig, part: Optional[str]) -> Text:
-    """Read the tokenizer of a checkpoint and, for models with a head, its stop ids and the start ids of a part."""
-    ids = {key: read_ids(folder, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
-    return Text(read_tokenizer(folder), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), read_tokenizer_files(folder))
+def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
+    """Open a folder or a GGUF file."""
+    return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
+
+
+def _text(files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]) -> Text:
+    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids and the start ids of a part."""
+    ids = {key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
+    others = {name: content for name, content in files.items() if name != TOKENIZER}
+    return Text(files.get(TOKENIZER, b""), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), others)
 
 
 def _alone(config: StackConfig, layer: int) -> BlockConfig:
@@ -113,7 +124,7 @@ def _sources(model: Any, config: StackConfig, table: Table, base: str, checkpoin
     return found
 
 
-def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Source]) -> None:
+def _check(checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]) -> None:
     """Check that the checkpoint holds exactly the tensors of the description. A tied head may be saved as a copy of the token table."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
     heads = [name for name in HEADS if name in checkpoint.names()] if config.head is not None and config.head.tied else []
@@ -125,7 +136,7 @@ def _check(checkpoint: Checkpoint, config: StackConfig, sources: Dict[str, Sourc
         raise ValueError(f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got different tensors; set tie_word_embeddings to false")
 
 
-def _fill(model: Any, checkpoint: Checkpoint, sources: Dict[str, Source], within: str) -> None:
+def _fill(model: Any, checkpoint: Union[Checkpoint, GGUFCheckpoint], sources: Dict[str, Source], within: str) -> None:
     """Set all parameters of the model, one at a time. A shared parameter is created once and set in every module that uses it.
 
     Args:

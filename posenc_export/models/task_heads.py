@@ -47,7 +47,7 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
     linears = TASKS.get(task, {}).get(str(config.get("model_type")))
     if linears is None or left_out(model, config) is None:
         return
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, config) as checkpoint:
         held = set(checkpoint.names())
         wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
         missing = [name for name in wanted if name not in held]

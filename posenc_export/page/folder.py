@@ -18,7 +18,8 @@ from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 ASSETS = ("index.html", "page.js", "model.js")
-WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB instead of 27 MB
+WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB
+WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")  # 27 MB, which a browser fetches only to use WebGPU
 INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask")  # graph inputs that model.js can fill
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes of text that the page feeds to the model
@@ -49,14 +50,15 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     """Write the files of a page into a new folder."""
     (page / "onnxruntime-web").mkdir(parents=True)
-    for name in WEB:
+    gpu = all((web / "dist" / name).is_file() for name in WEBGPU)
+    for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
     layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
     graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
     for name in ASSETS:
         (page / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
-    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"])
+    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"], gpu)
     written = sorted(path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file())
     (page / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
 
@@ -88,7 +90,7 @@ def _web(given: Optional[Path]) -> Path:
     raise ValueError(f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER")
 
 
-def _page_data(name: str, manifest: Manifest, layers: Any, version: str) -> Dict[str, Any]:
+def _page_data(name: str, manifest: Manifest, layers: Any, version: str, gpu: bool) -> Dict[str, Any]:
     """Return the content of page.json."""
     sizes: Dict[Any, Any] = {B: 1, P: 0}
     states = [
@@ -101,6 +103,7 @@ def _page_data(name: str, manifest: Manifest, layers: Any, version: str) -> Dict
         "weights": manifest.step_weights,
         "digest": manifest.digest,
         "onnxruntime_web": version,
+        "webgpu": gpu,
         "inputs": [value.name for value in manifest.inputs],
         "output": manifest.outputs[0].name,
         "axes": manifest.axes,

@@ -1,12 +1,14 @@
 """Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript, pt2 and aotinductor, OpenVINO only for its providers."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional, Union
 
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Proof
-from posenc_export.runtime.artefact.files import check, checked, locate
+from posenc_export.runtime.artefact.files import check as check_files
+from posenc_export.runtime.artefact.files import checked, locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.graphs import providers
@@ -17,27 +19,47 @@ from posenc_export.runtime.session.session import Session
 __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
 
 
-def load(folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None) -> Model:
+def load(
+    folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None, check: bool = True
+) -> Model:
     """Load an artefact folder after checking its files against its manifest.
 
     Args:
-        provider: "auto", "cpu" or "cuda" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
-            chooses OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
+        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
+            chooses WebGPU or OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
         threads: threads per operator, at most providers.MOST_THREADS; None uses all cores. torch has one number for all its users, so a graph of torch sets it
             only while it runs.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
+        check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. If they differ, "auto" uses the CPU with a warning, and other
+            choices are an error. An artefact without a reference is not checked.
 
     Raises:
-        ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, or the
-            artefact's native code was compiled for another processor or version of torch.
+        ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, its outputs
+            differ from the reference by more than the tolerance of the artefact, or the artefact's native code was compiled for another processor or version of
+            torch.
         ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
+    model = _load(folder, manifest, provider, threads)
+    if check and model.provider != "cpu":
+        from posenc_export.runtime.verification.at_load import check_outputs
+
+        try:
+            check_outputs(model, folder)
+        except ValueError as error:
+            if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
+                raise
+            warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
+            return _load(folder, manifest, "cpu", threads)
+    return model
+
+
+def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> Model:
     if manifest.target in providers.TORCH_TARGETS:
-        check(folder, manifest)  # before torch reads a program
+        check_files(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.graphs.torch_files import load_torch
 
         return Model(load_torch(folder, manifest, threads), folder)
@@ -83,7 +105,7 @@ def verify(
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
-    model = load(folder, provider, threads, digest)
+    model = load(folder, provider, threads, digest, check=False)
     certificate = _measured(folder, model, threads, progress or (lambda _: None), tolerance)
     if record:
         manifests.add_proof(folder, model.manifest.digest, certificate)

@@ -1,7 +1,7 @@
 """Requests and responses of /v1/completions, as in OpenAI's API."""
 
 import secrets
-from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Annotated, Any, Dict, List, Literal, Optional, Tuple, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -84,27 +84,19 @@ def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most
     Raises:
         Refused: there are more choices than `most`, or the tokenizer cannot encode a prompt.
     """
-    asked_prompts = _prompts(asked)
-    if len(asked_prompts) * asked.n > most:
-        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(asked_prompts) * asked.n}; send several requests")
-    prompts = [_encoded(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in asked_prompts]
+    prompt: Any = asked.prompt
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)  # an empty list is one prompt without tokens
+    texts = prompt if several else [prompt]
+    if len(texts) * asked.n > most:
+        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(texts) * asked.n}; send several requests")
+    try:
+        prompts = [tuple(codec.encode(text) if isinstance(text, str) else text) for text in texts]
+    except ValueError as error:
+        raise Refused(str(error)) from None
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     ends = (*stop_ids, *asked.stop_token_ids)
     choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
     return [Request(prompt, *choosing, (seed + choice) % 2**64, ends) for prompt in prompts for choice in range(asked.n)]
-
-
-def _encoded(prompt: str, codec: Codec) -> Tuple[int, ...]:
-    try:
-        return tuple(codec.encode(prompt))
-    except ValueError as error:
-        raise Refused(str(error)) from None
-
-
-def _prompts(asked: CompletionRequest) -> Sequence[Union[str, Ids]]:
-    """Return the prompts as a list. An empty list is one prompt without tokens."""
-    prompt: Any = asked.prompt
-    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
 
 def choice(index: int, text: str, reason: Optional[str], token_ids: Optional[List[int]]) -> Dict[str, Any]:

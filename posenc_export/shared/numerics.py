@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
-BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16, in which no artefact is stored
+BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 # Root mean square error, relative to the exact number; errors of numbers are uniform within the unit roundoff u, with a root mean square of u / sqrt(3).
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
 BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)  # of a product of two numbers that are both rounded to bfloat16

@@ -12,18 +12,13 @@ from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.export import TARGETS, Sources, export
-from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.describe import eager
-from posenc_export.export.expected import expected_outputs
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime.graphs.torch_graph import TorchGraph
-from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification.measuring import measure
 from posenc_export.shared.numerics import tolerance, worst_error
-from posenc_export.testing.faults import FAULTS, applicable, planted
+from posenc_export.testing.faults import FAULTS, applicable
+from posenc_export.testing.planting import CorrectModel
 
 __all__ = ["FAULTS", "check_encoding"]
 
@@ -50,7 +45,7 @@ def check_encoding(
         max_positions: range of positions of the models.
 
     Returns:
-        {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: worst error}}.
+        {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: error of the cell that detects it}}.
 
     Raises:
         ValueError: a class or parameters that cannot be registered or built, a target that cannot represent the encoding.
@@ -134,19 +129,16 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
 
 
 def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str]) -> Dict[str, float]:
-    """Worst errors of models with a planted fault; each must exceed the bound on rounding errors."""
-    right = seeded(config)
-    module, manifest = eager(right)
-    expected, accuracy, errors = expected_outputs(right, manifest), accuracy_of(right, manifest), {}
+    """Errors of the cells that detect each planted fault; they must exceed the bound on rounding errors."""
+    correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
     for name in faults:
-        if not applicable(name, right):
+        if not applicable(FAULTS[name], correct.model):
             continue
-        wrong = planted(name, seeded(config))
-        session = Model(TorchGraph(eager(wrong)[0], manifest)).session()
-        errors[name] = max(measure(session, expected, accuracy, lambda _: None).cells.values())
-        if errors[name] <= accuracy.tolerance:
+        measured = correct.measured(FAULTS[name])
+        if not measured.exceeds(correct.accuracy.tolerance):
             remedy = "choose parameters that distinguish positions, or leave the fault out if the encoding does not read positions"
             raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}")
+        errors[name] = max(measured.cells.values())
     return errors
 
 

@@ -1,12 +1,13 @@
 """Faults of an export, planted in a model; the parity grid has to detect them."""
 
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
+from posenc_export.testing.planting import Fault
 
 
 class Faulty(PositionEncoding):
@@ -94,22 +95,32 @@ class Forgetful(Faulty):
         return [torch.zeros_like(state) for state in states]
 
 
-FAULTS: Dict[str, Type[Faulty]] = {"offset ignored": FromZero, "odd positions as even": OddAsEven, "states forgotten": Forgetful}
+def wrapped(cls: Type[Faulty]) -> Callable[[Any], None]:
+    """Return a function that wraps each encoding of a model, in place."""
+
+    def plant(model: Any) -> None:
+        wrappers: Dict[int, Faulty] = {}
+        for module in list(model.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, PositionEncoding):
+                    setattr(module, name, wrappers.setdefault(id(child), cls(child)))
+
+    return plant
 
 
-def applicable(fault: str, model: Any) -> bool:
-    """Whether a fault can be planted in an encoding of the model."""
-    found = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
-    if FAULTS[fault] is Forgetful:
-        return any(encoding.embed_states() or encoding.layer_states() for encoding in found)
-    return any(overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore") for encoding in found)
+FAULTS: Dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("offset ignored", "positions", "module", wrapped(FromZero)),
+        Fault("odd positions as even", "positions", "module", wrapped(OddAsEven)),
+        Fault("states forgotten", "states", "module", wrapped(Forgetful)),
+    )
+}
 
 
-def planted(fault: str, model: Any) -> Any:
-    """Plant a fault in each encoding of the model, in place, and return the model."""
-    wrapped: Dict[int, Faulty] = {}
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, PositionEncoding):
-                setattr(module, name, wrapped.setdefault(id(child), FAULTS[fault](child)))
-    return model
+def applicable(fault: Fault, model: Any) -> bool:
+    """Whether the encodings of a model have what the fault breaks."""
+    encodings = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
+    if fault.breaks == "states":
+        return any(encoding.embed_states() or encoding.layer_states() for encoding in encodings)
+    return any(overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore") for encoding in encodings)

@@ -1,6 +1,7 @@
 """Each module compared with its float64 oracle, entry by entry, at small and large positions."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -85,6 +86,13 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
         return float((rope.rotate(q, k, torch.tensor([[query]]))[0] * rope.rotate(q, k, torch.tensor([[key]]))[1]).sum())
 
     assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
+
+
+def test_yarn_scales_scores_by_the_square_of_its_temperature_also_where_entries_are_not_rotated() -> None:
+    encoding, q = encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY), torch.randn(1, 1, 6, 16)  # factor 4, mscale_all_dim 1, 8 rotated entries
+    scaled, unscaled = encoding.rotate(q, q, torch.tensor([[7]]))
+    assert torch.equal(unscaled[..., 8:], q[..., 8:])
+    assert torch.allclose(scaled[..., 8:], q[..., 8:] * (0.1 * math.log(4) + 1) ** 2, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("frequencies", ["words", "dimensions"])

@@ -48,8 +48,11 @@ REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope
 # any graph has. The others are compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a formula of the same operators or both.
 FUSED = (*REPRESENTATIVES, "rope_dynamic", "transformer_xl", "conditional_conv_2d", "pope", "swin_v2", "deberta", "kerple", "xpos", "inkling", "mrope")
 FUSED += ("t5", "fox_pair", "recurrent")
+# The first encoding of every set that runs the same methods. The others differ from it in tables alone, which tests/encodings/test_oracles.py compares.
+METHODS = ("embed", "embed_next", "rotate", "bias", "rescore", "observe", "prepare", "key_size", "score_scale", "embed_states", "layer_states", "axes")
+DISTINCT = {tuple(getattr(cls, name) for name in METHODS): variant for variant, cls in reversed(REGISTRY.items())}.values()
 # ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
-HOOKS = {"ort": FUSED, "torchscript": tuple(REGISTRY), "ort-cuda": ("rope",), "pt2": ("fox",)}
+HOOKS = {"ort": FUSED, "torchscript": tuple(DISTINCT), "ort-cuda": ("rope",), "pt2": ("fox",)}
 EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES))
 EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused; see the last test
 
@@ -210,6 +213,12 @@ def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_pad
     _passes(block("rope", head_size=head_size), "ort", tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
     assert manifest.operators["GroupQueryAttention"] == 1 and {state.axes[3] for state in manifest.states} == {-(-head_size // 8) * 8}
+
+
+@pytest.mark.xdist_group("rope-interleaved")
+def test_interleaved_pairs_are_rotated_by_the_fused_node(tmp_path: Path) -> None:
+    _passes(block("rope-interleaved"), "ort", tmp_path)
+    assert manifests.read(tmp_path / "artefact").operators == {"GroupQueryAttention": 1, "MatMul": 2}
 
 
 def test_a_loop_over_tokens_is_refused_for_pt2(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from posenc_export.models.short_forms import block_config
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs.quiet import quiet
-from posenc_export.runtime.graphs.torch_threads import limited
+from posenc_export.runtime.graphs.torch_graph import limited
 
 BLOCK = block_config(16, 2, 32, encoding={"name": "alibi"})
 

@@ -10,14 +10,13 @@ import time
 import warnings
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-import onnxruntime
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
-from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.graphs import cuda, providers
 from tests.fuzz.machine import machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.tiny import VARIANTS, works
@@ -82,8 +81,7 @@ def groups(chosen: random.Random) -> Iterator[List[Spec]]:
 
 def available() -> List[str]:
     """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16 refuses openvino-bf16 later."""
-    cuda = ["cuda"] if "CUDAExecutionProvider" in onnxruntime.get_available_providers() else []
-    return [*cuda, *(providers.OPENVINO if importlib.util.find_spec("openvino") else ())]
+    return [*(["cuda"] if cuda.obstacle() is None else []), *(providers.OPENVINO if importlib.util.find_spec("openvino") else ())]
 
 
 def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[List[Spec], List[Spec]]:

@@ -186,7 +186,7 @@ def test_tensors_are_read_one_at_a_time(llama: Path) -> None:
 REFUSED: Dict[str, Any] = {
     "an activation": ("qwen2", {"hidden_act": "xielu"}, "got 'xielu'"),
     "an unknown key": ("qwen2", {"final_logit_softcapping": 30.0}, "got final_logit_softcapping=30.0"),
-    "a quantised model": ("llama", {"quantization_config": {"bits": 4}}, "got quantization_config"),
+    "a quantised model": ("llama", {"quantization_config": {"bits": 4}}, "expected quant_method in quantization_config to be one of gptq"),
     "a window of nothing": ("mistral", {"sliding_window": 0}, "null or an integer above 0, got 0"),
     "a window by default": ("mistral", {"sliding_window": ...}, "expected sliding_window in config.json, got none"),
     "windows that are not there": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got sliding_attention without a window"),
@@ -239,3 +239,21 @@ def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path
 def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:
     layers = from_pretrained(saved("smollm3", tmp_path)[1]).layers
     assert len({id(layer.attention.encoding) for layer in layers}) == 2
+
+
+# Keys that versions of transformers wrote for every model, with their defaults, and what reading a GGUF file adds.
+WRITTEN = {
+    "_model_name_or_path": "a model", "_commit_hash": None, "_attn_implementation_autoset": True, "finetuning_task": None, "num_labels": 2, "pruned_heads": {},
+    "torchscript": False, "use_bfloat16": False, "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False,
+    "do_sample": False, "max_length": 20, "min_length": 0, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "bad_words_ids": None, "sep_token_id": None,
+    "cross_attention_hidden_size": None, "suppress_tokens": None, "typical_p": 1.0, "forced_bos_token_id": None, "repetition_penalty": 1.0,
+}  # fmt: skip
+
+
+def test_keys_that_earlier_versions_of_transformers_wrote_change_nothing(llama: Path) -> None:
+    wanted, path = from_pretrained(llama).config, llama / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps({**WRITTEN, **given}))
+    assert from_pretrained(llama).config == wanted
+    path.write_text(json.dumps({**given, "pruned_heads": {"0": [1]}}))
+    assert "got pruned_heads={'0': [1]}" in _refusal(llama)

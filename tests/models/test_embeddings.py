@@ -62,7 +62,7 @@ def test_embeddings_match_transformers(name: str, tmp_path: Path) -> None:
     models, embed = PEERS[name]
     peer, folder = models.saved(name, tmp_path / "checkpoint")
     export_model(from_pretrained(folder, part="embeddings"), "torchscript", tmp_path / "model", verify=False)
-    session = load(tmp_path / "model").session()
+    session = load(tmp_path / "model", provider="cpu").session()
     types = {"token_types": TYPES} if session.manifest.segments else {}
     with torch.no_grad():
         wanted = embed(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
@@ -101,7 +101,7 @@ def test_the_command_exports_an_embedding_part_over_a_longer_range(tmp_path: Pat
     longer = ["--part", "embeddings", "--max-positions", "100", "--longer", "hierarchical"]
     assert main(["export", str(folder), *longer, "--target", "torchscript", "-o", str(tmp_path / "model"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["passed"]
-    session = load(tmp_path / "model").session()
+    session = load(tmp_path / "model", provider="cpu").session()
     with torch.no_grad():
         wanted = _bert(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
     assert worst_error(session.prefill(TOKENS, start=7, token_types=TYPES), wanted.numpy()) <= tolerance("float32", 1, 48)

@@ -42,7 +42,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     peer, sources = _checkpoint(name, folders)
     if (name, target) not in SESSIONS:
         export_model(sources, target, folders / f"{name} {target}", verify=False)
-        SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1)
+        SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
     return peer, SESSIONS[name, target].session()
 
 

@@ -43,7 +43,6 @@ def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
 # A family, a change of its config.json that is not supported, and a part of the message.
 REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "an unknown key": ("deepseek_v3", {"attention_sigmoid": True}, "got attention_sigmoid=True"),
-    "weights in eight bits": ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "got quantization_config"),
     "shares of all experts": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func to be 'sigmoid', got 'softmax'"),
     "another choice": ("deepseek_v3", {"topk_method": "greedy"}, "topk_method to be 'noaux_tc', got 'greedy'"),
     "experts in every other layer": ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq to be 1, got 2"),

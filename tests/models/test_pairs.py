@@ -43,7 +43,7 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
     place = folders / f"{name} {target} {signature}"
     if not place.exists():
         export_model(_pair(name, folders)[1], target, place, signature, verify=False)
-    return load(place, threads=1).session()
+    return load(place, threads=1, provider="cpu").session()
 
 
 CALLS = [(target, signature) for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2") for signature in TARGETS[target].layout]

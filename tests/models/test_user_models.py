@@ -51,7 +51,7 @@ def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Pa
     assert json.loads(done.stdout)["passed"]
     tokens = np.arange(3, 43)[None]
     wanted = eager_session(from_pretrained(checkpoint)).prefill(tokens)
-    assert np.allclose(load(folder).session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder).manifest.max_positions == 300
+    assert np.allclose(load(folder, provider="cpu").session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder, provider="cpu").manifest.max_positions == 300
 
 
 def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -61,7 +61,7 @@ def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Pat
     spec = "rope_llama3:theta=500000,factor=8,original_max_positions=64"
     assert _exported(["block", "--weights", weights, "--heads", "4", "--encoding", spec, "--max-positions", "512", "-o", block], capsys)["passed"]
     x = np.random.default_rng(0).standard_normal((1, 30, 64), dtype=np.float32)
-    outputs = [load(folder).session().prefill(x, start=200) for folder in (layer, block)]
+    outputs = [load(folder, provider="cpu").session().prefill(x, start=200) for folder in (layer, block)]
     assert np.array_equal(*outputs) and main(["verify", block, "--no-record"]) == 0
 
 

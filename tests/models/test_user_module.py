@@ -122,7 +122,7 @@ def test_an_artefact_of_a_module_matches_the_module(tmp_path: Path) -> None:
     sources, ids = _sources("ids of its own"), np.arange(12)[None]
     model: Any = sources.model
     export(sources, "ort", tmp_path / "artefact", verify=False)
-    session = load(tmp_path / "artefact").session()
+    session = load(tmp_path / "artefact", provider="cpu").session()
     actual = np.concatenate([session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1)
     place = torch.arange(90, 102)[None]
     with torch.no_grad():
@@ -136,7 +136,7 @@ def _empty(model: OwnModule) -> List[Tensor]:
 
 def test_a_module_from_ids_to_logits_generates(tmp_path: Path) -> None:
     export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
-    tokens = [int(token[0]) for token in load(tmp_path / "artefact").session().generate([[3, 4]], max_tokens=3)]
+    tokens = [int(token[0]) for token in load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3)]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
 
 

@@ -33,7 +33,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     if (name, target) not in SESSIONS:
         manifest = export_model(sources, target, folders / f"{name} {target}", verify=False)
         assert target != "ort" or manifest.operators["GroupQueryAttention"] == peer.config.text_config.num_hidden_layers
-        SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1)
+        SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
     return peer, SESSIONS[name, target].session()
 
 

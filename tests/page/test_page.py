@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List, Tuple
 from urllib.parse import quote
 
 import numpy as np
@@ -22,7 +23,7 @@ from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
 from posenc_export.page import write
-from posenc_export.page.folder import ASSETS, WEB
+from posenc_export.page.folder import ASSETS, WEB, WEBGPU
 from posenc_export.page.graph import PROMPT, _feeds
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
@@ -43,7 +44,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a folder with the file names of onnxruntime-web."""
     folder = tmp_path_factory.mktemp("web") / "onnxruntime-web"
     (folder / "dist").mkdir(parents=True)
-    for name in WEB:
+    for name in (*WEB, *WEBGPU):
         (folder / "dist" / name).write_text(name)
     (folder / "package.json").write_text('{"version": "1.2.3"}')
     return folder
@@ -57,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", web)
     found = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
-    assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in WEB)}
+    assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU))}
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
     assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
@@ -133,37 +134,97 @@ def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(folder: Pa
     assert "npm install onnxruntime-web" in capsys.readouterr().err and not (tmp_path / "page").exists()
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """A file server that prints nothing."""
+# Shows a page in a frame and posts the frame's document when its check is complete. Chromium's own --dump-dom does not wait for a GPU.
+FRAME = """<!doctype html><iframe id="page"></iframe><script>
+const frame = document.getElementById("page");
+frame.src = "page/index.html" + location.search;
+const timer = setInterval(() => {
+  if (!frame.contentDocument?.body?.dataset.checked) return;
+  clearInterval(timer);
+  fetch("done", { method: "POST", body: frame.contentDocument.documentElement.outerHTML });
+}, 100);
+</script>"""
+
+
+class Pages(SimpleHTTPRequestHandler):
+    """A file server that keeps the document that a frame posts."""
+
+    documents: "queue.SimpleQueue[str]"
 
     def log_message(self, *_: Any) -> None:
         pass
 
+    def do_POST(self) -> None:
+        self.documents.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(204)
+        self.end_headers()
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """Start a file server for tmp_path and return its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+
+SOFTWARE_ADAPTER = (
+    "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan,WebGPU", "--use-vulkan=swiftshader", "--ignore-gpu-blocklist"
+)  # fmt: skip
+
+
+def with_chromium(test: Any) -> Any:
+    """Mark a test that opens a page in Chromium."""
+    test = pytest.mark.skipif("POSENC_NODE_MODULES" not in os.environ, reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web")(test)
+    return pytest.mark.exhaustive(pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")(test))
+
+
+def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str]:
+    """Open the page in folder/page in Chromium. Return the data attributes of its body, and the document."""
+    (folder / "frame.html").write_text(FRAME)
+    handler = type("Handler", (Pages,), {"documents": queue.SimpleQueue()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    address = f"http://127.0.0.1:{server.server_address[1]}/frame.html?{query}"
+    browser = subprocess.Popen([str(BROWSER), "--headless=new", "--no-sandbox", f"--user-data-dir={folder / 'profile'}", *options, address], stderr=subprocess.DEVNULL)
+    try:
+        document = handler.documents.get(timeout=300)
+    finally:
+        browser.kill()
+        browser.wait()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    body = re.search(r"<body [^>]*>", document)
+    assert body is not None, document
+    return {name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}, document
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-@pytest.mark.skipif("POSENC_NODE_MODULES" not in os.environ, reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web")
+@with_chromium
 @pytest.mark.parametrize("preset", ["tiny-rope", "tiny-alibi"])
-def test_a_browser_continues_a_text_as_a_session_does(preset: str, tmp_path: Path, address: str) -> None:
+def test_a_browser_continues_a_text_as_a_session_does(preset: str, tmp_path: Path) -> None:
     export(load_preset(preset), "onnx", tmp_path / "a", verify=False)
     write(tmp_path / "a", tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=120000", "--dump-dom"]
-    done = subprocess.run([str(BROWSER), *options, f"{address}/page/index.html?temperature=0&text={quote(TEXT)}"], capture_output=True, text=True, check=True)
-    body = re.search(r"<body [^>]*>", done.stdout)
-    assert body is not None, done.stderr
-    found = {name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}
+    found, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
     tokens: List[int] = [int(token[0]) for token in load(tmp_path / "a", provider="cpu").session().generate([list(TEXT.encode())], 96)]
     assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
-    assert done.stdout.count('class="head"') == 5 * {"tiny-rope": 4, "tiny-alibi": 6}[preset]
+    assert document.count('class="head"') == 5 * {"tiny-rope": 4, "tiny-alibi": 6}[preset]
+
+
+@with_chromium
+def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> None:
+    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    query = f"temperature=0&text={quote(TEXT)}"
+    wanted, _ = opened(tmp_path, query)
+    found, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
+    assert (found["provider"], found["added"]) == ("webgpu", wanted["added"]) and "WebGPU on google swiftshader" in document
+
+
+@with_chromium
+def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(folder: Path, tmp_path: Path) -> None:
+    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    described = json.loads((tmp_path / "page" / "page.json").read_bytes())
+    certificate = {"passed": True, "tolerance": 1e-12, "worst": 0.0, "cells": 1, "machine": "another"}
+    (tmp_path / "page" / "page.json").write_text(json.dumps({**described, "certificate": certificate}))
+    found, document = opened(tmp_path, "provider=webgpu", *SOFTWARE_ADAPTER)
+    assert found["provider"] == "wasm" and re.search("WebGPU is not used: on google swiftshader it differs by .*, expected at most 1.0e.12", document)
+
+
+@with_chromium
+def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
+    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    found, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
+    assert found["provider"] == "wasm" and "WebGPU is not used: this browser has no adapter. The model runs on WebAssembly." in document

@@ -21,28 +21,33 @@ SIGNIFICAND = 24  # bits of the significand of a float32
 
 @dataclass(frozen=True)
 class Codes:
-    """Weights as code * scale.
+    """Weights as code * scale + offset.
 
     Args:
         codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have their number in front.
         scales: [...,N,blocks] float32, of either sign.
         inputs: number of inputs K.
+        offsets: as scales; None for 0.
     """
 
     codes: np.ndarray
     scales: np.ndarray
     inputs: int
+    offsets: Optional[np.ndarray] = None
 
     @property
     def weight(self) -> np.ndarray:
-        """The weights [...,N,K] float32, without rounding: scales are so short that products with codes are exact."""
+        """The weights [...,N,K] float32. Scales are so short that products with codes are exact; sums with offsets are rounded to float32."""
         numbers = self.codes * self.scales[..., None]
+        if self.offsets is not None:
+            numbers += self.offsets[..., None]
         return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
 
     @staticmethod
     def joined(parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate) -> "Codes":
         """Return codes of several weights with the same inputs in one, joined by a function of arrays."""
-        return Codes(how([part.codes for part in parts]), how([part.scales for part in parts]), parts[0].inputs)
+        offsets = [part.offsets for part in parts if part.offsets is not None]
+        return Codes(how([part.codes for part in parts]), how([part.scales for part in parts]), parts[0].inputs, how(offsets) if offsets else None)
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,12 @@ FORMATS: Dict[str, Format] = {
     "int4": Format(Grid(4, 32), Grid(4, 32)),
     "int4-128": Format(Grid(4, 128), Grid(4, 128)),
 }
+KEEP, KEPT = "keep", Format(Grid(8, 32), Grid(8, 32))  # the blocks of a GGUF file (kept.py), and the grid of those that do not fit
+
+
+def format_of(name: str) -> Format:
+    """Return a format by name, one of FORMATS or KEEP."""
+    return KEPT if name == KEEP else FORMATS[name]
 
 
 def activations_of(model: Model) -> str:
@@ -195,10 +206,8 @@ def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Grid]]:
     """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
     if activations_of(model) == "float32" and kind.projections.bits == 8:
         return []
-    kept = _kept(model)
-    tables = [part.weight for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
     grids = {id(layer.weight): (layer.weight, kind.projections) for layer in linear_layers(model).values()}
-    grids |= {id(table): (table, kind.tables) for table in tables}  # a tied head has the grid of its table
+    grids |= {id(table.weight): (table.weight, kind.tables) for table in tables(model)}  # a tied head has the grid of its table
     return list(grids.values())
 
 
@@ -213,6 +222,12 @@ def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
     """Return the linear layers whose weights are rounded, by name."""
     kept = _kept(model)
     return {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and name not in kept}
+
+
+def tables(model: Model) -> List[torch.nn.Embedding]:
+    """Return the token tables whose weights are rounded."""
+    kept = _kept(model)
+    return [part for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
 
 
 def _kept(model: Model) -> Set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from posenc_export.export.describe import TORCH
-from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_layers
+from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_cuda, ort_layers
 from posenc_export.export.targets.onnx_file import write_onnx
 from posenc_export.export.targets.pt2_file import write_pt2
 from posenc_export.export.targets.quantized_weights import Fused, Standard
@@ -28,6 +28,7 @@ class Target:
         dtypes: supported dtypes, the default first.
         few_bits: supports quantized weights with float32 activations.
         int8_cache: supports 8-bit caches with float32 activations.
+        keeps: supports blocks of quantized weights with offsets.
     """
 
     graph: str
@@ -39,6 +40,7 @@ class Target:
     dtypes: Tuple[str, ...] = ("float32", "float16")
     few_bits: bool = False
     int8_cache: bool = False
+    keeps: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -73,6 +75,7 @@ TARGETS = {
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         few_bits=True,
         int8_cache=True,
+        keeps=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",
@@ -93,10 +96,10 @@ TARGETS = {
     "ort-cuda": Target(
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
+        ort_cuda.write,
         {"positions": "rows"},  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
-        ("float16",),  # GroupQueryAttention has no float32 kernel for CUDA
+        ("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
     ),
 }

@@ -46,6 +46,8 @@ def write_onnx(
     graph_model = source.semantic(manifest)
     graph = graph_model.graph
     _name(graph, manifest)
+    if manifest.passed_dtype != manifest.dtype:
+        _cast_ends(graph, manifest)
     op = Builder(graph_model, manifest.dtype, manifest.cache, source.on_grid)
     for table in lowering:
         lower(op, table)
@@ -92,6 +94,22 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
     axes = {**{value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}, **{state.past: state.axes for state in manifest.states}}
     for value in graph.inputs:
         value.shape = ir.Shape(axes[str(value.name)])
+
+
+def _cast_ends(graph: ir.Graph, manifest: Manifest) -> None:
+    """Cast hidden states, encoder outputs and the output between the dtype of activations and the one in which they are passed."""
+    inner, outer = (ir.DataType[name] for name in (manifest.dtype.upper(), "FLOAT"))
+    passed = {value.name for value in (*manifest.inputs, *manifest.encoder) if value.dtype == manifest.passed_dtype}
+    for value in graph.inputs:
+        if value.name in passed:
+            cast = ir.node("Cast", [value], attributes={"to": int(inner)})
+            value.replace_all_uses_with(cast.outputs[0])
+            cast.replace_input_with(0, value)
+            cast.outputs[0].shape, cast.outputs[0].type, value.type = value.shape, ir.TensorType(inner), ir.TensorType(outer)
+            graph.insert_before(graph[0], cast)
+    cast = ir.node("Cast", [graph.outputs[0]], attributes={"to": int(outer)})
+    graph.append(cast)
+    graph.outputs[0] = cast.outputs[0]
 
 
 def _with_added(op: Builder, manifest: Manifest) -> Manifest:

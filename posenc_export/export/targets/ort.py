@@ -55,7 +55,11 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
-    first, total = ort_slots.written(op, node)
+    return append_at(op, node, *ort_slots.written(op, node))
+
+
+def append_at(op: Builder, node: graph.Append, first: ir.Value, total: ir.Value) -> ir.Value:
+    """`append` from slots first [B] on; other nodes read slots 0 .. total - 1, [1]."""
     buffer = op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), first, axis=2)
     valid = op.Slice(buffer, [0], total, [2])
     for reader, index in list(node.output.uses()):

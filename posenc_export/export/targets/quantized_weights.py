@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
-from posenc_export.export.targets import experts
+from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
 
 ACCURACY = {"int8": 4, "float32": 0}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
@@ -85,8 +85,8 @@ class Fused:
         if grid.block is None:
             return _dequantized(op, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(op, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
-        inputs = [x, self._packed(op, name, grid, codes), op.weight(f"{name}.scales", lambda: codes.scales)]
-        return op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes)
+        inputs = [x, self._packed(op, name, grid, codes), offsets.scales(op, f"{name}.scales", codes.scales)]
+        return offsets.add_to_product(op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes)
 
     def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]."""
@@ -95,10 +95,10 @@ class Fused:
         return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = op.weight(f"{name}.scales_of_blocks", lambda: codes.scales[..., None])
+        scales = offsets.scales(op, f"{name}.scales_of_blocks", codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         blocks = op.GatherBlockQuantized(self._packed(op, name, grid, codes), node.inputs[1], scales, domain=MICROSOFT, **attributes)
-        flat = op.Reshape(blocks, [0, 0, -1])
+        flat = op.Reshape(offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])
         if codes.codes[0].size == codes.inputs:
             return flat
         return op.Slice(flat, [0], [codes.inputs], [2])

@@ -42,7 +42,7 @@ class Builder:
 
     def __init__(self, model: ir.Model, dtype: str, cache: str = "", on_grid: Mapping[str, Rounding] = MappingProxyType({})) -> None:
         self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
-        self.onnx_dtype = ir.DataType.FLOAT16 if dtype == "float16" else ir.DataType.FLOAT
+        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(dtype, ir.DataType.FLOAT)
         self.nodes: List[ir.Node] = []
         self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.constants: Dict[Any, ir.Value] = {}

@@ -1,44 +1,53 @@
 // Runs the decoder of page.json with onnxruntime-web: feeds tokens after cached ones and returns logits, states and attention.
 
-import * as ort from "./onnxruntime-web/ort.wasm.min.mjs";
-
+// Builds of onnxruntime-web. That of WebGPU is fetched only when it is chosen.
+const BUILDS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
 const LIKELIEST = 12; // number of most probable ids to sample from
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 export const page = await (await fetch("page.json")).json();
 
-function tensor(dtype, shape, value) {
+function tensor(ort, dtype, shape, value) {
   const size = shape.reduce((a, b) => a * b, 1);
   return new ort.Tensor(dtype, new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value), shape);
 }
 
-const integers = (values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
+const integers = (ort, values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
 
 // Graph inputs for new tokens after `held` cached tokens.
 const FEEDS = {
-  input_ids: (tokens) => integers(tokens, [1, tokens.length]),
-  position_ids: (tokens, held) => {
+  input_ids: (ort, tokens) => integers(ort, tokens, [1, tokens.length]),
+  position_ids: (ort, tokens, held) => {
     const positions = Array.from(tokens, (_, index) => held + index);
-    return page.axes ? integers(Array(1 + page.axes).fill(positions).flat(), [1 + page.axes, 1, tokens.length]) : integers(positions, [1, tokens.length]);
+    return page.axes ? integers(ort, Array(1 + page.axes).fill(positions).flat(), [1 + page.axes, 1, tokens.length]) : integers(ort, positions, [1, tokens.length]);
   },
-  logits_index: (tokens) => integers(tokens.keys(), [1, tokens.length]),
-  attention_mask: (tokens, held) => tensor("int64", [1, held + tokens.length], 1),
+  logits_index: (ort, tokens) => integers(ort, tokens.keys(), [1, tokens.length]),
+  attention_mask: (ort, tokens, held) => tensor(ort, "int64", [1, held + tokens.length], 1),
 };
 
-export function open() {
+// Returns the name of this browser's GPU adapter, or null if it has none.
+export async function adapter() {
+  const info = (await navigator.gpu?.requestAdapter())?.info;
+  return info ? [info.vendor, info.architecture].filter(Boolean).join(" ") || "unnamed" : null;
+}
+
+// Loads the model on "wasm" or "webgpu". Returns the build of onnxruntime-web and its session, which share tensors with no other build.
+export async function open(provider) {
+  const ort = await import(`./onnxruntime-web/${BUILDS[provider]}`);
   ort.env.wasm.wasmPaths = new URL("./onnxruntime-web/", import.meta.url).href;
   ort.env.wasm.numThreads = 1; // threads need cross-origin isolation headers, which a plain file server does not send
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  return ort.InferenceSession.create("model.onnx", { externalData: [{ path: "model.onnx.data", data: "model.onnx.data" }], extra, logSeverityLevel: 3 });
+  const [externalData, executionProviders] = [[{ path: "model.onnx.data", data: "model.onnx.data" }], [provider]];
+  return { provider, ort, session: await ort.InferenceSession.create("model.onnx", { externalData, executionProviders, extra, logSeverityLevel: 3 }) };
 }
 
 // Returns the cache of a row without tokens.
-export const empty = () => ({ tokens: [], states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(dtype, shape, fill)])) });
+export const empty = ({ ort }) => ({ tokens: [], states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(ort, dtype, shape, fill)])) });
 
 // Feeds `tokens` after those in `cache`. Returns a new cache, logits and attention; the given cache is not changed.
-export async function read(session, cache, tokens) {
+export async function read({ ort, session }, cache, tokens) {
   const held = cache.tokens.length;
-  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](tokens, held)]));
+  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](ort, tokens, held)]));
   const results = await session.run({ ...feeds, ...cache.states });
   const states = Object.fromEntries(page.states.map(({ past, present }) => [past, results[present]]));
   const attention = page.attention.map((layer) => results[`attention.${layer}`]);

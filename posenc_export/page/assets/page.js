@@ -1,8 +1,8 @@
 // The page: continues text while the user types, draws the attention of each head, and repeats the check of the certificate.
 
-import { choose, empty, last, numbers, open, page, read } from "./model.js";
+import { adapter, choose, empty, last, numbers, open, page, read } from "./model.js";
 
-// The URL may set text and temperature: index.html?temperature=0&text=import
+// The URL may set text, temperature and provider: index.html?temperature=0&text=import&provider=webgpu
 const asked = new URLSearchParams(location.search);
 const EXAMPLE = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
 const LENGTH = Math.min(96, page.context >> 1); // bytes to generate
@@ -50,16 +50,16 @@ class Distances {
 // The editor: the user's text, followed by the text that the model generates.
 
 const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes at the start that were not fed
-let session, base, timer, turn = 0, seed = 0;
+let wasm, webgpu, runtime, base, timer, turn = 0, seed = 0;
 
 // Feeds the text, or only its new part if it continues the text of the last call. Returns null if another call has started meanwhile.
 async function readTyped(started, tokens) {
   const known = base?.cache.tokens ?? [];
   const continues = known.length && known.length < tokens.length && known.every((token, index) => token === tokens[index]);
   if (base && known.length === tokens.length && known.every((token, index) => token === tokens[index])) return base;
-  let state = continues ? base : { cache: empty(), distances: new Distances() };
+  let state = continues ? base : { cache: empty(runtime), distances: new Distances() };
   for (let from = state.cache.tokens.length; from < tokens.length; from += CHUNK) {
-    const made = await read(session, state.cache, tokens.slice(from, from + CHUNK));
+    const made = await read(runtime, state.cache, tokens.slice(from, from + CHUNK));
     if (started !== turn) return null;
     const distances = state.distances.copy();
     distances.add(made.attention);
@@ -83,7 +83,7 @@ async function generate() {
     const token = choose(last(state.logits), temperature, random);
     if (page.stop_ids.includes(token)) break;
     added.push(token);
-    state = await read(session, state.cache, [token]);
+    state = await read(runtime, state.cache, [token]);
     distances.add(state.attention);
     if (performance.now() - looked < PAUSE) continue;
     view.added = decoder.decode(Uint8Array.from(added));
@@ -174,6 +174,7 @@ function accept() {
   schedule(0);
 }
 
+const BOUND = page.certificate?.tolerance ?? 1e-4; // largest difference between logits of the same text
 const short = (number) => number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
 
 // The certificate: errors measured at export, and errors measured in this browser, of calls with 17, 5 and 1 bytes against a single call.
@@ -183,32 +184,53 @@ function line(list, title, text, state = "") {
   $(list).append(Object.assign(name, { textContent: title }), Object.assign(value, { textContent: text, className: state }));
 }
 
-async function cut(tokens, size) {
-  let cache = empty();
+async function cut(runtime, tokens, size) {
+  let cache = empty(runtime);
   const rows = [];
   for (let from = 0; from < tokens.length; from += size) {
-    const made = await read(session, cache, tokens.slice(from, from + size));
+    const made = await read(runtime, cache, tokens.slice(from, from + size));
     cache = made.cache;
     rows.push(...made.logits.data);
   }
   return rows;
 }
 
-async function check() {
+// Compares calls on a runtime with one call on WebAssembly. Returns the largest difference of a logit, relative to the largest logit.
+async function check(checked, name) {
   const tokens = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context));
-  const whole = await cut(tokens, tokens.length);
+  const whole = await cut(wasm, tokens, tokens.length);
   const largest = whole.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
   let worst = 0;
-  for (const size of [1, 5, 17]) {
-    const rows = await cut(tokens, size);
+  for (const size of checked === wasm ? [1, 5, 17] : [tokens.length, 1, 5, 17]) {
+    const rows = await cut(checked, tokens, size);
     worst = rows.reduce((found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest), worst);
     if (rows.some(Number.isNaN)) worst = NaN;
   }
-  const bound = page.certificate?.tolerance ?? 1e-4;
-  const holds = worst <= bound;
-  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(bound)}`;
-  line("certificate", "in this browser", `${tokens.length} bytes in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
-  document.body.dataset.checked = String(holds);
+  const holds = worst <= BOUND;
+  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(BOUND)}`;
+  line("certificate", name, `${tokens.length} bytes in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
+  return { worst, holds };
+}
+
+// Uses the chosen provider. WebGPU is used only if its logits are those of WebAssembly; otherwise the page says why not and stays with WebAssembly.
+async function use(provider) {
+  $("refused").textContent = "";
+  runtime = wasm;
+  if (provider === "webgpu") {
+    const name = await adapter();
+    try {
+      if (!name) throw new Error("this browser has no adapter");
+      webgpu ??= { ...(await open(provider)), name };
+      webgpu.checked ??= await check(webgpu, `WebGPU on ${name}`);
+      const { worst, holds } = webgpu.checked;
+      if (!holds) throw new Error(`on ${name} it differs by ${short(worst)}, expected at most ${short(BOUND)}`);
+      runtime = webgpu;
+    } catch (error) {
+      $("refused").textContent = `WebGPU is not used: ${error.message}. The model runs on WebAssembly.`;
+    }
+  }
+  base = undefined; // its tensors belong to the other build
+  $("provider").value = document.body.dataset.provider = runtime.provider;
 }
 
 function describe() {
@@ -228,9 +250,10 @@ function describe() {
   } else line("certificate", "at export", "not measured");
   for (const [title, text] of Object.entries(page.summary)) line("model", title, text);
   line("model", "digest", page.digest);
-  line("model", "runtime", `onnxruntime-web ${page.onnxruntime_web}, WebAssembly, one thread`);
+  line("model", "runtime", `onnxruntime-web ${page.onnxruntime_web}; WebAssembly with one thread`);
 }
 
+$("provider").labels[0].hidden = !(page.webgpu && navigator.gpu);
 $("typed").value = view.typed = asked.get("text") ?? EXAMPLE;
 $("temperature").value = asked.get("temperature") ?? "0.5";
 $("chosen").textContent = Number($("temperature").value).toFixed(1);
@@ -245,6 +268,11 @@ $("again").onclick = () => {
   seed++;
   schedule(0);
 };
+$("provider").addEventListener("change", async () => {
+  turn++;
+  await use($("provider").value);
+  schedule(0);
+});
 $("temperature").addEventListener("input", () => {
   $("chosen").textContent = Number($("temperature").value).toFixed(1);
   schedule();
@@ -252,9 +280,10 @@ $("temperature").addEventListener("input", () => {
 describe();
 drawText();
 try {
-  session = await open();
+  wasm = await open("wasm");
+  await use(asked.get("provider"));
   await generate();
-  await check();
+  document.body.dataset.checked = String((await check(wasm, "in this browser")).holds);
 } catch (error) {
   $("status").textContent = `The model does not run in this browser: ${error.message}`;
   throw error;

@@ -49,11 +49,7 @@ def write(path: Path, content: bytes) -> File:
 
 
 class Hashed:
-    """A writer that computes the digest of a file while writing it.
-
-    Args:
-        stream: open for writing, at the beginning of the file.
-    """
+    """A writer that computes the digest of a file while writing it, from its beginning."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._hash, self.bytes = stream, hashlib.sha256(), 0

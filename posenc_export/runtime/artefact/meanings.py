@@ -61,6 +61,12 @@ INPUTS: Dict[str, Meaning] = {
     "total_sequence_length": Meaning(
         "int32 []", "Largest number of valid tokens of any row after the call.", "targets ort and ort-cuda with signature positions", "S"
     ),
+    "slots": Meaning(
+        "int64 [T]",
+        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, both may count more slots, up to the capacity, so that they change rarely.",
+        "target ort-cuda, if the graph computes with slots",
+        "0, 1, ... S-1",
+    ),
 }
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 OF_ENCODER: Dict[str, Meaning] = {

@@ -20,7 +20,7 @@ GRAPHS = {
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
 PAIRS = (("past_positions", "present_positions"), ("past_embedding.", "present_embedding."), ("past_key_values.", "present."))
-TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
+TYPES = {"tensor(float)": "float32", **{f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")}}
 
 
 def check(manifest: Manifest) -> None:
@@ -112,12 +112,12 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
     for number in (size, width):
         _expect(type(number) is int, "whole numbers for the sizes of the model in config", _short(number))
     selects = manifest.kind == "decoder" and manifest.input("logits_index") is not None
-    last = Value(output, manifest.dtype, (B, R if selects else S, size))
+    last = Value(output, manifest.passed_dtype, (B, R if selects else S, size))
     if _reads_features(manifest):  # the configuration does not give the number of features of a token
         known = len(first.axes) == 3 and isinstance(first.axes[2], int)
-        _expect(known, f"inputs[0] to be input_features {manifest.dtype} [{B},{S},features]", _line(first))
-        return Value("input_features", manifest.dtype, (B, S, first.axes[2])), last
-    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.dtype, (B, S, width)), last
+        _expect(known, f"inputs[0] to be input_features {manifest.passed_dtype} [{B},{S},features]", _line(first))
+        return Value("input_features", manifest.passed_dtype, (B, S, first.axes[2])), last
+    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.passed_dtype, (B, S, width)), last
 
 
 def _check_readout(manifest: Manifest) -> None:
@@ -149,6 +149,7 @@ def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
     values = [Value("token_type_ids", "int64", (B, S))] if manifest.segments else []
     values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
     values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
+    values += [Value("slots", "int64", (T,))] if manifest.target == "ort-cuda" else []
     if manifest.signature == "positions":
         values.append(Value("position_ids", "int64", (1 + manifest.axes, B, S) if manifest.axes else (B, S)))
         values += [Value("logits_index", "int64", (B, R))] if manifest.kind == "decoder" else []
@@ -183,8 +184,8 @@ def _check_encoder(manifest: Manifest) -> None:
     for index, value in enumerate(pairs):
         kind = ("key", "value")[index % 2]
         named = value.name.startswith("past_key_values.") and value.name.endswith(f".encoder.{kind}")
-        shaped = value.dtype == manifest.dtype and value.axes[::2] == (B, Q) and all(isinstance(size, int) for size in value.axes[1::2])
-        _expect(named and shaped, f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} {manifest.dtype} [{B},heads,{Q},head size]", _line(value))
+        shaped = value.dtype == manifest.passed_dtype and value.axes[::2] == (B, Q) and all(isinstance(size, int) for size in value.axes[1::2])
+        _expect(named and shaped, f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} {manifest.passed_dtype} [{B},heads,{Q},head size]", _line(value))
         _expect(value.axes == pairs[index - index % 2].axes, f"encoder[{index + 1}] to have the axes of its key", _line(value))
 
 

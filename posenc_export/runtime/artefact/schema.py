@@ -20,8 +20,8 @@ OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
 Text = Annotated[str, Meta(max_length=128)]
-DType = Annotated[str, Meta(pattern=r"^(float16|float32|int8|int32|int64)\Z")]
-Real = Annotated[str, Meta(pattern=r"^(float16|float32)\Z")]
+DType = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32|int8|int32|int64)\Z")]
+Real = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32)\Z")]
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
 Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
@@ -96,7 +96,7 @@ class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128)\Z")]  # format as `posenc export --weights` takes it
+    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
     matrices: Size = 0  # number of constants in that format; all others are float32
     activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
 
@@ -116,7 +116,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's own module, input_ids or hidden_states to output).
         target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor"; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which the graph counts positions).
-        dtype: "float32" or "float16", dtype of activations and caches.
+        dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no bfloat16: hidden states and outputs of such a graph are float32.
         layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
         config: description of the model.
         inputs, outputs: graph inputs and outputs without the states. The second output, if there is one, is the readout of an encoder, such as sentence_embedding.
@@ -188,6 +188,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return next((value for value in self.inputs if value.name == name), None)
 
     @property
+    def passed_dtype(self) -> str:
+        """The numpy dtype of hidden states, encoder outputs and outputs."""
+        return passed(self.dtype)
+
+    @property
     def vocabulary(self) -> int:
         """Number of token ids; 0 for a model that reads hidden states."""
         return int(self.config.get("tokens", {}).get("vocabulary", 0))
@@ -213,6 +218,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
         return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
+
+
+def passed(dtype: str) -> str:
+    """Return the numpy dtype in which numbers of a dtype of activations are passed to a graph and returned."""
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def digest_of(content: Dict[str, Any]) -> str:

@@ -51,11 +51,23 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
     if depth > 4 * DEEPEST:
         raise ValueError("graphs that are nested too deeply")
     entry = {1: b"", 2: b""}
+    for field, kind, start, stop in fields(view, at, end):
+        if message == "entry" and kind and field in entry:
+            entry[field] = bytes(view[start:stop])
+        elif kind == 2 and field in FIELDS[message]:
+            yield from _locations(view, start, stop, FIELDS[message][field], depth + 1)
+    if entry[1] == b"location":
+        yield entry[2].decode("utf-8", "replace")
+
+
+def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
+    """Yield the fields of the message at at .. end - 1: number, wire type, and start and end of the content, or an integer twice. Raise ValueError if it is none."""
     while at < end:
         tag, at = _varint(view, at, end)
         field, kind = tag >> 3, tag & 7
         if kind == 0:
-            _, at = _varint(view, at, end)
+            number, at = _varint(view, at, end)
+            yield field, kind, number, number
             continue
         if kind not in (2, *LENGTHS):
             raise ValueError(f"wire type {kind}")
@@ -63,12 +75,7 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
         at = start + length
         if at > end:
             raise ValueError("a field that extends past the end of the file")
-        if message == "entry" and field in entry:
-            entry[field] = bytes(view[start:at])
-        elif kind == 2 and field in FIELDS[message]:
-            yield from _locations(view, start, at, FIELDS[message][field], depth + 1)
-    if entry[1] == b"location":
-        yield entry[2].decode("utf-8", "replace")
+        yield field, kind, start, at
 
 
 def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
@@ -85,16 +92,23 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
     raise ValueError("an integer of more than ten bytes")
 
 
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
+def load_errors() -> Tuple[Type[Exception], ...]:
+    """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError: the graph holds names that are not UTF-8."""
     from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
 
     own: List[Type[Exception]] = [kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    errors: Tuple[Type[Exception], ...] = (UnicodeDecodeError, *own)  # UnicodeDecodeError: the graph holds names that are not UTF-8
+    return (UnicodeDecodeError, RuntimeError, *own)
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
     try:
         yield
-    except errors as error:
+    except load_errors() as error:
+        if "WebGPU adapter" in str(error):
+            remedy = "install a driver of Vulkan, Direct3D 12 or Metal, or give provider cpu"
+            raise ValueError(f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}") from None
         reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
         reason = reason.splitlines()[0]
         rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"

@@ -2,6 +2,7 @@
 
 import functools
 import platform
+import warnings
 from pathlib import Path
 from typing import Any, Optional, Tuple
 
@@ -15,6 +16,7 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
+from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_files import check_external, refused
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
@@ -22,29 +24,47 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
-SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": []}
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
-FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "keep": {}}
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS), "webgpu": ("WebGpuExecutionProvider", {})}
+INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact, "cpu" or "cuda". "auto" chooses cuda if ONNX Runtime has it and the artefact can run on it.
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can
+    run it. The first artefact that the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that says why.
 
     Raises:
-        ValueError: ONNX Runtime lacks the provider, or the artefact has operators without kernels for it.
+        ValueError: the machine lacks what the provider needs, or the artefact has operators or a dtype without kernels for it.
     """
-    present = [short for short, long in PROVIDERS.items() if long in onnxruntime.get_available_providers()]
+    present = onnxruntime.get_available_providers()
     host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
-    if name == "auto":
-        return "cuda" if "cuda" in present and not host_only else "cpu"
-    if name not in present:
-        raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; pip install 'posenc-export[gpu]'")
-    if name == "cuda" and host_only:
-        raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got cuda; export target ort-cuda")
-    return name
+    if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
+        if manifest.dtype == "bfloat16":
+            raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
+        return "cpu"
+    if name == "webgpu":
+        if PROVIDERS[name][0] not in present:
+            raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}")
+        return name
+    if host_only:
+        remedy = "export target onnx-static, or ort-cuda for half precision"
+        raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got {name}; {remedy}")
+    missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
+    if missing is None:
+        return "cuda"
+    if name == "cuda" or manifest.dtype == "bfloat16":
+        raise ValueError(f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}")
+    _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}")
+    return "cpu"
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the call of `load`
 
 
 def _saturates() -> bool:
@@ -81,7 +101,8 @@ class OrtGraph:
                 options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
-        self.manifest, self.provider, self.device = manifest, provider, provider
+        self.manifest, self.provider = manifest, provider
+        self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
         with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
@@ -89,8 +110,6 @@ class OrtGraph:
             )
             self.session.posenc_weights = weights  # the session reads them, so they must live as long
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
-        if PROVIDERS[provider] not in self.session.get_providers():
-            raise ValueError(f"runtime: expected provider {provider} to load, got {', '.join(self.session.get_providers())}; check its libraries, or give cpu")
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
@@ -124,7 +143,7 @@ class OrtGraph:
             return last, caches.after(1, idle)
 
         # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.device == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+        if self.provider == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
             return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
         return Step(run)
 
@@ -135,6 +154,6 @@ class OrtGraph:
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             before, after = caches.shapes(state, rows, new)
             offset = 0 if state.update == "append" else first * past.row_bytes
-            binding.bind_input(state.past, past.device, 0, past.dtype, before, past.address + offset)
-            binding.bind_output(state.present, present.device, 0, present.dtype, after, present.address + offset)
+            binding.bind_input(state.past, past.device, 0, past.element, before, past.address + offset)
+            binding.bind_output(state.present, present.device, 0, present.element, after, present.address + offset)
         return binding

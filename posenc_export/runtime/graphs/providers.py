@@ -9,10 +9,11 @@ from posenc_export.shared.suggestion import suggestion
 MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
 OPENVINO = ("openvino", "openvino-bf16")
 AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
-NAMES = ("auto", "cpu", "cuda", *OPENVINO, AOTINDUCTOR)
+WEBGPU = "webgpu"
+NAMES = ("auto", "cpu", "cuda", WEBGPU, *OPENVINO, AOTINDUCTOR)
 HELP = (
-    "auto, cpu or cuda for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
-    "`posenc compile` wrote (default: auto, which never chooses OpenVINO or native code)"
+    "auto, cpu, cuda or webgpu for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
+    "`posenc compile` wrote (default: auto, which never chooses WebGPU, OpenVINO or native code)"
 )
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
@@ -38,6 +39,8 @@ def check_name(name: str, manifest: Manifest) -> None:
         raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
+    if name == WEBGPU and manifest.dtype != "float32":
+        raise ValueError(f"runtime: expected an artefact in float32 for provider {name}, got {manifest.dtype}; export it without --dtype")
     missing = not_for_openvino(manifest) if name in OPENVINO else None
     if missing is not None:
         rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"

@@ -14,8 +14,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
-from posenc_export.runtime.graphs.torch_graph import TorchGraph
-from posenc_export.runtime.graphs.torch_threads import limited
+from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
 
 # Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
 DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, OverflowError)

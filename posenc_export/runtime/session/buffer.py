@@ -4,6 +4,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
+ELEMENTS = {"bfloat16": ("uint16", 16)}  # dtypes that numpy lacks: the dtype of the same size that holds their bits, and TensorProto.DataType
+
 
 class Buffer:
     """Memory of one state, on the host (numpy) or on the device (OrtValue).
@@ -15,14 +17,17 @@ class Buffer:
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
+        dtype, element = ELEMENTS.get(dtype, (dtype, 0))
         self.shape, self.device, self.fill = tuple(shape), device, fill
         # The operating system allocates zeroed pages when they are first written, so a large capacity costs nothing until it is used.
         self.array: np.ndarray = np.full(self.shape, fill, dtype) if fill else np.zeros(self.shape, dtype)
         self.address, self.dtype = int(self.array.ctypes.data), self.array.dtype
+        self.element: Any = element or self.dtype
         self.row_bytes = self.array[:1].nbytes
         if device == "cuda":
             import onnxruntime
 
+            # Device memory of any element type: the graph is given its address, and the element type when it is bound.
             self.value: Any = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
             self.address = int(self.value.data_ptr())
 

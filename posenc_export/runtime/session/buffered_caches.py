@@ -29,6 +29,9 @@ class Graph(Protocol):
     device: str
     strided: bool
 
+    def open(self, rows: int, capacity: int) -> "BufferedCaches":
+        """Allocate empty caches for `rows` rows of `capacity` slots."""
+
     def run(self, caches: "BufferedCaches", call: Call) -> np.ndarray:
         """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled. Reads the states in `past` and writes those in `present`.
 
@@ -218,7 +221,8 @@ class BufferedCaches:
     def shapes(self, state: State, rows: int, new: int) -> Tuple[List[int], List[int]]:
         """Return the shapes of a state that the graph is given, before and after a call of `rows` rows and `new` columns."""
         before, after = (self.columns, self.columns + new) if state.update == "append" else (self.capacity, self.capacity)
-        return self._shape(state, before, rows), self._shape(state, after, rows)
+        axes = state.axes[1:]
+        return [rows, *(before if isinstance(axis, str) else axis for axis in axes)], [rows, *(after if isinstance(axis, str) else axis for axis in axes)]
 
     def _shape(self, state: State, slots: int, rows: int) -> List[int]:
         return [rows, *(slots if isinstance(axis, str) else axis for axis in state.axes[1:])]

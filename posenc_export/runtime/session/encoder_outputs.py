@@ -74,12 +74,12 @@ def new(manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], 
     key_values = manifest.encoder[1:]
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
     numbers = sum(heads * size for heads, size in sizes)
-    value = Value("encoder", manifest.dtype, ("batch_size", "encoder_sequence_length", numbers))
+    value = Value("encoder", manifest.passed_dtype, ("batch_size", "encoder_sequence_length", numbers))
     columns, padded = arguments.align(encoder, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence")
-    tokens = np.zeros((count, max(lengths), numbers), manifest.dtype)
+    tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
     arrays, at = {MASK: (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)}, 0

@@ -14,6 +14,8 @@ from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.state import Caches, Call, Feeds, SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
+STEP_SLOTS = 128  # scores of slots that hold no token are computed too
+
 
 class GraphRunner:
     """Feeds tokens to the graph of a session. It holds no state of its own: methods take a session state and return the next one.
@@ -27,6 +29,7 @@ class GraphRunner:
     def __init__(self, manifest: Manifest, cache_manager: CacheManager, provider: str) -> None:
         self.manifest, self.cache_manager = manifest, cache_manager
         self._fewest = 0 if provider == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
+        self._whole_rows = provider == "cuda"  # whether the first tokens of rows are announced with their padding
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
     def prefill(self, state: SessionState, first: int, arguments: PrefillArguments, commit: Callable[[SessionState], None]) -> np.ndarray:
@@ -89,9 +92,12 @@ class GraphRunner:
         room = manifest.max_positions - int((state.start + length).max())
         if any(each.update == "in_place" for each in manifest.states):
             room = min(room, cache_manager.capacity - int(length.max()), caches.capacity - cache_manager.used(state))
+        constant = [value.name for value in manifest.encoder]
+        if "slots" in feeds:
+            room = min(room, _count_slots(feeds, caches.capacity) - cache_manager.used(state))
+            constant += ["slots", "total_sequence_length"]
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        constant = [value.name for value in manifest.encoder]
         return state.replace(caches=caches, stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, constant))
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
@@ -146,6 +152,9 @@ class GraphRunner:
         length, start, offsets = state.settled_length[rows], state.start[rows], np.arange(x.shape[1])
         inside = offsets[None] < counts[:, None]
         places = length[:, None] + offsets
+        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length of each row to get its cached tokens. For a short row of a first call
+        # that is negative, and shifts its causal mask. There, rows have all S columns: tokens see no padding, which follows them, and the next tokens overwrite it.
+        valid = np.full_like(counts, x.shape[1]) if self._whole_rows and not length.any() else counts
 
         def position_ids() -> np.ndarray:
             positions = np.where(inside, start[:, None] + places, -1)
@@ -159,8 +168,9 @@ class GraphRunner:
             "cache_position": lambda: places,
             "first_position": lambda: start[:, None].copy(),
             # The kernel needs at least one token: slot 0 of a row without tokens is written, and overwritten by its first token.
-            "seqlens_k": lambda: np.maximum(length + counts - 1, 0).astype(np.int32),
+            "seqlens_k": lambda: np.maximum(length + valid - 1, 0).astype(np.int32),
             "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
+            "slots": lambda: np.arange(int((length + counts).max())),
             "attention_mask": lambda: np.concatenate((state.slots[rows], inside), axis=1).astype(np.int64),
         }
         feeds = {value.name: builders[value.name]() for value in self.manifest.inputs}
@@ -171,6 +181,15 @@ class GraphRunner:
         if self._selects or requested == count:
             return output[:requested]
         return output[count - requested : count].copy()
+
+
+def _count_slots(feeds: Feeds, capacity: int) -> int:
+    """Let steps of one token that take slots as an input count a multiple of STEP_SLOTS of them, so that the input changes once in as many steps. Return their number."""
+    count = min(-(-len(feeds["slots"]) // STEP_SLOTS) * STEP_SLOTS, capacity)
+    feeds["slots"] = np.arange(count)
+    if "total_sequence_length" in feeds:
+        feeds["total_sequence_length"][...] = count
+    return count
 
 
 def _padded(rows: List[np.ndarray], attributes: TokenAttributes) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:

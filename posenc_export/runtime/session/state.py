@@ -27,17 +27,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """A repeatable run of the graph on one token per row.
+    """A repeatable run of the graph on one token per row."""
 
-    Args:
-        run: takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
-        fixed: if all states are written in place, a function without arguments that runs the graph and writes `output`; otherwise None.
-        output: the array [B,*] that `fixed` writes.
-    """
-
-    run: Callable[[Any], Tuple[np.ndarray, Any]]
-    fixed: Optional[Callable[[], Any]] = None
-    output: Optional[np.ndarray] = None
+    run: Callable[[Any], Tuple[np.ndarray, Any]]  # takes caches; returns the output [B,*], which the next run overwrites, and the updated caches
+    fixed: Optional[Callable[[], Any]] = None  # runs the graph and writes `output`, if all states are written in place
+    output: Optional[np.ndarray] = None  # the array [B,*] that `fixed` writes
 
 
 class Caches(Protocol):

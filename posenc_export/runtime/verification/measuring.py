@@ -12,7 +12,7 @@ import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -81,7 +81,13 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
 
 
 def measure(
-    session: Session, expected: Expected, accuracy: Accuracy, progress: Callable[[str], None], workers: Sequence[Session] = (), until_failure: bool = False
+    session: Session,
+    expected: Expected,
+    accuracy: Accuracy,
+    progress: Callable[[str], None],
+    workers: Sequence[Session] = (),
+    until_failure: bool = False,
+    only: Collection[str] = (),
 ) -> Measured:
     """Measure every cell of the grid.
 
@@ -91,9 +97,10 @@ def measure(
         progress: called with one line of text at each stage, in the calling thread.
         workers: further sessions on the same graph, with a capacity of at least proof.SHORT tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
+        only: names of the scenarios to run, on the larger batch from the first start; empty for the whole grid.
     """
     progress(f"{session.manifest.target}: verifying")
-    parts = _parts(session.manifest, expected, accuracy)
+    parts = _parts(session.manifest, expected, accuracy, only)
     total = Measured()
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
@@ -146,9 +153,13 @@ def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str
     return cell_error(errors, rounds)
 
 
-def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy) -> List[Part]:
+def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy, only: Collection[str]) -> List[Part]:
     """Return all cells, the largest parts first, so that the workers finish at about the same time."""
     parts = []
+    if only:
+        start, largest = next(iter(expected.cases.items()))
+        name = f"batch {len(largest.tokens)}, start {start}"
+        return [Part(name, functools.partial(_case_cells, name=name, manifest=manifest, case=largest, rounds=accuracy.rounds, only=only))]
     if expected.filled is not None:
         tokens, last = expected.filled
         filled = Cell("cache filled to its end", functools.partial(_filled, tokens=tokens, last=last))
@@ -164,7 +175,7 @@ def _parts(manifest: Manifest, expected: Expected, accuracy: Accuracy) -> List[P
     return parts
 
 
-def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rounds: bool) -> Iterator[Cell]:
+def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rounds: bool, only: Collection[str] = ()) -> Iterator[Cell]:
     """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
     against = ""
     if rounds:
@@ -176,8 +187,9 @@ def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rou
             return  # the graph failed
         case = dataclasses.replace(case, full=full_pass[0], other_full=full_pass[1])
     for cell, scenario in _scenarios(manifest, case).items():
-        yield Cell(f"{name}: {cell}", _on(scenario, case), against=against)
-    for value in manifest.outputs[1:]:
+        if not only or cell in only:
+            yield Cell(f"{name}: {cell}", _on(scenario, case), against=against)
+    for value in () if only else manifest.outputs[1:]:
         for cell, scenario in grid_of_read_outs().items():
             yield Cell(f"{name}: {value.name}, {cell}", _on(scenario, case), 1)
 
@@ -252,7 +264,7 @@ def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndar
         manifest: of the artefact.
     """
     tokens, parts = proof.fill_inputs(manifest), []
-    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.dtype
+    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.passed_dtype
     read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
     sources = proof.encoder_rows(manifest, 1)
     encoder = None if sources is None else [row.astype(dtype) for row in sources]

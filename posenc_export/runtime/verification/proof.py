@@ -50,7 +50,7 @@ class Accuracy:
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
-    """Return the accuracy of an artefact on a provider.
+    """Return the accuracy of an artefact on a provider, for a certificate.
 
     Args:
         reference: of the artefact.
@@ -60,12 +60,19 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
         ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
     """
     check_tolerance(tolerance)
+    accuracy = default_accuracy(provider, reference)
+    if tolerance is not None:
+        return Accuracy(tolerance, accuracy.noise)
+    if (bound := accuracy.tolerance) > LIMIT:
+        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
+    return accuracy
+
+
+def default_accuracy(provider: str, reference: Reference) -> Accuracy:
+    """Return the accuracy of an artefact on a provider, with the tolerance of the export however large it is."""
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
-    bound = max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance
-    if tolerance is None and bound > LIMIT:
-        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
-    return Accuracy(bound if tolerance is None else tolerance, noise)
+    return Accuracy(max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance, noise)
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
@@ -175,7 +182,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     if not manifest.encoder:
         return None
     numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.dtype)
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.passed_dtype)
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
@@ -225,7 +232,7 @@ def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
     described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
-    for name in (distribution, f"{distribution}-gpu"):
+    for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"
     return described

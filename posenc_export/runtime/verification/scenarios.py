@@ -45,6 +45,10 @@ class Case:
         return {"start": self.start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
 
 
+# Scenarios that `load` runs on a provider other than the CPU: several tokens on an empty and on a filled cache, one token, rows of different lengths, padding.
+AT_LOAD = ("past middle, new 1", "ragged rows", "left padding", "at once", "padding")
+
+
 def split(past: int, new: int) -> Scenario:
     """Prefill `past` tokens, then `new` tokens in one call."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc_export.export import export, verify
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import calibration, gptq
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -53,6 +53,13 @@ def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first()
     inside = np.abs(best / found.scales[:, 0] + 0.5) <= 8  # otherwise the weight is clipped to the last code
     step = np.abs(found.scales[:, 0])
     assert inside.sum() > 25 and (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
+
+
+def test_compensated_weights_do_not_depend_on_how_many_columns_are_updated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = _weight_and_inputs()
+    at_once = Grid(4, 32).compensated(weight, _moments(x)).codes
+    monkeypatch.setattr(gptq, "COLUMNS", 16)
+    assert (Grid(4, 32).compensated(weight, _moments(x)).codes != at_once).mean() < 0.01  # sums in another order may round a few weights to the other code
 
 
 def test_for_inputs_that_are_all_0_compensated_weights_are_the_nearest_weights() -> None:

@@ -13,6 +13,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import VerificationError, deviation, export, verify
+from posenc_export.export.quantization import formats
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.quantized_weights import Fused, Standard
@@ -54,6 +55,14 @@ def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
     weight = _weight(64, 256)
     error = np.sqrt(np.square(grid.rounded(weight).weight - weight).mean() / np.square(weight).mean())
     assert error <= rounding_noise(grid.bits, grid.block or weight.shape[1])
+
+
+def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, errors = _weight(64, 256), []
+    for searched in (formats.SEARCHED, *((factor,) for factor in formats.SEARCHED)):
+        monkeypatch.setattr(formats, "SEARCHED", searched)
+        errors.append(np.square(Grid(4, 32).rounded(weight).weight - weight).reshape(64, -1, 32).sum(2))
+    np.testing.assert_allclose(errors[0], np.min(errors[1:], axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -227,7 +236,7 @@ def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32
 
 
 REFUSALS: dict = {
-    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, got 'int3'"),
+    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, keep, got 'int3'"),
     "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),

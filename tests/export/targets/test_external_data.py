@@ -147,14 +147,14 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(change: str, mad
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
     with pytest.raises(ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"):
-        load(path.parent)
+        load(path.parent, provider="cpu")
 
 
 def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.unlink()
     with pytest.raises(ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"):
-        load(path.parent)
+        load(path.parent, provider="cpu")
 
 
 def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(made: 
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
     with pytest.raises(ValueError, match="runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"):
-        load(folder)
+        load(folder, provider="cpu")
 
 
 def test_weights_that_the_manifest_does_not_list_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     _resealed(folder, made["ort"], without=DATA)
     with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(DATA)}'"):
-        load(folder)
+        load(folder, provider="cpu")
 
 
 @pytest.mark.parametrize("location", ["../model.onnx.data", "weights.bin"])
@@ -183,7 +183,7 @@ def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(location: 
     (folder / location).write_bytes((folder / DATA).read_bytes())
     _resealed(folder, made["ort"])
     with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(location)}'"):
-        load(folder)
+        load(folder, provider="cpu")
 
 
 def _resealed(folder: Path, source: Path, without: str = "") -> None:

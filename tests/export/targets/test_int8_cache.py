@@ -93,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made: Path) -> None:
-    model, loaded = seeded(BLOCK), load(made)
+    model, loaded = seeded(BLOCK), load(made, provider="cpu")
     manifest, session = loaded.manifest, loaded.session(batch=2)
     assert {state.dtype for state in manifest.states} == {"int8"} and manifest.calibration is not None
     x = np.random.default_rng(1).standard_normal((2, 40, 64)).astype(np.float32)
@@ -155,9 +155,9 @@ def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> None:
     with pytest.raises(ValueError, match="int8 states exactly with cache int8, for target ort in float32"):
-        rules.check(load(made).manifest.replace(cache=""))
+        rules.check(load(made, provider="cpu").manifest.replace(cache=""))
 
 
 def test_the_benchmark_counts_one_byte_per_number_of_an_8_bit_cache(made: Path) -> None:
-    manifest = load(made).manifest
+    manifest = load(made, provider="cpu").manifest
     assert cache_bytes(manifest, 10) == 10 * 2 * 2 * 16  # keys and values of two heads

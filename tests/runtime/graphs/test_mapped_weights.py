@@ -28,10 +28,10 @@ from pathlib import Path
 from posenc_export.runtime import load
 def memory(name):
     return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
-tiny = load(sys.argv[1])
+tiny = load(sys.argv[1], provider="cpu")
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model = load(sys.argv[2])
+model = load(sys.argv[2], provider="cpu")
 print(memory("VmHWM") - before)
 """
 

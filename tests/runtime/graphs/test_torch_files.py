@@ -137,7 +137,7 @@ def test_an_archive_that_would_run_something_is_refused_by_name(name: str, made:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     EVIL[name](entries, tmp_path / "marker")
     with pytest.raises(ValueError, match="runtime: model.pt2: .*; export again") as refusal:
-        load(_resealed(made["pt2"], tmp_path / "evil", packed(entries)))
+        load(_resealed(made["pt2"], tmp_path / "evil", packed(entries)), provider="cpu")
     assert "\n" not in str(refusal.value) and not (tmp_path / "marker").exists()
 
 
@@ -156,7 +156,7 @@ def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path],
     with zipfile.ZipFile(content, "a") as twice, pytest.warns(UserWarning, match="Duplicate name"):
         twice.writestr(twice.namelist()[0], b"other")
     with pytest.raises(ValueError, match="expected unique names of entries"):
-        load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()))
+        load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()), provider="cpu")
 
 
 DAMAGES = [lambda c: b"", lambda c: b"PK", lambda c: c[:1000], lambda c: c[:-30], lambda c: c[:200] + bytes(200) + c[400:], lambda c: bytes(len(c))]
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_refused_in_one_line(damage: Callable[[bytes], bytes],
     name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
     content = damage((made[target] / name).read_bytes())
     try:
-        load(_resealed(made[target], tmp_path / "damaged", content))
+        load(_resealed(made[target], tmp_path / "damaged", content), provider="cpu")
     except ValueError as refusal:
         assert f"runtime: {name}" in str(refusal) and "\n" not in str(refusal)
 
@@ -215,27 +215,27 @@ def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(rule:
     name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
     hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes()))
     with pytest.raises(ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"):
-        load(hostile)
+        load(hostile, provider="cpu")
 
 
 def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
     with pytest.raises(ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"):
-        load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)))
+        load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)), provider="cpu")
 
 
 def test_an_entry_outside_the_folder_of_the_archive_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
     with pytest.raises(ValueError, match="expected only entries for a program and its tensors, got 'models/model.json'"):
-        load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)))
+        load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)), provider="cpu")
 
 
 def test_json_that_is_too_long_to_be_parsed_is_refused(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "LONGEST", 1000)
     with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
-        load(made["pt2"])
+        load(made["pt2"], provider="cpu")
 
 
 def test_a_repacked_archive_equals_the_packed_one_and_does_not_hold_what_stays_in_the_file(tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ from pathlib import Path
 from posenc_export.runtime import load
 def memory(name):
     return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
-tiny = load(sys.argv[1])
+tiny = load(sys.argv[1], provider="cpu")
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model = load(sys.argv[2])
+model = load(sys.argv[2], provider="cpu")
 print(memory("VmHWM") - before)
 """
 

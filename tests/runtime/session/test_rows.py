@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.session.history import RowHistory
 from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
 pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
@@ -106,3 +107,10 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
     read(session, "linear", [0, 1])
     session.rewind([0, 2])
     read(session, "linear", [0, 1])
+
+
+def test_the_history_of_a_row_reaches_back_as_many_tokens_as_it_declares() -> None:
+    history = RowHistory(8)
+    for length in range(0, 40, 2):
+        history.record(length, [], np.zeros(2, np.int64), {})
+        assert min(length + 2, 8) <= length + 2 - history.reach(length + 2) <= 8 + 2

@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 @pytest.fixture(scope="module", params=TARGETS)
 def model(request: pytest.FixtureRequest, folders: Dict[str, Path]) -> Model:
-    return load(folders[request.param], threads=1)
+    return load(folders[request.param], threads=1, provider="cpu")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
 
 
 def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(folders: Dict[str, Path]) -> None:
-    session = load(folders["ort"], threads=1).session()
+    session = load(folders["ort"], threads=1, provider="cpu").session()
     session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
     twin = session.fork()
     made = session.prefill([TOKENS[0, 4:6], []], start=9)  # the number of a row without tokens has no meaning
@@ -98,17 +98,17 @@ def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(f
 @pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_of_a_session_is_refused_and_fork_is_named(call: Any, folders: Dict[str, Path]) -> None:
     with pytest.raises(TypeError, match=r"expected fork\(\) to copy a session"):
-        call(load(folders["ort"]).session())
+        call(load(folders["ort"], provider="cpu").session())
 
 
 def test_a_prompt_longer_than_capacity_is_refused(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="expected at most 8 tokens of a row in the cache, got 12"):
-        load(folders["ort"]).session(capacity=8).prefill(TOKENS)
+        load(folders["ort"], provider="cpu").session(capacity=8).prefill(TOKENS)
 
 
 def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="export with signature positions"):
-        load(folders["mask"]).session().prefill(TOKENS, start=5)
+        load(folders["mask"], provider="cpu").session().prefill(TOKENS, start=5)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> Non
     }.items() for value in values],
 )  # fmt: skip
 def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(name: str, value: Any, folders: Dict[str, Path]) -> None:
-    session = load(folders["ort"], threads=1).session()
+    session = load(folders["ort"], threads=1, provider="cpu").session()
     with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
         next(session.generate(TOKENS, **{"max_tokens": 1, name: value}))
     assert session.batch == 0
@@ -135,7 +135,7 @@ def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
 @pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
 def test_a_number_of_threads_that_no_machine_has_is_refused(threads: Any, folders: Dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="expected threads to be a whole number 1 .. 1024, got"):
-        load(folders["ort"], threads=threads)
+        load(folders["ort"], threads=threads, provider="cpu")
 
 
 def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
@@ -145,7 +145,7 @@ def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
 
 def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Dict[str, Path]) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
-    static, fused = (load(folders[target], threads=1).session() for target in ("onnx-static", "ort"))
+    static, fused = (load(folders[target], threads=1, provider="cpu").session() for target in ("onnx-static", "ort"))
     a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
     steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
     assert static._now.caches.capacity == 512
@@ -154,7 +154,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Di
 
 def test_static_caches_have_their_first_capacity_again_after_a_reset(folders: Dict[str, Path]) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
-    model = load(folders["onnx-static"], threads=1)
+    model = load(folders["onnx-static"], threads=1, provider="cpu")
     used, new = model.session(batch=2), model.session(batch=2)
     used.prefill(tokens)
     used.reset()

@@ -51,10 +51,12 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pyte
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.prefill, texts()[:1, 5:8])
         inside.wait()
-        for call in (lambda: session.step(texts()[:1, 5]), lambda: session.rewind(1), lambda: session.fork(), session.reset):
-            with pytest.raises(RuntimeError, match=r"expected one call at a time, got another while one runs; open a session for each thread"):
-                call()
-        leave.set()
+        try:
+            for call in (lambda: session.step(texts()[:1, 5]), lambda: session.rewind(1), lambda: session.fork(), session.reset):
+                with pytest.raises(RuntimeError, match=r"expected one call at a time, got another while one runs; open a session for each thread"):
+                    call()
+        finally:
+            leave.set()
         running.result()
     assert session.length.tolist() == [8]
     session.step(texts()[:1, 8])

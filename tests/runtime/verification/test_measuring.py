@@ -15,6 +15,8 @@ from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
 
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the model once
+
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("target", ["ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static"))])

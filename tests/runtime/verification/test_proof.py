@@ -80,7 +80,7 @@ def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -
 
 def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
     made = export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
-    assert load(tmp_path / "artefact", digest=made.digest).manifest.digest == made.digest
+    assert load(tmp_path / "artefact", digest=made.digest, provider="cpu").manifest.digest == made.digest
     for call in (load, verify):
         with pytest.raises(ValueError, match="expected digest 0000.*, got"):
             call(tmp_path / "artefact", digest="0" * 64)  # type: ignore[operator]

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import msgspec
 
 from posenc_export.models.config import LayerConfig, Named
-from posenc_export.models.families.shared.keys import IGNORED, SPELLINGS
+from posenc_export.models.families.shared.keys import DEFAULTS, IGNORED, SPELLINGS
 from posenc_export.models.hugging_face import Spec, rope_spec
 
 ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings")
@@ -257,7 +257,8 @@ class Settings:
 
     def finish(self) -> None:
         """Check that all keys were taken."""
-        if self._remaining:
-            key = sorted(self._remaining)[0]
+        unread = [key for key, value in self._remaining.items() if key not in DEFAULTS or value != DEFAULTS[key]]
+        if unread:
+            key = min(unread)
             found = f"{key}={self._remaining[key]!r}"
             raise ValueError(f"{self.family}: expected only known keys in config.json, got {found}; remove it if it does not affect the outputs of the model")

@@ -1,32 +1,27 @@
-"""Faults planted in a loaded artefact: in the inputs of its graph, in its constants and attributes, and in its outputs. Measured as `posenc verify` measures."""
+"""Faults of artefacts of target ort: in the inputs and outputs of the graph, and in the constants and attributes of its file."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Tuple
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.state import Call, Feeds, Step
-from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.measuring import Measured, measure
-from posenc_export.runtime.verification.proof import accuracy_on
+from posenc_export.testing.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
 ChangeFile = Callable[[Any], None]  # changes a ModelProto in place
 ChangeOutput = Callable[[np.ndarray], np.ndarray]
+ChangeGraph = Callable[[Any], Any]
 
 
 class ChangedGraph:
     """A graph whose inputs and outputs are changed at every call (runtime.session.buffered_caches.Graph)."""
 
-    def __init__(self, graph: Any, inputs: Optional[ChangeInputs], output: Optional[ChangeOutput]) -> None:
-        self.graph, self.inputs, self.output = graph, inputs or (lambda feeds: feeds), output or (lambda made: made)
+    def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:
+        self.graph, self.inputs, self.output = graph, inputs, output
         self.manifest, self.provider, self.device, self.strided = graph.manifest, graph.provider, graph.device, graph.strided
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
@@ -43,21 +38,12 @@ class ChangedGraph:
         return Step(run)
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A fault of an artefact.
+def _inputs(change: ChangeInputs) -> ChangeGraph:
+    return lambda graph: ChangedGraph(graph, change, lambda output: output)
 
-    Args:
-        variant: "rope" or "alibi", the encoding of the model that it is planted in.
-        inputs, output, file: what is changed.
-        quantized_only: whether the fault exists only in the quantized graph, so that the float32 graph of the same numbers cannot show it.
-    """
 
-    variant: str = "rope"
-    inputs: Optional[ChangeInputs] = None
-    output: Optional[ChangeOutput] = None
-    file: Optional[ChangeFile] = None
-    quantized_only: bool = False
+def _output(change: ChangeOutput) -> ChangeGraph:
+    return lambda graph: ChangedGraph(graph, lambda feeds: feeds, change)
 
 
 def _later_by_one(feeds: Feeds) -> Feeds:
@@ -75,10 +61,6 @@ def _logits_of_the_token_before(feeds: Feeds) -> Feeds:
 def _lengths_of_the_first_row(feeds: Feeds) -> Feeds:
     feeds["seqlens_k"] = np.full_like(feeds["seqlens_k"], feeds["seqlens_k"][0])
     return feeds
-
-
-def _zeros(output: np.ndarray) -> np.ndarray:
-    return np.zeros_like(output)
 
 
 def _one_nan(output: np.ndarray) -> np.ndarray:
@@ -140,25 +122,6 @@ def _constants(model: Any, names: Any, change: Callable[[np.ndarray], np.ndarray
         constant.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(change(before)).astype(before.dtype), constant.name))
 
 
-FAULTS: Dict[str, Fault] = {
-    "the last cached token is overwritten": Fault(inputs=_later_by_one),
-    "logits of the token before": Fault(inputs=_logits_of_the_token_before),
-    "all rows have the length of the first": Fault(inputs=_lengths_of_the_first_row),
-    "rotation reversed": Fault(file=_tables("sin", np.negative)),
-    "other layout of rotary pairs": Fault(file=_attribute("rotary_interleaved", 1)),
-    "keys and queries not rotated": Fault(file=_attribute("do_rotary", 0)),
-    "one frequency 1 % off": Fault(file=_tables("sin", lambda rows: _off(rows))),
-    "window one token short": Fault(file=_attribute("local_window_size", 8)),
-    "slopes doubled": Fault("alibi", file=_slopes(lambda rows: 2 * rows)),
-    "slopes of the heads exchanged": Fault("alibi", file=_slopes(lambda rows: rows[::-1])),
-    "scores scaled twice": Fault(file=_attribute("scale", 0.0625)),
-    "scales of the products 10 % too large": Fault(file=_scales(lambda scales: 1.1 * scales), quantized_only=True),
-    "scales of neighbouring outputs exchanged": Fault(file=_scales(lambda scales: np.roll(scales, 1, axis=0)), quantized_only=True),
-    "zeros": Fault(output=_zeros, quantized_only=True),
-    "one number is NaN": Fault(output=_one_nan, quantized_only=True),
-}
-
-
 def _off(rows: np.ndarray) -> np.ndarray:
     """sin table [M,D/2] with the second frequency 1 % too high."""
     made = rows.copy()
@@ -167,26 +130,24 @@ def _off(rows: np.ndarray) -> np.ndarray:
     return made
 
 
-def measured(folder: Path, manifest: Manifest, fault: Fault, scratch: Path, open_graph: Callable[[Path, Manifest], Any]) -> Tuple[Measured, float]:
-    """Measure an artefact with a planted fault until a cell exceeds its tolerance. Return the errors and the tolerance of the artefact.
-
-    Args:
-        folder: the correct artefact.
-        scratch: an empty folder for a changed copy of its graph.
-        open_graph: loads model.onnx.
-    """
-    path = folder / "model.onnx"
-    if fault.file is not None:
-        model = onnx.load(path)
-        fault.file(model)
-        path = scratch / "model.onnx"
-        onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data", size_threshold=1024)
-    loaded = Model(ChangedGraph(open_graph(path, manifest), fault.inputs, fault.output))
-    assert manifest.reference is not None
-    accuracy = accuracy_on(loaded.provider, manifest.reference)
-    return measure(loaded.session(), reference.read(manifest, folder), accuracy, lambda _: None, until_failure=True), accuracy.tolerance
-
-
-def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
-    """Load model.onnx with ONNX Runtime on the CPU, with one thread."""
-    return OrtGraph(path, manifest, "cpu", 1)
+IN_NUMBERS = {"scales", "outputs"}  # what only the graph of rounded numbers can have broken; the float32 graph of the same numbers cannot show it
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("the last cached token is overwritten", "caches", "graph", _inputs(_later_by_one), "rope", "ort"),
+        Fault("logits of the token before", "tokens", "graph", _inputs(_logits_of_the_token_before), "rope", "ort"),
+        Fault("all rows have the length of the first", "mask", "graph", _inputs(_lengths_of_the_first_row), "rope", "ort"),
+        Fault("rotation reversed", "rotation", "file", _tables("sin", np.negative), "rope", "ort"),
+        Fault("other layout of rotary pairs", "rotation", "file", _attribute("rotary_interleaved", 1), "rope", "ort"),
+        Fault("keys and queries not rotated", "rotation", "file", _attribute("do_rotary", 0), "rope", "ort"),
+        Fault("one frequency 1 % off", "rotation", "file", _tables("sin", _off), "rope", "ort"),
+        Fault("window one token short", "mask", "file", _attribute("local_window_size", 8), "rope", "ort"),
+        Fault("slopes doubled", "bias", "file", _slopes(lambda rows: 2 * rows), "alibi", "ort"),
+        Fault("slopes of the heads exchanged", "bias", "file", _slopes(lambda rows: rows[::-1]), "alibi", "ort"),
+        Fault("scores scaled twice", "scores", "file", _attribute("scale", 0.0625), "rope", "ort"),
+        Fault("scales of the products 10 % too large", "scales", "file", _scales(lambda scales: 1.1 * scales), "rope", "ort"),
+        Fault("scales of neighbouring outputs exchanged", "scales", "file", _scales(lambda scales: np.roll(scales, 1, axis=0)), "rope", "ort"),
+        Fault("zeros", "outputs", "graph", _output(np.zeros_like), "rope", "ort"),
+        Fault("one number is NaN", "outputs", "graph", _output(_one_nan), "rope", "ort"),
+    )
+}

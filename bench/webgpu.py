@@ -1,0 +1,121 @@
+"""Compare decoders of one layer with each encoding on ONNX Runtime's WebGPU provider with their references, and write the errors to docs/runtimes/webgpu.md.
+
+    python -m bench.webgpu export FOLDER [--target TARGET ...] [--encoding NAME ...]
+    python -m bench.webgpu run FOLDER --adapter NAME [--json FILE]
+    python -m bench.webgpu page --json FILE
+
+`export` runs where torch is installed. `run` runs in an environment with onnxruntime-webgpu, numpy and msgspec, without torch; it appends to FILE as results
+come, and skips artefacts that FILE already has.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from posenc_export.runtime.verification import at_load
+from posenc_export.shared import json_rows
+
+RESULTS = Path("bench/results/webgpu.json")
+PAGE = Path("docs/runtimes/webgpu.md")
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+def write_artefacts(folder: Path, targets: Sequence[str], names: Sequence[str]) -> None:
+    """Export a small decoder of one layer with each encoding."""
+    from posenc_export.encodings import REGISTRY
+    from posenc_export.export import Sources, export
+    from posenc_export.models.presets import seeded
+    from posenc_export.models.short_forms import block_config, decoder_config
+
+    for name in names or REGISTRY:
+        causal = "causal" in REGISTRY[name].works_in
+        block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
+        sources = Sources(seeded(decoder_config(61, 1, 40, block, tied=name != "complex_order")))
+        for target in targets:
+            if not (folder / f"{name}-{target}").exists():
+                export(sources, target, folder / f"{name}-{target}")
+
+
+def measured(folder: Path, adapter: str) -> Dict[str, Any]:
+    """Load an artefact on WebGPU and compare it with its reference. Return one row."""
+    name, _, target = folder.name.partition("-")
+    row: Dict[str, Any] = {"encoding": name, "target": target, "adapter": adapter}
+    begin = time.perf_counter()
+    try:
+        model = load(folder, provider="webgpu", check=False)
+        found = at_load.few_cells(model, folder)
+    except ValueError as error:
+        return {**row, "refused": str(error)}
+    worst = worst_cell(found)
+    row |= {"passed": found["passed"], "worst": found["cells"][worst], "tolerance": bound_of(found, worst), "at": worst, "failure": found["failures"].get(worst, "")}
+    return {**row, "on_cpu": on_cpu(folder), "library": found["machine"].rpartition(", ")[2], "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def on_cpu(folder: Path) -> Dict[str, int]:
+    """Count the nodes by operator that ONNX Runtime gives to the CPU provider, because WebGPU has no kernel for them."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["WebGpuExecutionProvider"], enable_fallback=0)
+    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == "CPUExecutionProvider"]
+    return dict(sorted(Counter(node.op_type for part in parts for node in part.get_nodes()).items()))
+
+
+def run(folder: Path, adapter: str, results: Path) -> None:
+    """Measure every artefact of a folder that the results lack, and write them after each."""
+    rows = json.loads(results.read_text()) if results.exists() else []
+    known = {f"{row['encoding']}-{row['target']}" for row in rows}
+    for artefact in sorted(path for path in folder.iterdir() if (path / "posenc.json").exists()):
+        if artefact.name not in known:
+            rows.append(row := measured(artefact, adapter))
+            json_rows.write(results, rows)
+            print(json.dumps(row), flush=True)
+
+
+def table(rows: List[Dict[str, Any]]) -> str:
+    """Return the Markdown table of the results."""
+    lines = ["| encoding | target | largest error | tolerance | operators on the CPU |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row["encoding"], row["target"])):
+        if "refused" in row:
+            cells = f"refused: {row['refused']} | - | -"
+        else:
+            worst = row["failure"] or f"{row['worst']:.1e}{'' if row['passed'] else ' (wrong)'}"
+            cells = f"{worst} | {row['tolerance']:.1e} | {', '.join(name if count == 1 else f'{count} {name}' for name, count in row['on_cpu'].items()) or 'none'}"
+        lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
+    return "\n".join(lines)
+
+
+def write_page(results: Path) -> None:
+    """Replace the table in docs/runtimes/webgpu.md."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(json.loads(results.read_text()))}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("export", "run", "page"))
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--target", action="append", help="target to export (default: onnx)")
+    parser.add_argument("--encoding", action="append", default=[], help="encoding to export (default: all)")
+    parser.add_argument("--adapter", default="unnamed", help="name of the GPU adapter, for the results")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.task == "page":
+        write_page(options.json)
+    elif options.folder is None:
+        parser.error(f"{options.task} needs a folder")
+    elif options.task == "export":
+        write_artefacts(options.folder, options.target or ["onnx"], options.encoding)
+    else:
+        run(options.folder, options.adapter, options.json)
+
+
+if __name__ == "__main__":
+    main()

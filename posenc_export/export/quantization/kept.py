@@ -1,0 +1,60 @@
+"""Weights that stay in the codes that a quantized checkpoint has."""
+
+import copy
+from typing import List, Optional
+
+import numpy as np
+import torch
+
+from posenc_export.export.quantization.formats import KEPT, Codes, Grid, OnGrid, Rounded, linear_layers, tables
+from posenc_export.export.signatures import Model
+from posenc_export.models.blocks import Blocks, Matrix, Stored
+from posenc_export.models.parts.experts import Experts
+
+
+def kept(model: Model) -> Rounded:
+    """Return a copy of a model that was read from a quantized checkpoint, and the codes of its quantized linear layers and tables.
+
+    Codes with a scale and an offset for each block are kept. Quantized weights of other kinds are rounded to 8 bits in blocks of 32, and weights that are
+    not quantized in the file stay in float32.
+
+    Raises:
+        ValueError: a model without quantized weights of a file, or with experts.
+    """
+    stored = getattr(model, "stored", {})
+    if any(isinstance(part, Experts) for part in model.modules()):
+        raise ValueError("export: expected a model without experts for weights keep, got one with experts; choose weights int8, or omit weights")
+    made = copy.deepcopy(model)
+    names = {id(parameter): name for name, parameter in made.named_parameters()}
+    matrices = [part.weight for part in (*linear_layers(made).values(), *tables(made))]
+    wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)  # a tied weight once
+    on_grid = {name: one for name in wanted if (one := _on_grid(stored[name])) is not None}
+    if not on_grid:
+        raise ValueError("export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights")
+    with torch.no_grad():
+        for name, (_, codes) in on_grid.items():
+            made.get_parameter(name).copy_(torch.from_numpy(codes.weight))
+    return Rounded(made, on_grid)
+
+
+def _on_grid(stored: Stored) -> Optional[OnGrid]:
+    """Return the grid and the codes of a weight; None if a part of it is not quantized."""
+    if not all(part.quantized for part in stored.parts):
+        return None
+    parts = [part.blocks() or _rounded(part) for part in stored.parts]
+    block = min(part.codes.shape[2] for part in parts)
+    parts = [part.cut(block) for part in parts]
+    codes, scales = (np.concatenate([getattr(part, name) for part in parts])[stored.rows] for name in ("codes", "scales"))
+    return Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows))
+
+
+def _rounded(part: Matrix) -> Blocks:
+    codes = KEPT.projections.rounded(part.weight())
+    return Blocks(codes.codes, codes.scales, None, KEPT.projections.bits)
+
+
+def _offsets(parts: List[Blocks], rows: np.ndarray) -> Optional[np.ndarray]:
+    """Return the offsets of all parts, 0 for those without; None if no part has one."""
+    if all(part.offsets is None for part in parts):
+        return None
+    return np.concatenate([np.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts])[rows]

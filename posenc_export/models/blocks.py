@@ -1,0 +1,85 @@
+"""Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block of inputs."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Weights [N,K] as code * scale + offset.
+
+    Args:
+        codes: [N,blocks,block] int8, of `bits` bits.
+        scales: [N,blocks] float32.
+        offsets: [N,blocks] float32; None for 0.
+        bits: 4 or 8.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    offsets: Optional[np.ndarray]
+    bits: int
+
+    def cut(self, block: int) -> "Blocks":
+        """Return the same weights in smaller blocks, of a divisor of the block size."""
+        rows, count, size = self.codes.shape
+        scales, offsets = (None if one is None else np.repeat(one, size // block, axis=1) for one in (self.scales, self.offsets))
+        assert scales is not None
+        return Blocks(self.codes.reshape(rows, count * size // block, block), scales, offsets, self.bits)
+
+
+class Matrix(Protocol):
+    """A tensor [rows,K] of a checkpoint."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it has few bits."""
+
+    def weight(self) -> np.ndarray:
+        """Return the tensor as float32."""
+
+    def blocks(self) -> Optional[Blocks]:
+        """Return its blocks, or None if its type has others than codes with a scale and an offset for 16 or more inputs."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A weight as rows of tensors of a checkpoint.
+
+    Args:
+        parts: their rows are numbered through.
+        rows: the row of the parts that each row of the weight is, [N] int64.
+    """
+
+    parts: Sequence[Matrix]
+    rows: np.ndarray
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Stored":
+        return self  # tensors are mapped from files, and a copy would read them into memory
+
+
+Numbered = Tuple[Matrix, np.ndarray]  # a matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family
+
+
+def stored(sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]) -> Dict[str, Stored]:
+    """Return the weights of a model as rows of the matrices of a checkpoint, by the names of its parameters.
+
+    Args:
+        sources: for each parameter, its rule, the attention of its layer, and its tensors in the checkpoint by name (models.pretrained).
+        matrix: returns a tensor of the checkpoint by name, None if it is no matrix or is not quantized.
+    """
+    found = {}
+    for parameter, (rule, attention, wanted) in sources.items():
+        numbered = [one for one in map(matrix, wanted) if one is not None]
+        if len(numbered) == len(wanted):
+            first = np.cumsum([0, *(part.rows for part, _ in numbered)])
+            formed = rule.form([torch.from_numpy(indices + start) for (_, indices), start in zip(numbered, first, strict=False)], attention)
+            found[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])
+    return found

@@ -1,0 +1,54 @@
+"""Blocks of GGUF's quantized types as codes of at most 8 bits with a scale and an offset for 32 weights, without rounding them again."""
+
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.models.blocks import Blocks
+from posenc_export.models.gguf.file import dequantized
+
+BLOCK = 32
+# Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes, and the code that becomes 0.
+TYPES = {"Q4_0": (4, 8), "Q4_1": (4, 8), "Q5_0": (8, 16), "Q5_1": (8, 16), "Q8_0": (8, 0), "Q4_K": (4, 8), "Q5_K": (8, 16)}
+UNQUANTIZED = ("F64", "F32", "F16", "BF16")
+
+
+class GGUFMatrix:
+    """A matrix of a GGUF file (models.blocks.Matrix)."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor, self._kind = tensor, tensor.tensor_type.name
+        self.rows, self.quantized = len(tensor.data), self._kind not in UNQUANTIZED
+
+    def weight(self) -> np.ndarray:
+        return dequantized(self._tensor)
+
+    def blocks(self) -> Optional[Blocks]:
+        """Return the blocks of a tensor whose type is one of TYPES. Codes are what remains of dequantized weights without scale and minimum.
+
+        Centred codes make rounding errors of activations matter less.
+        """
+        if self._kind not in TYPES:
+            return None
+        bits, zero = TYPES[self._kind]
+        scales, minima = _scales(self._tensor.data, self._kind)
+        weights = self.weight().reshape(*scales.shape, BLOCK)
+        above = weights if minima is None else weights - minima[..., None]
+        codes = np.rint(above / np.where(scales == 0, np.float32(1), scales)[..., None])
+        if minima is None:
+            return Blocks(codes.astype(np.int8), scales, None, bits)
+        return Blocks((codes - zero).astype(np.int8), scales, minima + np.float32(zero) * scales, bits)
+
+
+def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """Return scales [N,blocks] float32 and minima, None for types without them."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = np.ascontiguousarray(data).reshape(-1, size)
+    first, second = (np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32) for at in (0, 2))
+    shape = (len(data), -1)
+    if kind in ("Q4_K", "Q5_K"):  # scales and minima of 6 bits, with a scale each for 8 blocks
+        scales, minima = quants.Q4_K.get_scale_min(blocks[:, 4:16])
+        return (first * scales.astype(np.float32)).reshape(shape), (-second * minima.astype(np.float32)).reshape(shape)
+    return first.reshape(shape), second.reshape(shape) if kind.endswith("_1") else None

@@ -1,0 +1,144 @@
+"""A GGUF file as a checkpoint: config.json, tokenizer files, and tensors under transformers' names (compare models/checkpoint.py)."""
+
+import functools
+import math
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.blocks import Numbered
+from posenc_export.models.gguf import text
+from posenc_export.models.gguf.architectures import config_of, undone
+from posenc_export.models.gguf.blocks import GGUFMatrix
+from posenc_export.models.gguf.file import dequantized, fields, read_parts, shapes
+from posenc_export.models.gguf.metadata import Metadata
+
+OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")  # read with the config
+# Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in it, and what replaces it.
+STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
+Place = Tuple[str, Optional[int]]  # name of a tensor of the file, and the entry of its first axis that is meant
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a file in place of a folder, and is that of a GGUF file by its name."""
+    return path.suffix == ".gguf" and not path.is_dir()
+
+
+class GGUFCheckpoint:
+    """The tensors of a GGUF file, by transformers' names. Tensors are mapped into memory and read one at a time. Use as a context manager, as Checkpoint.
+
+    Args:
+        path: the file, or the first of the files that it was split into.
+
+    Attributes:
+        config: the contents of config.json.
+
+    Raises:
+        ValueError: a file that is missing or damaged, an architecture or a key that cannot be read.
+        ModuleNotFoundError: gguf is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        readers = read_parts(path)
+        self._tensors = {name: (tensor, shape) for name, tensor, shape in shapes(readers)}
+        self._path, self._values = path, fields(readers[0])
+        metadata = Metadata(self._values, self._tensors)
+        self.config, self.kind = config_of(metadata, {name: shape for name, (_, shape) in self._tensors.items()}, self._read)
+        self._places: Dict[str, Place] = {}
+        self._architecture, self._base = str(metadata.architecture), ""
+
+    @functools.cached_property
+    def files(self) -> Dict[str, bytes]:
+        """Tokenizer files by name. A tokenizer.json beside the file takes the place of its vocabulary.
+
+        Raises:
+            ValueError: a vocabulary that cannot be read.
+            ModuleNotFoundError: tokenizers is not installed.
+        """
+        beside = self._path.parent / "tokenizer.json"
+        return {**text.settings_of(self._values), beside.name: beside.read_bytes()} if beside.is_file() else text.files_of(self._values)
+
+    def __enter__(self) -> "GGUFCheckpoint":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self._tensors = {}
+
+    def names(self) -> List[str]:
+        """Return nothing: a file has no names of transformers' before `check` asks for them."""
+        return []
+
+    def sizes(self) -> List[int]:
+        """Return the number of entries of each tensor."""
+        return [math.prod(shape) for _, shape in self._tensors.values()]
+
+    def forget(self, names: List[str]) -> None:
+        """Do nothing: a file holds no tensors that no model has."""
+
+    def base(self, bases: Sequence[str]) -> str:
+        """Return the prefix of names of whole models, the last of `bases` but the empty one."""
+        self._base = bases[-2]
+        return self._base
+
+    def check(self, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+        """Check that the file holds exactly these tensors with these sizes.
+
+        Raises:
+            ValueError: a tensor is missing, unknown or has other sizes.
+        """
+        self._places = dict(zip(shapes, self._found(list(shapes)), strict=True))
+        used = {name for name, _ in self._places.values()}
+        missing = [f"{place[0]} ({name})" for name, place in self._places.items() if place[0] not in self._tensors]
+        extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
+        if missing or extra:
+            rule = f"expected the {len(used)} tensors of {self._architecture} that the metadata describe"
+            raise ValueError(f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; convert the model again, or to safetensors")
+        for name, shape in shapes.items():
+            place, row = self._places[name]
+            stored = self._tensors[place][1]
+            if sorted(stored if row is None else stored[1:]) != sorted(shape):
+                raise ValueError(f"gguf: expected {place} with sizes {list(shape)} by the metadata, got {list(stored)}; convert the model again")
+
+    def tensor(self, name: str) -> Tensor:
+        """Return one tensor as float32, as it was before its conversion to GGUF.
+
+        Raises:
+            ValueError: the library gguf cannot read its type.
+        """
+        place, row = self._places[name]
+        tensor, _ = self._tensors[place]
+        numbers = dequantized(tensor, None if row is None else slice(row, row + 1))
+        numbers = undone(place, numbers, self.kind, self.config) if row is None else numbers[0]
+        return torch.from_numpy(np.array(numbers, np.float32))
+
+    def matrix(self, name: str) -> Optional[Numbered]:
+        """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion to GGUF is undone; None for other tensors."""
+        place, row = self._places[name]
+        tensor, shape = self._tensors[place]
+        if row is not None or len(shape) != 2:
+            return None
+        return GGUFMatrix(tensor), undone(place, np.arange(len(tensor.data))[:, None], self.kind, self.config)
+
+    def _read(self, name: str) -> np.ndarray:
+        return dequantized(self._tensors[name][0])
+
+    def _found(self, names: List[str]) -> List[Place]:
+        """Return the places of tensors by transformers' names, from the table of the library gguf."""
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == self._architecture)
+        table, places = get_tensor_name_map(number, self.config["num_hidden_layers"]), []
+        for name in names:
+            row, plain = None, name
+            for pattern, plainly in STACKED:
+                if (index := pattern.search(name)) is not None:
+                    row, plain = int(index[1]), pattern.sub(plainly, name)
+            module, _, kind = plain.rpartition(".")
+            found = table.get_name(module) or table.get_name(module.removeprefix(self._base)) or name
+            places.append((found if found == name else f"{found}.{kind}", row))
+        return places

@@ -1,0 +1,155 @@
+"""The text side of a GGUF file: its vocabulary as tokenizer.json, and the files that transformers writes beside it."""
+
+import json
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from posenc_export.models.gguf.splits import SPLITS
+from posenc_export.shared.suggestion import suggestion
+
+# Kinds of tokens (gguf.TokenType).
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
+# Control tokens that end a turn in published chat templates. A file names only one stop token, which is often the end of a whole text.
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|return|>")
+NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+REMEDY = "put the model's tokenizer.json beside the file, which is then used in its place"
+
+
+def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
+    """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its settings, the chat template, stop tokens. Empty without a vocabulary.
+
+    Args:
+        values: metadata of the file.
+
+    Raises:
+        ValueError: a vocabulary of another kind than the byte-level one of GPT-2 or that of sentencepiece.
+        ModuleNotFoundError: tokenizers is not installed.
+    """
+    if values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+        return {}
+    return {"tokenizer.json": tokenizer_of(values).to_str().encode(), **settings_of(values)}
+
+
+def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
+    """Return generation_config.json, tokenizer_config.json and chat_template.jinja."""
+    tokens = values.get("tokenizer.ggml.tokens", [])
+    ids = {name: _id(values, key) for name, key in NAMED.items()}
+    generation = {"bos_token_id": ids["bos_token"], "eos_token_id": stop_ids(values) or None, "pad_token_id": ids["pad_token"]}
+    named = {name: tokens[index] for name, index in ids.items() if index is not None}
+    whether = {f"add_{name}_token": _adds(values, name) for name in ("bos", "eos")}
+    found = {"generation_config.json": _json(generation), "tokenizer_config.json": _json({"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether})}
+    template = values.get("tokenizer.chat_template")
+    return {**found, "chat_template.jinja": template.encode()} if isinstance(template, str) else found
+
+
+def stop_ids(values: Mapping[str, Any]) -> List[int]:
+    """Return the tokens that end a text or a turn: those that the file names, the first first, and control tokens with a name among ENDS."""
+    tokens, kinds = values.get("tokenizer.ggml.tokens", []), values.get("tokenizer.ggml.token_type", [])
+    named = [_id(values, key) for key in ("eos", "eot", "eom")]
+    others = [index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL and token in ENDS]
+    return list(dict.fromkeys(index for index in (*named, *others) if index is not None))
+
+
+def tokenizer_of(values: Mapping[str, Any]) -> Any:
+    """Return the tokenizer that a vocabulary describes.
+
+    Raises:
+        ValueError: a vocabulary of another kind, or a way of splitting texts that is not in splits.SPLITS.
+    """
+    kind = values["tokenizer.ggml.model"]
+    if kind not in BUILDERS:
+        raise ValueError(f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got {kind!r}; {REMEDY}")
+    tokens, kinds = values["tokenizer.ggml.tokens"], values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"])
+    made = BUILDERS[kind](values, tokens, kinds)
+    _add_whole(made, tokens, kinds)
+    _add_ends(made, values, tokens)
+    return made
+
+
+def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
+    """A tokenizer that merges bytes (GPT-2)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    name = values.get("tokenizer.ggml.pre")
+    if name not in SPLITS:
+        known = ", ".join(SPLITS)
+        raise ValueError(f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r}; {suggestion(name, SPLITS)} Or {REMEDY}")
+    split, merges = SPLITS[name], [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])]
+    made = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole))
+    if split.composed:
+        made.normalizer = normalizers.NFC()
+    parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+    made.pre_tokenizer = pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
+    """A tokenizer that merges characters, with bytes for unknown ones (sentencepiece)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    # Runs of spaces are user-defined tokens. They are spelled as the text has them after normalization.
+    spelled = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
+    vocabulary = {token: index for index, token in enumerate(spelled)}
+    pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
+    unknown = _id(values, "unknown")
+    made = Tokenizer(models.BPE(vocabulary, pairs, unk_token=None if unknown is None else spelled[unknown], fuse_unk=True, byte_fallback=True))
+    prefixed = bool(values.get("tokenizer.ggml.add_space_prefix", True))
+    before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
+    made.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+    after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after])
+    return made
+
+
+def _merges(tokens: List[str], kinds: List[int], scores: List[float], vocabulary: Mapping[str, int]) -> Iterator[Tuple[str, str]]:
+    """Yield the pairs of tokens that are merged, the first first: those of user-defined tokens, then those of others by their scores.
+
+    sentencepiece merges the pair whose result has the highest score, so that every way to cut a token in two is a pair with its score.
+    """
+    ranks = {index: (kind != USER_DEFINED, -score) for index, (kind, score) in enumerate(zip(kinds, scores, strict=False)) if kind in (NORMAL, USER_DEFINED)}
+    for index in sorted(ranks, key=lambda index: (*ranks[index][:1], 0.0 if not ranks[index][0] else ranks[index][1], index)):
+        token = tokens[index]
+        yield from ((token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in vocabulary and token[cut:] in vocabulary)
+
+
+def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
+    """Add the tokens that are found whole in a text: control tokens, which decoding leaves out, and user-defined ones."""
+    from tokenizers import AddedToken
+
+    known = made.get_vocab()
+    made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, kind in zip(tokens, kinds, strict=False) if kind in (UNKNOWN, CONTROL) and t in known])
+    made.add_tokens([AddedToken(t, normalized=False) for t, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED and t in known])
+
+
+def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
+    """Put bos before a text and eos after it, where the file says so."""
+    from tokenizers import processors
+
+    bos, eos = (_id(values, name) if _adds(values, name) else None for name in ("bos", "eos"))
+    if bos is None and eos is None:
+        return
+    before, after = ([] if index is None else [tokens[index]] for index in (bos, eos))
+    second = [f"{part}:1" for part in (*before, "$B", *after)]
+    used = [(tokens[index], index) for index in dict.fromkeys((bos, eos)) if index is not None]
+    made.post_processor = processors.TemplateProcessing([*before, "$A", *after], [*before, "$A", *after, *second], used)
+
+
+def _adds(values: Mapping[str, Any], name: str) -> bool:
+    """Whether a text begins with bos, or ends with eos. A vocabulary of sentencepiece begins with bos if the file does not say."""
+    split = SPLITS.get(values.get("tokenizer.ggml.pre", ""))
+    begins = values.get("tokenizer.ggml.model") == "llama" or (split is not None and split.begins)
+    return bool(values.get(f"tokenizer.ggml.add_{name}_token", name == "bos" and begins))
+
+
+def _id(values: Mapping[str, Any], name: str) -> Any:
+    """Return the id of a special token, None if the file has none or one beyond its vocabulary."""
+    index = values.get(f"tokenizer.ggml.{name}_token_id")
+    return index if isinstance(index, int) and 0 <= index < len(values.get("tokenizer.ggml.tokens", [])) else None
+
+
+def _json(content: Dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}

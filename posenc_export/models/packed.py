@@ -1,0 +1,87 @@
+"""Checkpoints of transformers that others quantized: their tensors are read as float32 weights, one at a time."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.blocks import Blocks
+from posenc_export.models.packed_layouts import WHOLE_SHAPE, Layout, Parts, Shape, layouts_of, method_of
+
+Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
+IGNORED = (".input_scale", ".input_zero_point", ".output_scale", ".input_global_scale")  # scales of activations, which are not rounded here
+
+
+def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
+    """Return the sources of a checkpoint with quantized tensors replaced by the weights that they hold.
+
+    Args:
+        config: quantization_config of config.json.
+        sources: files and names of tensors, by name.
+
+    Raises:
+        ValueError: a method or a setting that cannot be read, or no tensor in its layout.
+    """
+    layouts = layouts_of(config)
+    left = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
+    found: Dict[str, Source] = {}
+    for layout in layouts:
+        for name in [name for name in left if name.endswith(layout.mark) and _is_packed(left, name, layout)]:
+            module = name.removesuffix(layout.mark)
+            ends = (layout.mark, *(end.removesuffix("?") for end in layout.others if module + end.removesuffix("?") in left))
+            missing = next((end for end in layout.others if not end.endswith("?") and end not in ends), None)
+            if missing is not None:
+                raise ValueError(f"checkpoint: expected {module + missing} beside {name}, got none; download the model again")
+            found[module + layout.name] = PackedTensor(module + layout.name, layout, {end: left.pop(module + end) for end in ends}), module + layout.name
+    if not found:
+        rule = f"expected tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
+        raise ValueError(f"checkpoint: {rule}, got none; use the config.json that belongs to the weights")
+    return {**left, **found}
+
+
+def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:
+    """Whether a tensor has codes: modules that a method left out have plain weights of the same name."""
+    return layout.mark != ".weight" or name.removesuffix(layout.mark) + layout.others[0] in sources
+
+
+class PackedTensor:
+    """A file of one tensor (models.checkpoint.TensorFile), a weight that others hold, and a matrix (models.blocks.Matrix)."""
+
+    quantized = True
+
+    def __init__(self, name: str, layout: Layout, sources: Mapping[str, Source]) -> None:
+        self.path, self._name, self._layout, self._sources = Path(sources[layout.mark][0].path), name, layout, sources
+
+    @property
+    def rows(self) -> int:
+        return self.shape(self._name)[0]
+
+    def names(self) -> List[str]:
+        return [self._name]
+
+    def shape(self, name: str) -> Shape:
+        shapes = {end: file.shape(name) for end, (file, name) in self._sources.items()}
+        if WHOLE_SHAPE in shapes:
+            file, place = self._sources[WHOLE_SHAPE]
+            return tuple(file.raw(place).tolist())
+        return self._layout.shape(shapes) if all(len(shapes[end]) == 2 for end in (".qweight", ".weight_packed") if end in shapes) else ()
+
+    def tensor(self, name: str) -> Tensor:
+        return torch.from_numpy(self.weight())
+
+    def weight(self) -> np.ndarray:
+        return self._read(self._layout.weight)  # type: ignore[no-any-return]
+
+    def blocks(self) -> Optional[Blocks]:
+        return None if self._layout.whole is None else self._read(self._layout.whole).blocks()
+
+    def _read(self, form: Callable[[Parts], Any]) -> Any:
+        parts = {end: file.raw(name) for end, (file, name) in self._sources.items()}
+        try:
+            return form(parts)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            sizes = ", ".join(f"{end} {list(part.shape)}" for end, part in parts.items())
+            why = (str(error).splitlines() or [""])[0][:120]
+            raise ValueError(f"checkpoint: expected {self._name} in the layout of its method, got {sizes} ({why}); download the model again") from None

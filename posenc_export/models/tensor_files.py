@@ -1,0 +1,122 @@
+"""Files of named tensors: safetensors, and dictionaries of tensors of torch.save. Only tensors are unpickled."""
+
+import pickle
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Dict, List, Protocol, Tuple, Type, Union
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
+DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+Shape = Tuple[int, ...]
+
+
+class TensorFile(Protocol):
+    """A file of named tensors."""
+
+    path: Path
+
+    def names(self) -> List[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class SafetensorsFile:
+    """A .safetensors file.
+
+    Raises:
+        ValueError: the file is missing or cannot be read.
+    """
+
+    def __init__(self, path: Path, opened: ExitStack) -> None:
+        self.path = path
+        try:
+            self._file: Any = opened.enter_context(safe_open(found(path), framework="pt"))
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint: expected {path.name} to be a complete safetensors file, got an error ({error}); download it again") from None
+
+    def names(self) -> List[str]:
+        return list(self._file.keys())
+
+    def shape(self, name: str) -> Shape:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor in its own dtype, also after the checkpoint was closed: codes of few bits are read when a model is exported."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor as float32.
+
+        Raises:
+            ValueError: the stored dtype is not float32, float16 or bfloat16.
+        """
+        dtype = self._file.get_slice(name).get_dtype()
+        if dtype not in DTYPES:
+            raise ValueError(_dtype_line(name, dtype))
+        return self._file.get_tensor(name).float()
+
+
+class TorchFile:
+    """A dictionary of tensors as torch.save writes it. Nothing but tensors is unpickled.
+
+    Raises:
+        ValueError: the file is missing, cannot be read or holds other objects.
+    """
+
+    def __init__(self, path: Path, _: ExitStack) -> None:
+        self.path = found(path)
+        try:
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except DAMAGED as error:
+            why = str(error).partition("\n")[0][:200]
+            rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
+            raise ValueError(f"{rule}, got an error ({why}); save it as safetensors") from None
+        if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
+            raise ValueError(f"checkpoint: expected {path.name} to be a dictionary of tensors by name, got other objects; save it as safetensors")
+        for name, value in held.items():
+            if not _is_plain(value):
+                rule = f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
+                raise ValueError(f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors")
+        self._held: Dict[str, Tensor] = held
+
+    def names(self) -> List[str]:
+        return list(self._held)
+
+    def shape(self, name: str) -> Shape:
+        return tuple(self._held[name].shape)
+
+    def raw(self, name: str) -> Tensor:
+        """As SafetensorsFile.raw."""
+        return self._held[name].detach()
+
+    def tensor(self, name: str) -> Tensor:
+        """As SafetensorsFile.tensor."""
+        if self._held[name].dtype not in DTYPES.values():
+            raise ValueError(_dtype_line(name, str(self._held[name].dtype).removeprefix("torch.")))
+        return self._held[name].detach().float()
+
+
+OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {".safetensors": SafetensorsFile, ".bin": TorchFile}
+
+
+def found(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
+    return path
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an expanded one is."""
+    return not tensor.is_nested and tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
+
+
+def _dtype_line(name: str, dtype: str) -> str:
+    return f"checkpoint: expected tensors in float32, float16 or bfloat16, got {dtype} in {name}; save the model in one of these"

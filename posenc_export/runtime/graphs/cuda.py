@@ -1,0 +1,86 @@
+"""ONNX Runtime's CUDA provider: what keeps it from running on this machine, and its options."""
+
+import contextlib
+import ctypes
+import functools
+import io
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import onnxruntime
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.onnx_files import load_errors
+
+NAME = "CUDAExecutionProvider"
+INSTALL = "pip uninstall onnxruntime, then pip install 'posenc-export[gpu]'"  # both distributions fill the same folder
+OPTIONS = {
+    "use_tf32": "0",  # TF32, the default for products in float32, has a unit roundoff of 4.9e-4; the tolerance of float32 is about 5e-5
+    "sdpa_kernel": "19",  # flash, memory efficient and unfused attention. cuDNN's, otherwise preferred for prompts, keeps a plan for every length without end
+}
+CUDNN_OPERATORS = {"Conv", "GRU", "ReduceMax", "ReduceMin"}  # operators of our graphs whose CUDA kernels call cuDNN (onnxruntime-gpu 1.31.1)
+NEGATION = (  # an ONNX model with the single node y = -x, float32 [1], of opset 13
+    b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r'
+)
+LIBRARIES = {"linux": ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"), "win32": ()}  # in the order in which they are loaded
+CUDNN = {"linux": "libcudnn.so.9", "win32": "cudnn64_9.dll"}
+FAILURE = re.compile(r"CUDA failure \d+: [^;\n]*[^;\n ]")
+
+
+class Obstacle(NamedTuple):
+    """Why the provider cannot run here, and what to do about it."""
+
+    found: str
+    remedy: str
+
+
+@functools.cache
+def obstacle() -> Optional[Obstacle]:
+    """Return what keeps the provider from running on this machine, or None after a trial session. It loads the libraries of CUDA and cuDNN that are installed."""
+    if NAME not in onnxruntime.get_available_providers():
+        return Obstacle("an ONNX Runtime without it", INSTALL)
+    with contextlib.redirect_stdout(io.StringIO()):  # preload_dlls prints what it does not find
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+    return _missing_library() or _failed_trial()
+
+
+def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
+    """Return why a graph that needs cuDNN cannot run here, or None. Call it after `obstacle`, which loads the library from the installed wheels."""
+    needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
+    if not needing or sys.platform not in CUDNN:
+        return None
+    try:
+        ctypes.CDLL(CUDNN[sys.platform])
+    except OSError:
+        return Obstacle(f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs", "pip install 'posenc-export[gpu]', or give provider cpu")
+    return None
+
+
+def _missing_library() -> Optional[Obstacle]:
+    """Return which library is missing. ONNX Runtime would print it, and then open a session without the provider."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    try:
+        for name in LIBRARIES.get(sys.platform, ()):
+            ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        name = str(error).partition(":")[0].rpartition("/")[2]
+        if name.startswith("libcuda."):
+            return Obstacle(f"no driver of NVIDIA ({name})", "install the driver, or give provider cpu")
+        return Obstacle(f"no {name}, a library that it needs", "pip install 'posenc-export[gpu]', or give provider cpu")
+    return None
+
+
+def _failed_trial() -> Optional[Obstacle]:
+    """Open a session on the provider; return why it failed."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    remedy = "check the device with nvidia-smi, or give provider cpu"
+    try:
+        session = onnxruntime.InferenceSession(NEGATION, options, providers=[(NAME, OPTIONS)], enable_fallback=0)
+    except load_errors() as error:  # such as "CUDA failure 100: no CUDA-capable device is detected"
+        found = FAILURE.search(str(error))
+        return Obstacle(found[0] if found else str(error).splitlines()[0][:200], remedy)
+    return None if NAME in session.get_providers() else Obstacle("a session without it", remedy)

@@ -1,0 +1,242 @@
+"""Where ONNX Runtime's CUDA provider would run the nodes of a graph, found without a device and without ONNX Runtime.
+
+The kernels are those of cuda_kernels.json, which tests/cuda_dry_run/tables.py reads from the provider of one version of onnxruntime-gpu. The rules are those of that
+version: a node without a kernel runs on the CPU, and so do nodes that only compute shapes; a value that is made on one side and read on the other is copied. Neither
+outputs nor times follow from it.
+"""
+
+import functools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node, Nodes, read
+
+TABLE = Path(__file__).with_name("cuda_kernels.json")
+SMALL = 100  # most elements of a constant that a shape computation reads on the CPU
+NOT_FOR_CPU = ("float16", "bfloat16")  # element types that shape computations do not have
+CONTROL_FLOW = ("If", "Loop", "Scan")
+DEVICE, HOST, CALLER, CONSTANT = "device", "host", "caller", "constant"  # where a value is: CALLER for graph inputs, which are copied to where they are read
+
+
+class Kernels(NamedTuple):
+    """The kernels of one version of an operator.
+
+    Args:
+        takes, gives: a type parameter or an element type for each input and output; "..." repeats the one before it.
+        types: element types of the type parameters, separated by spaces, for each kernel.
+        host_inputs, host_outputs: indices of inputs and outputs in host memory.
+    """
+
+    takes: List[str]
+    gives: List[str]
+    types: List[Dict[str, str]]
+    host_inputs: List[int]
+    host_outputs: List[int]
+
+
+@dataclass
+class Placement:
+    """Nodes of a graph, without those that ONNX Runtime computes when it loads the graph.
+
+    Args:
+        nodes: their number.
+        on_cpu: operators of nodes that compute shapes, which run on the CPU.
+        without_kernel: nodes without a kernel for their element types, as text; they run on the CPU too.
+        refused: nodes that have a kernel which refuses them when it runs, as text.
+        control_flow: operators with subgraphs.
+        copies: values that are copied between host and device in each run, by direction.
+    """
+
+    nodes: int = 0
+    on_cpu: List[str] = field(default_factory=list)
+    without_kernel: List[str] = field(default_factory=list)
+    refused: List[str] = field(default_factory=list)
+    control_flow: List[str] = field(default_factory=list)
+    copies: Dict[str, List[str]] = field(default_factory=lambda: {"to the host": [], "to the device": []})
+
+    @property
+    def copied(self) -> int:
+        """Number of copies in each run."""
+        return sum(map(len, self.copies.values()))
+
+    @property
+    def runs(self) -> bool:
+        """Whether no node lacks a kernel or is refused."""
+        return not self.without_kernel and not self.refused
+
+    @property
+    def captured(self) -> bool:
+        """Whether a run can be captured as a CUDA graph, if its shapes and buffers stay the same."""
+        return self.runs and not self.copied and not self.control_flow
+
+    def said(self, grows: bool = False) -> str:
+        """Describe the placement in one line. grows: whether caches grow in each step, whose shapes then change."""
+        if not self.runs:
+            return "cannot run: " + "; ".join([*(f"no kernel for {node}" for node in self.without_kernel), *self.refused])
+        cpu = f"{len(self.on_cpu)} of {self.nodes} nodes {'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"
+        return f"{cpu}, {self.copied} {'copy' if self.copied == 1 else 'copies'} a step, {'can' if self.captured and not grows else 'cannot'} be captured"
+
+
+@functools.cache
+def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
+    """Return the version of onnxruntime-gpu, and its kernels by domain and operator, then by first version of the operator."""
+    content = json.loads(TABLE.read_text(encoding="utf-8"))
+    found: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
+    for domain, operator, version, *kernels in content["rows"]:
+        found.setdefault((domain, operator), {})[version] = Kernels(*kernels)
+    return content["onnxruntime"], found
+
+
+def placed(file: Path) -> Placement:
+    """Place the nodes of an ONNX file.
+
+    Raises:
+        ValueError: the content is not a protocol buffer.
+        OSError: the file cannot be read.
+    """
+    graph = read(file)
+    planner = _Planner(graph.opsets)
+    planner.add(graph, outermost=True)
+    return planner.finish()
+
+
+class _Planner:
+    """Places nodes in the order of the graph.
+
+    Attributes:
+        types: element type of each value, "" if unknown.
+        at: where each value is.
+        shapes: values on the host that come from shapes alone, and so may be computed with there.
+        readers: where each value is read.
+    """
+
+    def __init__(self, opsets: Dict[str, int]) -> None:
+        self.opsets, self.found = opsets, Placement()
+        self.types: Dict[str, str] = {}
+        self.at: Dict[str, str] = {}
+        self.small: Set[str] = set()
+        self.shapes: Set[str] = set()
+        self.readers: Dict[str, Set[str]] = {}
+
+    def add(self, graph: Nodes, outermost: bool = False) -> None:
+        for name, (element, count) in graph.constants.items():
+            self.types[name], self.at[name] = element, CONSTANT
+            self.small |= {name} if count <= SMALL else set()
+        for name, element in graph.inputs.items():
+            self.types[name], self.at[name] = element, CALLER if outermost else DEVICE
+        for node in graph.nodes:
+            self._add_node(node)
+
+    def finish(self) -> Placement:
+        """Count the copies: of values that are read on the other side, and of graph inputs that are read on both sides."""
+        for name, sides in self.readers.items():
+            where = self.at[name]
+            if where == DEVICE and HOST in sides:
+                self.found.copies["to the host"].append(name)
+            elif (where == HOST and DEVICE in sides) or (where == CALLER and len(sides) == 2):
+                self.found.copies["to the device"].append(name)
+        return self.found
+
+    def _add_node(self, node: Node) -> None:
+        given = [name for name in node.inputs if name]
+        kernels = self._kernels(node)
+        types = None if kernels is None else self._matched(node, kernels)
+        if not node.bodies and all(self.at.get(name) == CONSTANT for name in given):  # computed when the graph is loaded
+            self._give(node, CONSTANT, types or [node.element])
+            self.small |= set(node.outputs)
+            return
+        self.found.nodes += 1
+        if kernels is None or types is None:
+            self.found.without_kernel.append(f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in given)}")
+            self._read(given, HOST)
+            self._give(node, HOST, [])
+        elif self._computes_shape(node, kernels):
+            self.found.on_cpu.append(node.operator)
+            self._read(given, HOST)
+            self._give(node, HOST, types)
+            self.shapes |= set(node.outputs)
+        else:
+            self._on_device(node, kernels, types)
+
+    def _on_device(self, node: Node, kernels: Kernels, types: Sequence[str]) -> None:
+        self.found.refused += refusals(node)
+        for index, name in enumerate(node.inputs):
+            self._read([name] if name else [], HOST if index in kernels.host_inputs else DEVICE)
+        self._give(node, DEVICE, types)
+        for index in kernels.host_outputs:
+            self.at[node.outputs[index]] = HOST
+            self.shapes.add(node.outputs[index])
+        if node.bodies:
+            self.found.control_flow.append(node.operator)
+            for body in node.bodies:
+                self.add(body)
+                self._read(body.outputs, DEVICE)
+            for name, inner in zip(node.outputs, node.bodies[0].outputs, strict=False):
+                self.types[name] = self.types.get(inner, "")
+
+    def _read(self, names: Sequence[str], side: str) -> None:
+        for name in names:
+            if self.at.get(name, CONSTANT) != CONSTANT:
+                self.readers.setdefault(name, set()).add(side)
+
+    def _give(self, node: Node, where: str, types: Sequence[str]) -> None:
+        for index, name in enumerate(node.outputs):
+            self.at[name], self.types[name] = where, types[index] if index < len(types) else ""
+
+    def _computes_shape(self, node: Node, kernels: Kernels) -> bool:
+        """Whether a node reads nothing but small constants, graph inputs and values that come from shapes, none of which its kernel wants on the host anyway."""
+        names = [(index, name) for index, name in enumerate(node.inputs) if name]
+        if node.bodies or not any(name in self.shapes for _, name in names):
+            return False
+        return all(
+            self.types.get(name, "") not in NOT_FOR_CPU
+            and (name in self.small or self.at[name] == CALLER or (name in self.shapes and index not in kernels.host_inputs))
+            for index, name in names
+        )
+
+    def _kernels(self, node: Node) -> Optional[Kernels]:
+        versions = table()[1].get((node.domain, node.operator), {})
+        opset = self.opsets.get(node.domain, 1)
+        return versions.get(max((version for version in versions if version <= opset), default=-1))
+
+    def _matched(self, node: Node, kernels: Kernels) -> Optional[List[str]]:
+        """Return the element types of the outputs by the first kernel that takes the inputs, or None."""
+        if node.bodies:
+            return [""] * len(node.outputs)
+        takes = _repeated(kernels.takes, len(node.inputs))
+        bound: Dict[str, str] = {}
+        for name, parameter in zip(node.inputs, takes, strict=False):
+            found = self.types.get(name, "")
+            if name and found and bound.setdefault(parameter, found) != found:
+                return None  # inputs of one parameter with different types
+        if "to" in node.numbers:  # of Cast
+            bound[kernels.gives[0]] = TYPES.get(node.numbers["to"], "")
+        elif node.element:  # of ConstantOfShape
+            bound[kernels.gives[0]] = node.element
+        for types in kernels.types:
+            if all(bound.get(parameter, "") in ("", *kinds.split()) for parameter, kinds in types.items()):
+                outputs = _repeated(kernels.gives, len(node.outputs))
+                return [bound.get(one) or (one if one not in types else types[one] if " " not in types[one] else "") for one in outputs]
+        return None
+
+
+def _repeated(parameters: List[str], count: int) -> List[str]:
+    """Return one parameter for each of `count` values."""
+    if "..." in parameters:
+        return [*parameters[:-1], *[parameters[-2]] * count][:count]
+    return [*parameters, *parameters[-1:] * count][:count]
+
+
+def refusals(node: Node) -> List[str]:
+    """Return why the kernel of a node returns an error in every run."""
+    there = [bool(name) for name in node.inputs] + [False] * 16
+    found = []
+    if node.operator == "GroupQueryAttention" and there[10] and there[11]:
+        found.append("GroupQueryAttention with attention_bias does not take head_sink (sinks)")
+    if node.operator == "GroupQueryAttention" and len(node.outputs) > 3:
+        found.append("GroupQueryAttention does not give output_qk")
+    if node.operator == "GRU" and not node.numbers.get("linear_before_reset"):
+        found.append("GRU needs linear_before_reset 1")
+    return found

@@ -1,0 +1,150 @@
+"""Planted faults: one record for each, and correct models in which they are planted and measured until the first cell of the parity grid that fails."""
+
+import contextlib
+import copy
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Literal, Optional, Tuple
+
+import onnx
+import torch
+
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import Model, eager
+from posenc_export.export.expected import expected_outputs
+from posenc_export.export.verify import oracle_cells
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification.measuring import Measured, measure
+from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on
+
+Place = Literal["module", "function", "session", "graph", "file"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that the parity grid has to detect.
+
+    Args:
+        name: what is wrong.
+        breaks: what it breaks, such as "positions" or "caches".
+        place: where it is planted, which decides what `plant` takes: "module", a model that it changes in place; "function", the correct function, for which it returns
+            a wrong one; "session", a function that opens caches and a manifest, for which it returns a session; "graph", a loaded graph, for which it returns another;
+            "file", an onnx.ModelProto that it changes in place.
+        plant: plants it.
+        model: name of the correct model; empty if it can be planted in any.
+        target: target of the artefact in which it is planted; empty for the eager module.
+        of: owner and name of the function, for place "function".
+    """
+
+    name: str
+    breaks: str
+    place: Place
+    plant: Callable[..., Any]
+    model: str = ""
+    target: str = ""
+    of: Optional[Tuple[Any, str]] = None
+
+
+class CorrectModel:
+    """A correct model that runs eagerly. Its expected outputs are computed once for all faults.
+
+    Args:
+        model: the correct model, which is not changed.
+        another: returns another model of the same weights, in which a fault is planted.
+    """
+
+    def __init__(self, model: Model, another: Callable[[], Model]) -> None:
+        self.model, self.another = model, another
+        self.module, self.manifest = eager(model)
+        self.accuracy, self.expected = accuracy_of(model, self.manifest), expected_outputs(model, self.manifest, filled=False)
+
+    def measured(self, fault: Optional[Fault] = None) -> Measured:
+        """Measure the model with a fault until a cell fails. Without a fault, or with one in a function that the eager module calls, compare with the oracle too."""
+        with replaced(fault):
+            expected = expected_outputs(self.model, self.manifest, filled=False) if fault and fault.place == "function" else self.expected
+            found = Measured(oracle_cells(self.model, self.manifest, expected)) if fault is None or fault.place == "function" else Measured()
+            return found if found.exceeds(self.accuracy.tolerance) else _until_failure(self._session(fault), expected, self.accuracy)
+
+    def detects(self, fault: Optional[Fault] = None) -> bool:
+        """Whether the grid detects a fault; without one, whether the correct model fails."""
+        return self.measured(fault).exceeds(self.accuracy.tolerance)
+
+    def _session(self, fault: Optional[Fault]) -> Session:
+        module = self.module
+        if fault and fault.place == "module":
+            model = self.another()
+            with torch.no_grad():
+                fault.plant(model)
+            module = eager(model)[0]
+        return opened(TorchGraph(module, self.manifest), fault)
+
+
+def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
+    """Load model.onnx with ONNX Runtime on the CPU, with one thread."""
+    return OrtGraph(path, manifest, "cpu", 1)
+
+
+class CorrectArtefact:
+    """A correct artefact of an ONNX target. Its files are read once for all faults.
+
+    Args:
+        folder: the artefact.
+        manifest: its manifest.
+        open_graph: loads a file model.onnx.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, open_graph: Callable[[Path, Manifest], Any] = on_cpu) -> None:
+        assert manifest.reference is not None
+        self.model, self.manifest, self.open_graph = onnx.load(folder / "model.onnx"), manifest, open_graph
+        self.graph = open_graph(folder / "model.onnx", manifest)
+        self.accuracy, self.expected = accuracy_on(self.graph.provider, manifest.reference), reference.read(manifest, folder)
+
+    def measured(self, fault: Optional[Fault] = None) -> Measured:
+        """Measure the artefact with a fault until a cell fails."""
+        with replaced(fault):
+            return _until_failure(opened(self._graph(fault), fault), self.expected, self.accuracy)
+
+    def detects(self, fault: Optional[Fault] = None) -> bool:
+        """Whether the grid detects a fault; without one, whether the correct artefact fails."""
+        return self.measured(fault).exceeds(self.accuracy.tolerance)
+
+    def _graph(self, fault: Optional[Fault]) -> Any:
+        if fault is None or fault.place != "file":
+            return self.graph
+        with tempfile.TemporaryDirectory() as scratch:
+            model, path = copy.deepcopy(self.model), Path(scratch) / "model.onnx"
+            fault.plant(model)
+            onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data", size_threshold=1024)
+            return self.open_graph(path, self.manifest)
+
+
+def opened(graph: Any, fault: Optional[Fault]) -> Session:
+    """Open a session on a graph, with a fault of a graph or a session planted."""
+    if fault and fault.place == "session":
+        return fault.plant(graph.open, graph.manifest)  # type: ignore[no-any-return]
+    return Loaded(fault.plant(graph) if fault and fault.place == "graph" else graph).session()
+
+
+@contextlib.contextmanager
+def replaced(fault: Optional[Fault]) -> Iterator[None]:
+    """Context in which the function of a fault is replaced by the wrong one."""
+    if fault is None or fault.of is None:
+        yield
+        return
+    owner, name = fault.of
+    right = getattr(owner, name)
+    setattr(owner, name, fault.plant(right))
+    try:
+        yield
+    finally:
+        setattr(owner, name, right)
+
+
+def _until_failure(session: Session, expected: Expected, accuracy: Accuracy) -> Measured:
+    return measure(session, expected, accuracy, lambda _: None, until_failure=True)

@@ -1,0 +1,110 @@
+"""Dry run of all artefacts of target ort-cuda, and of the table of kernels that the static check reads.
+
+    python -m tests.cuda_dry_run WORKDIR [--kind KIND ...] [--only NAME ...] [--no-grid] [--write-table]
+
+Prepares WORKDIR (setup.sh), exports each model, runs it in a process with the stub libraries, and compares what the provider does with what the static check says
+(posenc_export/runtime/graphs/cuda_placement.py). Writes WORKDIR/results.json. The exit status is 1 if they differ, if a graph does not load, or if a cell of the grid
+has an error that the provider reports, a launch beyond a limit of the device, or a shifted mask.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+from posenc_export.export import export
+from posenc_export.runtime.graphs import cuda_placement
+from posenc_export.shared import json_rows
+from tests.cuda_dry_run.models import KINDS
+
+TOP = Path(__file__).parents[2]
+
+
+def in_stub(workdir: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a module of this folder with the GPU package and the stub libraries."""
+    paths = {"DRY_RUN": str(workdir), "LD_LIBRARY_PATH": str(workdir / "stub"), "PYTHONPATH": os.pathsep.join(map(str, (workdir / "site", TOP)))}
+    command = [sys.executable, "-W", "ignore", "-m", *map(str, arguments)]
+    return subprocess.run(command, cwd=TOP, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+
+
+def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List[str]:
+    """Return what is wrong with an artefact, as lines."""
+    if "error" in found:  # without cuDNN
+        return [] if "libcudnn" in found["error"] else [f"does not run: {found['error']}"]
+    faults = [f"{count} cells, such as {cell}: {text}" for text, (count, cell) in found.get("faults", {}).items()]
+    on_cpu, copies = sorted(expected.on_cpu), expected.copied
+    if (found["on_cpu"], len(found["memcpy"])) != (on_cpu, copies):
+        faults.append(f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and {len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and {copies}")
+    if "capture" in found and (found["capture"] == "captured") != expected.captured:
+        faults.append(f"capture of a step: {found['capture']}, expected {'captured' if expected.captured else 'a refusal'}")
+    if found.get("step", {}).get("tf32"):
+        faults.append(f"{found['step']['tf32']} products of a step in TF32")
+    return faults
+
+
+def results(workdir: Path, kinds: Sequence[str], only: Sequence[str], with_grid: bool) -> Iterator[Dict[str, Any]]:
+    """Yield one row for each artefact: {"name", "static", "faults", ...}, or {"name", "refused"} if export refuses the model."""
+    models = {name: make for kind in kinds for name, make in KINDS[kind]().items() if not only or name in only}
+    for name, make in models.items():
+        folder = workdir / "artefacts" / re.sub(r"[^a-zA-Z0-9_.-]+", "-", name)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            export(make(), "ort-cuda", folder, verify=False)
+        except ValueError as error:
+            yield {"name": name, "refused": str(error)}
+            continue
+        expected = cuda_placement.placed(folder / "model.onnx")
+        ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *([] if with_grid else ["--no-grid"]))
+        found = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": ran.stderr[-400:]}
+        found["faults"] = faults_of(found, expected)
+        yield {"name": name, "static": expected.said(), **found}
+
+
+def line(row: Dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"{row['name']:28} refused: {row['refused']}"
+    step = row.get("step", {})
+    ran = f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {row['capture'][:40]}" if step else ""
+    return "\n".join([f"{row['name']:28} {row['static']}; {row.get('error', ran)}", *(f"    FAULT {fault}" for fault in row["faults"])])
+
+
+def table_differs(workdir: Path, write: bool) -> bool:
+    """Whether the committed table of kernels is not that of the provider. write: replace it."""
+    made = workdir / "kernels.json"
+    ran = in_stub(workdir, "tests.cuda_dry_run.tables", made)
+    if ran.returncode:
+        raise SystemExit(f"dry run: expected the provider to list its kernels, got\n{ran.stderr[-2000:]}")
+    if write:
+        shutil.copy(made, cuda_placement.TABLE)
+    return made.read_text(encoding="utf-8") != cuda_placement.TABLE.read_text(encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=["decoders", "presets"])
+    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--no-grid", action="store_true", help="skip the parity grid")
+    parser.add_argument("--write-table", action="store_true", help="replace the table of kernels")
+    options = parser.parse_args()
+    workdir = options.workdir.resolve()
+    subprocess.run([Path(__file__).with_name("setup.sh"), workdir], check=True, env={**os.environ, "PYTHON": sys.executable})
+    differs = table_differs(workdir, options.write_table)
+    print(f"kernels: the table is {'not ' if differs else ''}that of the provider", flush=True)
+    rows = []
+    for row in results(workdir, options.kind, options.only, not options.no_grid):
+        rows.append(row)
+        print(line(row), flush=True)
+    json_rows.write(workdir / "results.json", rows)
+    faulty = [row["name"] for row in rows if row.get("faults")]
+    print(f"{len(rows)} artefacts, {len(faulty)} with faults{': ' if faulty else ''}{', '.join(faulty)}")
+    return int(differs or bool(faulty))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Dry run of one artefact, in a process with the stub libraries: `python -m tests.cuda_dry_run.check FOLDER [--no-grid]` prints one JSON object."""
+
+import argparse
+import collections
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from posenc_export.runtime import load
+from posenc_export.runtime.graphs import cuda
+from posenc_export.runtime.graphs.onnx_files import load_errors
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification import measuring, proof, reference
+from tests.cuda_dry_run.capture import captured
+from tests.cuda_dry_run.inputs import tokens
+from tests.cuda_dry_run.record import recording
+
+CAPACITY = 256
+WARM, ROUNDS, STEPS = 4, 8, 20  # steps before the recorded one, in which the provider allocates its scratch memory; rounds and steps that are timed
+
+
+def placement(folder: Path) -> Dict[str, Any]:
+    """Load the graph with all of ONNX Runtime's optimisations. Return the number of nodes, the operators on the CPU, and what the copies between the two move."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with tempfile.TemporaryDirectory() as temporary:
+        options.optimized_model_filepath = f"{temporary}/optimised.onnx"
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=[(cuda.NAME, cuda.OPTIONS)], enable_fallback=0)
+        nodes = list(_nodes(onnx.load(options.optimized_model_filepath, load_external_data=False).graph))
+    on_cpu = [node.op_type for part in session.get_provider_graph_assignment_info() if part.ep_name != cuda.NAME for node in part.get_nodes()]
+    copies = [f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type.startswith("Memcpy")]
+    return {"nodes": len(nodes) - len(copies), "on_cpu": sorted(on_cpu), "memcpy": copies}
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph and of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g)
+
+
+def step_of(model: Any) -> Dict[str, Any]:
+    """Return launches, copies and CPU time of a step of one row."""
+    manifest = model.manifest
+    session, one = model.session(capacity=min(CAPACITY, manifest.max_positions)), tokens(manifest, 1, 1)[:, 0]
+    session.prefill(tokens(manifest, 1, 8), encoder=proof.encoder_rows(manifest, 1))
+    for _ in range(WARM):
+        session.step(one, copy=False)
+    with recording() as record:
+        session.step(one, copy=False)
+    launched = {"launches": record.launches, "tf32": record.tf32, "attention": record.attention, "copies": record.moved()}
+    return {**launched, "host_us": round(_least_us(lambda: session.step(one, copy=False)))}
+
+
+def _least_us(step: Callable[[], Any]) -> float:
+    """Return the least CPU time of a step over the rounds. Launches cost nothing here: this is the time of Python and ONNX Runtime."""
+    rounds = []
+    for _ in range(ROUNDS):
+        begin = time.thread_time()
+        for _ in range(STEPS):
+            step()
+        rounds.append((time.thread_time() - begin) / STEPS * 1e6)
+    return min(rounds)
+
+
+def grid(model: Any, folder: Path) -> Dict[str, Any]:
+    """Run every cell of the parity grid. Return the number of cells, and the faults and errors by text with their cells."""
+    manifest, found, cells = model.manifest, collections.defaultdict(list), 0
+    session = measuring.sessions(model, 1)[0]
+    assert manifest.reference is not None
+    for part in measuring._parts(manifest, reference.read(manifest, folder), proof.accuracy_on("cuda", manifest.reference), ()):
+        for cell in part.cells(session):
+            cells += 1
+            session.reset()
+            try:
+                with recording() as record:
+                    collections.deque(cell.pairs(session), maxlen=0)  # the outputs are not compared
+            except GraphError as error:
+                found[_general(str(error))].append(cell.name)
+            for fault in {_general(text) for text in record.faults}:
+                found[fault].append(cell.name)
+    return {"cells": cells, "faults": {text: [len(names), names[0]] for text, names in found.items()}}
+
+
+def _general(text: str) -> str:
+    """Return a message without its numbers, so that equal causes have equal texts."""
+    return re.sub(r"\d+", "#", " ".join(text.split()))[:300]
+
+
+def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
+    """Return everything that the dry run finds about an artefact; "error" if it does not load or run."""
+    found: Dict[str, Any] = {}
+    try:
+        model = load(folder, provider="cuda", check=False)  # which would compare outputs
+        found |= placement(folder)
+        if model.manifest.states:
+            found |= {"step": step_of(model), "capture": captured(folder, model.manifest)}
+        if with_grid:
+            found |= grid(model, folder)
+    except (*load_errors(), ValueError) as error:
+        found |= {"error": " ".join(str(error).split())[-400:]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--no-grid", action="store_true")
+    options = parser.parse_args()
+    with np.errstate(all="ignore"):
+        print(json.dumps(checked(options.folder, not options.no_grid)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The models of a dry run, by name: every encoding in a decoder and in a block, models with other parts, families of checkpoints and trained presets."""
+
+import tempfile
+from pathlib import Path
+from typing import Callable, Dict
+
+from posenc_export.encodings import REGISTRY
+from posenc_export.export import Sources
+from posenc_export.models.presets import load_preset, seeded
+from posenc_export.models.pretrained import from_pretrained
+from tests.tiny import VARIANTS, block, decoder
+
+Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
+
+
+def decoders() -> Models:
+    return {name: lambda name=name: Sources(seeded(decoder(name))) for name in REGISTRY}  # type: ignore[misc]
+
+
+def variants() -> Models:
+    return {name: lambda name=name: Sources(seeded(decoder(name))) for name in VARIANTS if name not in REGISTRY}  # type: ignore[misc]
+
+
+def blocks() -> Models:
+    return {f"block-{name}": lambda name=name: Sources(seeded(block(name))) for name in REGISTRY}  # type: ignore[misc]
+
+
+def parts() -> Models:
+    from tests.models import test_parts
+
+    return {f"part-{name}": lambda config=config: Sources(test_parts._spread(seeded(config))) for name, (config, *_) in test_parts.MODELS.items()}  # type: ignore[misc]
+
+
+def families() -> Models:
+    from tests.models.checkpoints import MODELS, saved
+
+    def sources(name: str) -> Sources:
+        folder = Path(tempfile.mkdtemp())
+        saved(name, folder)
+        return Sources(from_pretrained(folder))
+
+    return {f"family-{name}": lambda name=name: sources(name) for name in MODELS}  # type: ignore[misc]
+
+
+def presets() -> Models:
+    return {name: lambda name=name: Sources(load_preset(name)) for name in ("tiny-rope", "tiny-alibi")}  # type: ignore[misc]
+
+
+KINDS: Dict[str, Callable[[], Models]] = {
+    "decoders": decoders, "presets": presets, "variants": variants, "blocks": blocks, "parts": parts, "families": families
+}  # fmt: skip

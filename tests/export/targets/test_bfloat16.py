@@ -1,0 +1,81 @@
+"""Artefacts of ort-cuda in bfloat16: numbers are passed in float32, and the same rounded weights are verified in float32, since no provider of the CPU has bfloat16."""
+
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import pytest
+import torch
+
+from posenc_export.clients import program
+from posenc_export.export import VerificationError, export
+from posenc_export.export.targets import ort_cuda
+from posenc_export.ops.graph import Attend
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.graphs.cuda_placement import placed
+from posenc_export.runtime.session.buffer import Buffer
+from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
+from tests.tiny import block
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("rope")
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bfloat16") / "artefact"
+    export(sources(block("rope")), "ort-cuda", folder, dtype="bfloat16", verify=False)
+    return folder
+
+
+def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
+    manifest = manifests.read(artefact)
+    assert (manifest.dtype, manifest.inputs[0].dtype, manifest.outputs[0].dtype) == ("bfloat16", "float32", "float32")
+    assert {state.dtype for state in manifest.states} == {"bfloat16"} and placed(artefact / "model.onnx").captured
+    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(BFLOAT16_NOISE)
+
+
+def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
+    buffer = Buffer([2, 3], "bfloat16", 0, "cpu")
+    assert (buffer.dtype, buffer.element, buffer.row_bytes) == (np.uint16, 16, 6)
+
+
+@pytest.mark.parametrize("provider", ["cpu", "auto"])
+def test_bfloat16_is_refused_on_the_cpu(provider: str, artefact: Path) -> None:
+    with pytest.raises(ValueError, match="expected (provider cuda for an artefact in bfloat16, got cpu|a machine that can run provider cuda)"):
+        load(artefact, provider=provider)
+
+
+def test_programs_without_this_package_refuse_bfloat16(artefact: Path) -> None:
+    with pytest.raises(ValueError, match="expected an artefact in float32 or float16 for --runtime, got bfloat16"):
+        program(manifests.read(artefact), "python")
+
+
+def test_other_targets_refuse_bfloat16(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected dtype float32 or float16 for target ort, got bfloat16"):
+        export(sources(block("rope")), "ort", tmp_path / "artefact", dtype="bfloat16")
+
+
+def test_an_operator_without_a_kernel_for_bfloat16_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="for target ort-cuda, got one that cannot run: no kernel for GreaterOrEqual of bfloat16 bfloat16; change the model"):
+        export(sources(block("cope")), "ort-cuda", tmp_path / "artefact", dtype="bfloat16", verify=False)
+
+
+def test_the_rounded_weights_are_verified_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: List[str] = []
+    manifest = export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="bfloat16", progress=said.append)
+    assert manifest.certificate is None and "ort-cuda: float32 artefact for verification" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
+
+    def wrong(op: Any, node: Any) -> Any:
+        return op.Mul(ort_cuda.attend(op, node), op.constant(1.5, op.dtype))
+
+    monkeypatch.setattr(ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], Attend: wrong}, ort_cuda.LOWERING[1]))
+    with pytest.raises(VerificationError):
+        export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
+
+
+def test_weights_are_rounded_to_bfloat16() -> None:
+    model = sources(block("rope")).of("bfloat16").model
+    assert {parameter.dtype for parameter in model.parameters()} <= {torch.bfloat16, torch.float32}

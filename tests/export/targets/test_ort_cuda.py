@@ -1,0 +1,62 @@
+"""Target ort-cuda: slots that the caller counts, and what the CUDA provider would refuse."""
+
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import onnx
+import pytest
+from msgspec.structs import replace
+
+from posenc_export.export import export
+from posenc_export.export.targets import ort, ort_cuda
+from posenc_export.runtime import load
+from posenc_export.runtime.session import graph_runner
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("alibi")
+
+
+def with_sinks(variant: str) -> Any:
+    plain = block(variant)
+    return replace(plain, attention=replace(plain.attention, sinks=True))
+
+
+def operators(folder: Path) -> Dict[str, int]:
+    nodes = [node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
+    return {name: nodes.count(name) for name in set(nodes)}
+
+
+def test_sinks_beside_a_bias_take_standard_operators_and_are_certified(tmp_path: Path) -> None:
+    manifest = export(sources(with_sinks("alibi")), "ort-cuda", tmp_path / "artefact")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert "GroupQueryAttention" not in manifest.operators and manifest.operators["Attention"] == 1
+
+
+def test_sinks_without_a_bias_stay_in_group_query_attention(tmp_path: Path) -> None:
+    assert export(sources(with_sinks("rope")), "ort-cuda", tmp_path / "artefact", verify=False).operators["GroupQueryAttention"] == 1
+
+
+def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_cuda, "LOWERING", ort.LOWERING)
+    with pytest.raises(ValueError, match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink \(sinks\); change the model, or choose"):
+        export(sources(with_sinks("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
+    assert not (tmp_path / "artefact").exists()
+
+
+def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = 16
+    monkeypatch.setattr(graph_runner, "STEP_SLOTS", slots)
+    export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
+    model = load(tmp_path / "artefact", provider="cpu", threads=1)
+    ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
+    whole, session = model.session(batch=2).prefill(ids), model.session(batch=2)
+    session.prefill(ids[:, : slots - 3])
+    made, steppers = [], []
+    for column in range(slots - 3, ids.shape[1]):
+        made.append(session.step(ids[:, column]))
+        steppers.append(session._now.stepper)
+    assert len(set(map(id, steppers))) == 2  # one for each multiple
+    assert [len(steppers[index]._feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
+    assert np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max() < 0.01 * np.abs(whole).max()

@@ -1,0 +1,109 @@
+"""Faults of sessions and of the caches of sessions."""
+
+from typing import Any, Callable
+
+import numpy as np
+
+from posenc_export.runtime import Session
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.testing.planting import Fault
+
+
+class KeepsWhatIsRewound(Session):
+    """Rewinds its number of tokens, but clears no slots."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._cache_manager.cut = lambda state, target: state.replace(settled_length=target)  # type: ignore[method-assign]
+        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
+
+
+class LeavesHiddenSlots(Session):
+    """Truncates its rows, but clears no slots after them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
+
+
+class MovesNoRow(Session):
+    """Changes the index of the last row, but does not move its tokens."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._cache_manager.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
+
+
+class ForgetsCoordinates(Session):
+    """Replays tokens after a rewind with the positions of text."""
+
+    def rewind(self, n: Any) -> None:
+        for history in self._now.histories:
+            for snapshot in history.snapshots:
+                snapshot.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in snapshot.parts]
+        super().rewind(n)
+
+
+class ForgetsStates(Session):
+    """Starts every call from the states of an empty session."""
+
+    def prefill(self, *arguments: Any, **named: Any) -> Any:
+        self._forget_states()
+        return super().prefill(*arguments, **named)
+
+    def step(self, *arguments: Any, **named: Any) -> Any:
+        self._forget_states()
+        return super().step(*arguments, **named)
+
+    def _forget_states(self) -> None:
+        now = self._now.without_stepper(False)
+        if now.caches is not None:
+            self._now = now.replace(caches=now.caches.restored({row: () for row in range(now.rows)}))
+
+
+class ForksShareCaches(Session):
+    """Forks without copying the caches."""
+
+    def fork(self) -> Session:
+        other = super().fork()
+        other._now = other._now.replace(caches=self._now.caches)
+        return other
+
+
+def _narrow(row: int) -> Callable[[Any], Any]:
+    """Return a function that loses the outputs past the width of one row of a call."""
+
+    def plant(right: Any) -> Any:
+        def run(self: BufferedCaches, calls: Any) -> Any:
+            outputs, caches = right(self, calls)
+            width = calls[min(row, len(calls) - 1)].new
+            return [(index, np.where(np.arange(len(output))[:, None] < width, output, 0)) for index, output in outputs], caches
+
+        return run
+
+    return plant
+
+
+STALE = (
+    ("rope", "onnx", KeepsWhatIsRewound),
+    ("fox", "onnx-static", KeepsWhatIsRewound),
+    ("rope", "onnx-static", LeavesHiddenSlots),
+    ("rope", "onnx-static", ForksShareCaches),
+    ("alibi", "ort", ForksShareCaches),
+    ("rope", "ort", MovesNoRow),
+    ("fox", "onnx-static", MovesNoRow),
+    ("linear mrope", "ort", ForgetsCoordinates),
+    ("linear mrope", "onnx", ForgetsCoordinates),
+    ("input_rnn", "", ForgetsStates),
+    ("conditional_conv", "", ForgetsStates),
+)
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        *(Fault(f"{session.__name__}, {model} {target or 'eager'}", "caches", "session", session, model, target) for model, target, session in STALE),
+        *(
+            Fault(f"outputs past the width of row {row} are lost", "outputs", "function", _narrow(row), "block rope", "ort", (BufferedCaches, "run"))
+            for row in range(3)
+        ),
+    )
+}

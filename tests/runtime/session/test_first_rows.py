@@ -1,0 +1,41 @@
+"""What a session on CUDA feeds for the first tokens of rows of different lengths."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from posenc_export.export import export
+from posenc_export.export.expected import expected_outputs
+from posenc_export.export.verify import certify
+from posenc_export.runtime import Session, load
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.session.session import REWIND
+from tests.tiny import decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("alibi")
+
+
+@pytest.fixture
+def fed_as_on_cuda(tmp_path: Path) -> Session:
+    """A session of the CPU that feeds what a session on CUDA feeds."""
+    export(sources(decoder("alibi")), "ort", tmp_path / "artefact", verify=False)
+    graph = load(tmp_path / "artefact", provider="cpu", threads=1).graph
+    return Session(graph.open, graph.manifest, 1, None, REWIND, "cuda")
+
+
+def test_rows_that_begin_together_have_the_padded_length(fed_as_on_cuda: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: List[Dict[str, np.ndarray]] = []
+    run = OrtGraph.run
+    monkeypatch.setattr(OrtGraph, "run", lambda self, caches, call: fed.append(call.feeds) or run(self, caches, call))
+    rows: List[Any] = [np.zeros(count, np.int64) for count in (5, 8, 1)]
+    fed_as_on_cuda.prefill(rows)
+    fed_as_on_cuda.prefill([row[:2] for row in rows])
+    assert [feeds["seqlens_k"].tolist() for feeds in fed] == [[7, 7, 7], [6], [9], [1]]
+
+
+def test_the_padded_length_changes_no_output(fed_as_on_cuda: Session) -> None:
+    made = sources(decoder("alibi")).model
+    assert certify(fed_as_on_cuda, made, expected_outputs(made, fed_as_on_cuda.manifest), lambda _: None)["passed"]
