@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
@@ -139,3 +140,10 @@ def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path)
         load(tmp_path / "pooled").encode("one text")
     with pytest.raises(ValueError, match="expected an artefact with output sentence_embedding, got last_hidden_state"):
         load(tmp_path / "plain").encode(["one text"])
+
+
+def test_the_description_names_pooling_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"}, [DENSE, "Normalize"])
+    assert main(["describe", str(tmp_path)]) == 0
+    found = " ".join(capsys.readouterr().out.split())
+    assert "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then normalize" in found
