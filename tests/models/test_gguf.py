@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from gguf import GGMLQuantizationType as Types  # noqa: E402
 
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
 from posenc_export.models.gguf.file import read_parts  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
@@ -132,3 +133,8 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     gguf_files.write("llama", gguf_files.made("llama"), path, metadata={"feed_forward_length": 100})
     assert "expected blk.0.ffn_gate.weight with sizes [100, 64] by the metadata, got [96, 64]" in _refusal(path)
+
+
+def test_factors_of_1_scale_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GGUFCheckpoint, "_read", lambda self, name: np.ones(8, np.float32))
+    assert [spec["name"] for kind in from_pretrained(llama).config.kinds for spec in kind.attention.encodings] == ["rope", "rope"]

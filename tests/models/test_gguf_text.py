@@ -143,6 +143,22 @@ def test_template_and_stop_tokens_are_taken_along() -> None:
     assert files_of({}) == {}
 
 
+DAMAGED: Dict[str, Any] = {
+    "no tokens": {"tokens": None},
+    "tokens that are no texts": {"tokens": [1, 2]},
+    "fewer types than tokens": {"token_type": [1]},
+    "scores that are no numbers": {"scores": ["a", "b"]},
+    "a merge that gives no token": {"merges": ["a b"]},
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_vocabulary_is_refused_in_one_line(case: str) -> None:
+    given = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": [], **DAMAGED[case]}
+    with pytest.raises(ValueError, match="^gguf: expected tokenizer.ggml.[a-z_]+ to be .*, got .*; put the model's tokenizer.json beside the file.*$"):
+        files_of({f"tokenizer.ggml.{key}": value for key, value in given.items() if value is not None})
+
+
 def test_an_unknown_vocabulary_is_refused_with_its_remedy() -> None:
     values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": "gpt-3"}
     for changed, got in ((values, "got 'gpt-3'; did you mean gpt-2"), ({**values, "tokenizer.ggml.model": "rwkv"}, "to be gpt2 or llama, got 'rwkv'")):

@@ -1,7 +1,7 @@
 """Weights that stay in the codes that a quantized checkpoint has."""
 
 import copy
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from posenc_export.models.parts.experts import Experts
 
 
 def kept(model: Model) -> Rounded:
-    """Return a copy of a model that was read from a quantized checkpoint, and the codes of its quantized linear layers and tables.
+    """Return a model that was read from a quantized checkpoint with the codes of its quantized linear layers and tables.
 
-    Codes with a scale and an offset for each block are kept. Quantized weights of other kinds are rounded to 8 bits in blocks of 32, and weights that are
-    not quantized in the file stay in float32.
+    Codes with a scale and an offset for each block are kept, and their weights are shared with `model`. Quantized weights of other kinds are rounded to 8 bits
+    in blocks of 32. Weights that are not quantized in the file stay in float32.
 
     Raises:
         ValueError: a model without quantized weights of a file, or with experts.
@@ -24,28 +24,29 @@ def kept(model: Model) -> Rounded:
     stored = getattr(model, "stored", {})
     if any(isinstance(part, Experts) for part in model.modules()):
         raise ValueError("export: expected a model without experts for weights keep, got one with experts; choose weights int8, or omit weights")
-    made = copy.deepcopy(model)
-    names = {id(parameter): name for name, parameter in made.named_parameters()}
-    matrices = [part.weight for part in (*linear_layers(made).values(), *tables(made))]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
     wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)  # a tied weight once
-    on_grid = {name: one for name in wanted if (one := _on_grid(stored[name])) is not None}
-    if not on_grid:
+    found = {name: _on_grid(stored[name]) for name in wanted if all(part.quantized for part in stored[name].parts)}
+    if not found:
         raise ValueError("export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights")
+    changed = {name: codes for name, ((_, codes), exact) in found.items() if not exact}
+    made = copy.deepcopy(model, {id(parameter): parameter for name, parameter in model.named_parameters() if name not in changed})
     with torch.no_grad():
-        for name, (_, codes) in on_grid.items():
+        for name, codes in changed.items():
             made.get_parameter(name).copy_(torch.from_numpy(codes.weight))
-    return Rounded(made, on_grid)
+    return Rounded(made, {name: on_grid for name, (on_grid, _) in found.items()})
 
 
-def _on_grid(stored: Stored) -> Optional[OnGrid]:
-    """Return the grid and the codes of a weight; None if a part of it is not quantized."""
-    if not all(part.quantized for part in stored.parts):
-        return None
-    parts = [part.blocks() or _rounded(part) for part in stored.parts]
+def _on_grid(stored: Stored) -> Tuple[OnGrid, bool]:
+    """Return the grid and the codes of a weight, and whether they are those of the file."""
+    blocks = [part.blocks() for part in stored.parts]
+    parts = [one or _rounded(part) for one, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
     parts = [part.cut(block) for part in parts]
     codes, scales = (np.concatenate([getattr(part, name) for part in parts])[stored.rows] for name in ("codes", "scales"))
-    return Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows))
+    on_grid = Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows))
+    return on_grid, None not in blocks
 
 
 def _rounded(part: Matrix) -> Blocks:

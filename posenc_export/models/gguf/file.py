@@ -30,8 +30,15 @@ def read_parts(path: Path) -> List[Any]:
 
 
 def fields(reader: Any) -> Dict[str, Any]:
-    """Return the metadata by key. A float32 becomes the shortest decimal number that rounds to it, as a config.json has it."""
-    return {name: _value(field) for name, field in reader.fields.items()}
+    """Return the metadata by key. A float32 becomes the shortest decimal number that rounds to it, as a config.json has it.
+
+    Raises:
+        ValueError: a text that is not UTF-8.
+    """
+    try:
+        return {name: _value(field) for name, field in reader.fields.items()}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"checkpoint: expected texts in UTF-8 in the metadata of a GGUF file, got others ({error}); download it again") from None
 
 
 def dequantized(tensor: Any, rows: Optional[slice] = None) -> np.ndarray:
@@ -65,7 +72,8 @@ def _reader(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
     try:
-        return Complete(path)
+        with np.errstate(over="ignore"):  # places of tensors beyond 64 bits, which Complete refuses
+            return Complete(path)
     except DAMAGED as error:
         why = re.sub(r"np\.\w+\((\d+)\)", r"\1", (str(error).strip("'\"").splitlines() or [type(error).__name__])[0])[:200]
         raise ValueError(f"checkpoint: expected {path.name} to be a complete GGUF file of types that the library gguf knows, got {why}; download it again") from None

@@ -33,8 +33,8 @@ def rotation(metadata: Metadata, head_size: int, read: Read, theta: float = 1000
     kind, linear = metadata.take("rope.scaling.type"), metadata.take("rope.scale_linear")
     if metadata.holds(SHORT) and metadata.holds(LONG):
         return {**found, **_longrope(metadata, read)}
-    if metadata.holds(FACTORS):
-        return {**found, "rope_scaling": _llama3(read(FACTORS), float(base), turned)}
+    if metadata.holds(FACTORS) and (factors := read(FACTORS)).max() != 1:  # if all are 1, nothing is scaled
+        return {**found, "rope_scaling": _llama3(factors, float(base), turned)}
     if kind == "yarn":
         return {**found, "rope_scaling": _yarn(metadata)}
     if kind == "linear" or linear is not None:

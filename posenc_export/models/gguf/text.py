@@ -11,6 +11,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
 # Control tokens that end a turn in published chat templates. A file names only one stop token, which is often the end of a whole text.
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|return|>")
+LISTS = (("tokens", str, True), ("token_type", int, True), ("scores", float, True), ("merges", str, False))  # name, entries, one for each token
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 REMEDY = "put the model's tokenizer.json beside the file, which is then used in its place"
 
@@ -27,7 +28,25 @@ def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """
     if values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
         return {}
+    check(values)
     return {"tokenizer.json": tokenizer_of(values).to_str().encode(), **settings_of(values)}
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Check the lists of a vocabulary.
+
+    Raises:
+        ValueError: a list is missing, has other entries or another length, or a merge gives no token.
+    """
+    tokens = values.get("tokenizer.ggml.tokens")
+    for name, kind, alike in LISTS:
+        given = values.get(f"tokenizer.ggml.{name}", None if name == "tokens" else [])
+        if not isinstance(given, list) or not all(isinstance(one, kind) for one in given) or (alike and given and len(given) != len(tokens or [])):
+            raise ValueError(f"gguf: expected tokenizer.ggml.{name} to be a list as long as the vocabulary, got another value; {REMEDY}")
+    known = set(tokens or [])
+    wrong = next((pair for pair in values.get("tokenizer.ggml.merges", []) if not {*pair.split(" ", 1), pair.replace(" ", "", 1)} <= known), None)
+    if wrong is not None:
+        raise ValueError(f"gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, got {wrong!r}; {REMEDY}")
 
 
 def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
