@@ -77,3 +77,12 @@ def test_half_precision_pools_in_float32() -> None:
     x = torch.full((1, 4096, 1), 100.0, dtype=torch.float16)
     model = seeded(sentences("learned", "mean", layers=()))
     assert model.readout(x, torch.arange(4096)[None]).item() == 100.0
+
+
+def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_rounded(tmp_path: Path) -> None:
+    manifest = export(sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    cells, bounds = manifest.certificate["cells"], manifest.certificate["bounds"]
+    for cell in READ_OUTS:
+        assert bounds[f"batch 3, start 0: sentence_embedding, {cell}"] >= cells["batch 3, start 0: full pass"]
+    assert verify(tmp_path / "artefact")["passed"]

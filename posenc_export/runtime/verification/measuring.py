@@ -25,7 +25,7 @@ from posenc_export.runtime.verification import proof, reference
 from posenc_export.runtime.verification.proof import Accuracy, AttributeCase, Expected
 from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_read_outs, grid_of_whole_calls
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
-from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
+from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 
 FULL_PASS = "full pass"
 KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
@@ -41,7 +41,7 @@ class Cell:
     name: str  # in the certificate
     pairs: Callable[[Session], Pairs]  # drives an empty session and yields pairs of actual and expected outputs
     of: int = 0  # index of the compared output, in Manifest.outputs
-    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference
+    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one, or whose error bounds that of a readout; empty for none
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def _measured(session: Session, part: Part, columns: Sequence[np.ndarray], accur
     for cell in part.cells(session):
         error = _error(session, cell, columns[cell.of], result.failures, accuracy.rounds)
         result.cells[cell.name] = proof.rounded_up(error)
-        if cell.against:
+        if cell.of and accuracy.rounds:
+            result.bounds[cell.name] = readout_tolerance(accuracy.noise, result.cells[cell.against])
+        elif cell.against:
             result.bounds[cell.name] = division_tolerance(accuracy.noise, result.cells[cell.against], accuracy.tolerance)
         if until_failure and result.exceeds(accuracy.tolerance):
             break
@@ -191,7 +193,7 @@ def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rou
             yield Cell(f"{name}: {cell}", _on(scenario, case), against=against)
     for value in () if only else manifest.outputs[1:]:
         for cell, scenario in grid_of_read_outs().items():
-            yield Cell(f"{name}: {value.name}, {cell}", _on(scenario, case), 1)
+            yield Cell(f"{name}: {value.name}, {cell}", _on(scenario, case), 1, against)
 
 
 def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
