@@ -136,11 +136,25 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        return from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+        if "part" not in chosen and Path(folder).is_dir():
+            _name_left_out(folder, model)
+        return model
     if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
     model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"))
     return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
+
+
+def _name_left_out(folder: str, model: Any) -> None:
+    """Print a line to stderr if the checkpoint has a task head that the model lacks."""
+    from posenc_export.models.checkpoint import read_config
+    from posenc_export.models.sentence_transformers import opened
+    from posenc_export.models.task_heads import left_out
+
+    task = left_out(model, read_config(opened(Path(folder), False)[0]))
+    if task is not None and sys.stderr is not None:
+        print(f"posenc: {folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only", file=sys.stderr)
 
 
 def _model_of_function(text: str) -> Any:

@@ -18,6 +18,7 @@ from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.presets import rebuild
+from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import OwnModule, as_model
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -174,7 +175,10 @@ def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[s
     """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
-        cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
+        exact = _oracle_of(model, case, start)
+        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
+        if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
+            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(case.readout[0], model.readout.exact(exact[0]))
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}

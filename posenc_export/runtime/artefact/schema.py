@@ -129,7 +129,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no bfloat16: hidden states and outputs of such a graph are float32.
         layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
         config: description of the model.
-        inputs, outputs: graph inputs and outputs without the states.
+        inputs, outputs: graph inputs and outputs without the states. The second output, if there is one, is the readout of an encoder, such as sentence_embedding.
         states: tensors that are kept between calls.
         max_positions: the range of positions is 0 .. max_positions - 1.
         capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0 allocates the whole range at once, for graphs whose cost does not depend
@@ -166,7 +166,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
     config: Dict[str, Any]
     inputs: Annotated[List[Value], Meta(min_length=1, max_length=16)]
-    outputs: Annotated[List[Value], Meta(min_length=1, max_length=1)]
+    outputs: Annotated[List[Value], Meta(min_length=1, max_length=2)]
     states: Annotated[List[State], Meta(max_length=MOST)]
     max_positions: Annotated[int, Meta(ge=1, le=2**53)]
     capacity_bucket: Size

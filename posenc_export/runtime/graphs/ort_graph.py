@@ -122,7 +122,7 @@ class OrtGraph:
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
         binding = self._bind(caches, call.feeds, call.first, call.rows, call.new)
-        binding.bind_output(self.manifest.outputs[0].name, "cpu")
+        binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
         try:
             self.session.run_with_iobinding(binding)
         except RUN_ERRORS as error:

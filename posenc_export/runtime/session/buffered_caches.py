@@ -33,7 +33,7 @@ class Graph(Protocol):
         """Allocate empty caches for `rows` rows of `capacity` slots."""
 
     def run(self, caches: "BufferedCaches", call: Call) -> np.ndarray:
-        """Run the graph on a call and return its output [rows,S,*]. Reads the states in `past` and writes those in `present`.
+        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled. Reads the states in `past` and writes those in `present`.
 
         Raises:
             GraphError: the graph failed.
