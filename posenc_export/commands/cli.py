@@ -1,4 +1,4 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, chat, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve, page, bench, inspect, plot."""
 
 import argparse
 import importlib
@@ -20,7 +20,8 @@ COMMANDS = {
     "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
     "generate": ("generate", "continue a text with a decoder"),
     "chat": ("chat", "talk to a decoder with a chat template: each line of stdin is a message"),
-    "serve": ("serve", "answer completions over HTTP, as in OpenAI's API"),
+    "embed": ("embed", "write the sentence embeddings of texts"),
+    "serve": ("serve", "answer completions, conversations or embeddings over HTTP, as in OpenAI's API"),
     "page": ("page", "write a static page that runs a decoder in the browser"),
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
     "inspect": ("inspect", "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it"),

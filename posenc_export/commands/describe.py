@@ -41,12 +41,15 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
 
         _only((), given, "an artefact")
         return dict(read(Path(model)).config)
+    from msgspec.structs import replace
+
     from posenc_export import encodings
     from posenc_export.models import families
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.config_json import to_json
     from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
     from posenc_export.models.presets import PRESETS
+    from posenc_export.models.sentence_transformers import opened
     from posenc_export.models.short_forms import block_config
 
     if model == "block":
@@ -61,8 +64,10 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
         known = f"block, a folder with a checkpoint or an artefact, a GGUF file, or one of {', '.join(PRESETS)}"
         raise ValueError(f"describe: expected model to be {known}, got {model!r}; {download(model) or suggestion(model, [*PRESETS, 'block'])}")
     _only(("max_positions", "part"), given, "a checkpoint")
-    config = GGUFCheckpoint(Path(model)).config if is_gguf(Path(model)) else read_config(Path(model))
-    return to_json(families.read(config, given.get("max_positions"), given.get("part"))[0])
+    folder, sentences = opened(Path(model), "part" not in given)
+    config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
+    described = families.read(config, given.get("max_positions"), given.get("part"))[0]
+    return to_json(described if sentences is None else replace(described, readout=sentences.readout))
 
 
 def _only(names: Any, given: Dict[str, Any], what: str) -> None:

@@ -32,7 +32,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
     exporting.add_argument("--dtype", help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)")
-    few = "int8, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
+    few = "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
@@ -40,6 +40,10 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
+    measured = "text to measure the loss of few bits on (default: part of --calibrate FILE that weights are not rounded with, or a text of the package)"
+    exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)
+    largest = "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that loses more is refused"
+    exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -59,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
     settings = ExportOptions(
-        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance
+        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
+        options.text, options.max_loss,
     )
     check_export(targets, options.output, settings)
     model = _model(options)
@@ -70,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         return FAILED_CHECK
     options.say.close()
     rows = [
-        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_deviation(manifest)}
+        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_quality(manifest)}
         for target, folder, manifest in zip(targets, folders(targets, options.output), manifests, strict=True)
     ]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
@@ -131,11 +136,25 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        return from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+        if "part" not in chosen and Path(folder).is_dir():
+            _name_left_out(folder, model)
+        return model
     if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
     model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"))
     return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
+
+
+def _name_left_out(folder: str, model: Any) -> None:
+    """Print a line to stderr if the checkpoint has a task head that the model lacks."""
+    from posenc_export.models.checkpoint import read_config
+    from posenc_export.models.sentence_transformers import opened
+    from posenc_export.models.task_heads import left_out
+
+    task = left_out(model, read_config(opened(Path(folder), False)[0]))
+    if task is not None and sys.stderr is not None:
+        print(f"posenc: {folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only", file=sys.stderr)
 
 
 def _model_of_function(text: str) -> Any:
@@ -202,7 +221,10 @@ def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
-def _deviation(manifest: Any) -> Dict[str, Any]:
-    """Table cells with the deviation of quantized weights and caches from float32; empty for other artefacts."""
-    deviation = manifest.deviation
-    return {"from float32": f"{deviation.error:.1e}", "greedy": f"{deviation.agreement:.0%}" if deviation.agreement else "-"} if deviation else {}
+def _quality(manifest: Any) -> Dict[str, Any]:
+    """Table cells with the loss of quantized weights and caches against float32; empty for other artefacts."""
+    quality = manifest.quality
+    if not quality:
+        return {}
+    loss = {"perplexity": f"x {quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
+    return {**loss, "greedy": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}

@@ -1,4 +1,4 @@
-"""`posenc serve`: serve completions and conversations over HTTP, as in OpenAI's API."""
+"""`posenc serve`: serve completions and conversations, or embeddings, over HTTP, as in OpenAI's API."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ KEY = "POSENC_API_KEY"
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc serve`."""
-    add_folder(serving, "a decoder's artefact, target ort or onnx-static with signature positions")
+    add_folder(serving, "an artefact of a decoder, target ort or onnx-static with signature positions, or of an encoder with sentence_embedding")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)")
     serving.add_argument("--port", type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)")
     serving.add_argument("--name", help="name of the model in requests (default: name of the checkpoint, or else of the folder)")
@@ -41,9 +41,11 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.chat_template import chat_codec
     from posenc_export.runtime.artefact.tokenizer import codec
+    from posenc_export.runtime.session import sentences
     from posenc_export.serve.access import access
     from posenc_export.serve.app import application
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
+    from posenc_export.serve.embeddings import application as embedding_application
     from posenc_export.serve.memory import available_memory, check_memory
     from posenc_export.serve.requests import check_model
 
@@ -51,8 +53,12 @@ def run(options: argparse.Namespace) -> int:
     model = load(options.folder, options.provider, options.threads)
     note_unverified(options.say, options.folder, model.manifest)
     limits = _limits(options, model.manifest.max_positions)
-    check_model(model.manifest, limits)
-    check_memory(model.manifest, limits, None if model.provider == "cuda" else available_memory())
+    embeds = model.manifest.kind == "encoder"
+    if embeds:
+        sentences.check_model(model)
+    else:
+        check_model(model.manifest, limits)
+        check_memory(model.manifest, limits, None if model.provider == "cuda" else available_memory())
     name = options.name or str(model.manifest.source.get("checkpoint", options.folder.resolve().name))
     connections = most_connections(options.connections)
     listening = Listener(listen(options.host, options.port), connections + OVER)
@@ -62,14 +68,17 @@ def run(options: argparse.Namespace) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    app = application(name, model, codec(options.folder, model.manifest), limits, allowed, chat_codec(options.folder, model.manifest), stop)
+    if embeds:
+        app = embedding_application(name, model, limits, allowed)
+    else:
+        app = application(name, model, codec(options.folder, model.manifest), limits, allowed, chat_codec(options.folder, model.manifest), stop)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace, lifespan="on", **settings(connections, limits.seconds))
     server = uvicorn.Server(config)
     options.say.close()
-    _announce(options, name, port)
+    _announce(options, name, port, "embeddings, with /docs and /health" if embeds else "completions and /v1/chat/completions, with /docs, /health and /metrics")
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again once everything is finished
     server.run(sockets=[listening])
-    return FAILED_CHECK if app.state.service.engine.state == "failed" else 0
+    return FAILED_CHECK if not embeds and app.state.service.engine.state == "failed" else 0
 
 
 def _limits(options: argparse.Namespace, most: int) -> Any:
@@ -92,7 +101,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"serve: expected an address to listen on, got {host}:{port} ({error}); give another --host or --port") from None
 
 
-def _announce(options: argparse.Namespace, name: str, port: int) -> None:
+def _announce(options: argparse.Namespace, name: str, port: int, routes: str) -> None:
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    line = f"{name} at {url}/v1/completions and {url}/v1/chat/completions, with /docs, /health and /metrics; stop it with SIGTERM"
+    line = f"{name} at {url}/v1/{routes}; stop it with SIGTERM"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

@@ -55,7 +55,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         layout=layout,
         config=to_json(model.config),
         inputs=[*sources, where, *wanted],
-        outputs=[output],
+        outputs=[output, *_readout(model, dtype)],
         states=states,
         max_positions=model.config.max_positions,
         axes=model.axes,
@@ -109,6 +109,12 @@ def _inputs_and_output(model: Model, outputs: Axis) -> Tuple[List[Value], Value]
             return ids, Value("last_hidden_state", dtype, (B, S, width)) if given is None else Value("encoder_key_values", dtype, (B, S, given.size))
         return ids, Value("logits", dtype, (B, outputs, model.config.tokens.vocabulary))
     return [Value("hidden_states", dtype, (B, S, width))], Value("output", dtype, (B, S, width))
+
+
+def _readout(model: Model, dtype: str) -> List[Value]:
+    """Return the second output of an encoder with a readout; an empty list for other models."""
+    given = model.config.readout if isinstance(model, Stack) else None
+    return [] if given is None else [Value(given.output, dtype, (B, *(() if given.pooling else (S,)), given.size(model.config.width)))]
 
 
 def _encoder(model: Model, dtype: str) -> List[Value]:

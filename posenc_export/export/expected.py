@@ -24,7 +24,8 @@ def expected_outputs(model: Model, manifest: Manifest, filled: bool = True) -> E
     session = eager_session(model)
     cases = {start: _case(session, manifest, start) for start in starts(manifest)}
     last = filled_by(session, manifest) if filled and manifest.states else None
-    return Expected(np.arange(int(manifest.outputs[0].axes[-1])), cases, _attribute_cases(session, manifest), last)
+    columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
+    return Expected(columns, cases, _attribute_cases(session, manifest), last, *of_readout)
 
 
 def eager_session(model: Model) -> Session:
@@ -37,7 +38,8 @@ def _case(session: Session, manifest: Manifest, start: int) -> Case:
     tokens, other, fork_at = case_inputs(manifest)
     sources = encoder_rows(manifest, len(tokens))
     full, other_full = (_full(session, rows, start, _wide_rows(sources)) for rows in (tokens, other))
-    return Case(tokens, full, start, fork_at, other, other_full, sources)
+    readout = session.read_out(tokens, start=start) if len(manifest.outputs) == 2 else None
+    return Case(tokens, full, start, fork_at, other, other_full, sources, readout)
 
 
 def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[List[np.ndarray]]) -> np.ndarray:

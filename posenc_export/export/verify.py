@@ -13,10 +13,12 @@ from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import format_of
+from posenc_export.export.quantization.text import default_sample, is_default
 from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.presets import rebuild
+from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import OwnModule, as_model
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -107,10 +109,12 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     """
     wanted = described.sha256
     sample = None if calibrate is None else calibration.read(calibrate, model)
+    if sample is None and is_default(wanted):
+        sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
         raise ValueError(f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate")
-    return sample
+    return sample.kept(described.tokens)
 
 
 def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:
@@ -171,7 +175,10 @@ def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[s
     """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
     for start, case in expected.cases.items():
-        cells[f"oracle, start {start}"] = worst_error(case.full[:1], _oracle_of(model, case, start))
+        exact = _oracle_of(model, case, start)
+        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
+        if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
+            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(case.readout[0], model.readout.exact(exact[0]))
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}

@@ -78,7 +78,7 @@ def stored(sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered
     found = {}
     for parameter, (rule, attention, wanted) in sources.items():
         numbered = [one for one in map(matrix, wanted) if one is not None]
-        if len(numbered) == len(wanted):
+        if numbered and len(numbered) == len(wanted):  # a parameter of zeros is formed from no tensor
             first = np.cumsum([0, *(part.rows for part, _ in numbered)])
             formed = rule.form([torch.from_numpy(indices + start) for (_, indices), start in zip(numbered, first, strict=False)], attention)
             found[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])

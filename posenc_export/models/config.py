@@ -204,6 +204,36 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         _at_least_one(self, "size")
 
 
+class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A second output of an encoder, computed from its hidden states, such as a sentence embedding.
+
+    Args:
+        output: name of the output.
+        pooling: ways to reduce the hidden states of a sequence to one (parts/readout.py), whose results are concatenated; empty for an output for each token.
+        layers: layers after the pooling, in the order of computation.
+        labels: names of the numbers of the output, or none.
+
+    Raises:
+        ValueError: no pooling and no layers; labels of another number than the outputs of the last dense layer.
+    """
+
+    output: str
+    pooling: Tuple[str, ...] = ()
+    layers: Tuple[Named, ...] = ()
+    labels: Tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.pooling and not self.layers:
+            raise ValueError(f"config: expected pooling or layers in readout {self.output}, got neither; add one")
+        if self.labels and len(self.labels) != self.size(0):
+            raise ValueError(f"config: expected a label for each of the {self.size(0)} outputs of readout {self.output}, got {len(self.labels)}; correct labels")
+
+    def size(self, width: int) -> int:
+        """Return the size N of the output, for hidden states of a width."""
+        sizes = [spec["size"] for spec in self.layers if "size" in spec]
+        return int(sizes[-1]) if sizes else width * max(len(self.pooling), 1)
+
+
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A model of tokens, layers and head: a decoder; without a head, an encoder; without layers, the embedding part alone.
 
@@ -216,10 +246,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         norm: norm after the last layer; None for none.
         head: output head; None returns hidden states.
         key_values: for an encoder, return keys and values for a decoder in place of hidden states.
+        readout: for an encoder, a second output beside the hidden states.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and bidirectional layers in one model, cross-attention layers
-            without causal layers, key_values or features in a decoder, a head or key_values without layers.
+            without causal layers, key_values or features in a decoder, a head or key_values without layers, a readout in a model other than an encoder.
     """
 
     width: int
@@ -230,6 +261,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
     key_values: Optional[KeyValuesConfig] = None
+    readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "max_positions")
@@ -248,6 +280,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError("config: expected features only in an encoder without a head, got a decoder; give a vocabulary")
         if self.key_values is not None and (self.head is not None or own == {True}):
             raise ValueError("config: expected key_values only in an encoder without a head, got a decoder; leave them out")
+        if self.readout is not None and (self.head is not None or self.key_values is not None or own != {False}):
+            raise ValueError("config: expected readout only in an encoder with hidden states as output, got another model; leave it out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:

@@ -7,6 +7,7 @@ import msgspec
 from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, StackConfig
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
+OMITTED_IF_NONE = ("readout",)  # added to descriptions later: omitted, so that older descriptions stay equal
 
 
 def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
@@ -17,8 +18,9 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 
 
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
-    """Return a description as JSON values, "kind" first, defaults included."""
-    return {"kind": kind_of(config), **msgspec.json.decode(msgspec.json.encode(config))}
+    """Return a description as JSON values, "kind" first, defaults included, except those of OMITTED_IF_NONE."""
+    values = msgspec.json.decode(msgspec.json.encode(config))
+    return {"kind": kind_of(config), **{key: value for key, value in values.items() if value is not None or key not in OMITTED_IF_NONE}}
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.models import families
+from posenc_export.models import families, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.blocks import stored
 from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
@@ -32,6 +32,8 @@ def from_pretrained(
     Args:
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in shards, as transformers saves it. tokenizer.json and the files
             in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of these.
+            A folder of sentence-transformers (models/sentence_transformers.py) gives an encoder with the second output sentence_embedding; one with a task head
+            that models/task_heads.py knows, the second output logits.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
@@ -42,9 +44,10 @@ def from_pretrained(
         ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
         ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
     """
+    folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
     if layer is not None and part == families.EMBEDDINGS:
         raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
-    with opened(Path(path)) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
+    with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         given = checkpoint.config
         config, family = families.read(given, max_positions, part)
         if layer is not None and not 0 <= layer < len(config.order):
@@ -65,6 +68,10 @@ def from_pretrained(
             model.stored = stored(sources, checkpoint.matrix)
     for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
         encoding.prepare()
+    if sentences is not None and isinstance(model, Stack):
+        sentence_transformers.attach(model, sentences)
+    elif isinstance(model, Stack) and part is None:
+        task_heads.attach(model, folder, given)
     return model.eval()
 
 

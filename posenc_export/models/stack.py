@@ -14,6 +14,7 @@ from posenc_export.models.attention import attention, check_direction
 from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
 from posenc_export.models.parts import PARTS, build
+from posenc_export.models.parts.readout import Readout, pooling
 from posenc_export.models.parts.visibility import Visibility
 
 
@@ -101,6 +102,7 @@ class Stack(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True))
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
+        self.readout = readout(config)
         self.masks, self.mask_of = _masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
         self.mask_of_encoder = [self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))]
@@ -134,6 +136,7 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], new states.
+        An encoder with a readout, which has no states, returns [readout] in their place.
 
         Args:
             states: states of the token encoding, then of each layer. For a decoder that reads an encoder, these follow: the attention mask [B,Q] int64 of
@@ -156,7 +159,10 @@ class Stack(torch.nn.Module):
             present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)
-        return self.head(self.norm(x)), present
+        x = self.norm(x)
+        if self.readout is not None:
+            present = present + [self.readout(x, positions)]
+        return self.head(x), present
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:
@@ -172,6 +178,21 @@ class Stack(torch.nn.Module):
             rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
+
+
+def readout(config: StackConfig) -> Optional[Readout]:
+    """Build the readout of a model, or return None if it has none.
+
+    Raises:
+        ValueError: an unknown pooling or layer, or a parameter that it refuses.
+    """
+    if config.readout is None:
+        return None
+    size, layers = config.width * max(len(config.readout.pooling), 1), []
+    for spec in config.readout.layers:
+        layers.append(build("readout", spec, size))
+        size = spec.get("size", size)
+    return Readout([pooling(name) for name in config.readout.pooling], layers)
 
 
 def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]) -> None:

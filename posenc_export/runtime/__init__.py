@@ -62,16 +62,16 @@ def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int
         check_files(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.graphs.torch_files import load_torch
 
-        return Model(load_torch(folder, manifest, threads))
+        return Model(load_torch(folder, manifest, threads), folder)
     if provider in providers.OPENVINO:
         from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
         with checked(folder, manifest, meanwhile=WEIGHTS):
-            return Model(OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads))
+            return Model(OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads), folder)
     from posenc_export.runtime.graphs.ort_graph import OrtGraph, choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
-        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads))
+        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads), folder)
 
 
 def verify(

@@ -53,14 +53,14 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_inspect_prints_the_format_of_weights_and_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_prints_the_format_of_weights_and_their_loss(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     place = str(tmp_path / "artefact")
     assert main([*BLOCK, "--target", "ort", "--weights", "int4", "-o", place, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)[0]
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
     found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["deviation"]
+    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["quality"]
 
 
 def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:

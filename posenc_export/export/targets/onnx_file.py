@@ -87,7 +87,7 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
 def _name(graph: ir.Graph, manifest: Manifest) -> None:
     """Give graph inputs, in order, the names and shapes of the manifest."""
     inputs = [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
-    outputs = [manifest.outputs[0].name, *(state.present for state in manifest.states)]
+    outputs = [*(value.name for value in manifest.outputs), *(state.present for state in manifest.states)]
     assert len(graph.inputs) == len(inputs) and len(graph.outputs) == len(outputs)
     for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = name
@@ -120,15 +120,16 @@ def _with_added(op: Builder, manifest: Manifest) -> Manifest:
         described = _described(past)
         present_name = f"{states[index].present.rpartition('.')[0]}.{described.name.rpartition('.')[2]}"
         states.insert(index + 1, msgspec.structs.replace(states[index], past=described.name, present=present_name, axes=described.axes))
-        outputs.insert(index + 2, present)
+        outputs.insert(len(manifest.outputs) + index + 1, present)
     return manifest.replace(states=states)
 
 
 def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
     """Remove inputs that the lowered graph does not read, and their states; return the manifest with the inputs that the lowering added."""
     graph = model.graph
-    kept, outputs = [], [graph.outputs[0]]
-    for state, value in zip(manifest.states, list(graph.outputs)[1:], strict=True):
+    count = len(manifest.outputs)
+    kept, outputs = [], list(graph.outputs)[:count]
+    for state, value in zip(manifest.states, list(graph.outputs)[count:], strict=True):
         past = next(v for v in graph.inputs if v.name == state.past)
         if past.uses():
             found = _described(past)  # a lowering may widen a cache, or store it in 8 bits

@@ -11,6 +11,7 @@ from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNo
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
+from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.models.parts.residuals import AttentionOnly, OutputNorm, ParallelOneNorm, ParallelTwoNorms, PostNorm, PreNorm, SandwichNorm
 from posenc_export.models.parts.visibility import Bidirectional, BidirectionalWindow, Causal, Chunk, EncoderTokens, Window
 from posenc_export.shared import registry
@@ -23,6 +24,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
     "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Bidirectional, "near": BidirectionalWindow, "encoder": EncoderTokens},
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
+    "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": PreNorm,
         "alone": AttentionOnly,

@@ -47,7 +47,17 @@ class ReLU(torch.nn.Module):
         return np.where(x > 0, x, 0.0)
 
 
-ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU}
+class Tanh(torch.nn.Module):
+    """tanh(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return np.tanh(x)
+
+
+ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU, "tanh": Tanh}
 
 
 def activation(name: str) -> torch.nn.Module:

@@ -40,7 +40,7 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 def _stack(values: Dict[str, Any]) -> List[Line]:
     tokens, kinds, order = _mapping(values.pop("tokens", None)), _mapping(values.pop("layers", None)), _sequence(values.pop("order", ()))
-    norm, head, key_values = (values.pop(key, None) for key in ("norm", "head", "key_values"))
+    norm, head, key_values, readout = (values.pop(key, None) for key in ("norm", "head", "key_values", "readout"))
     indices: Dict[str, List[int]] = {}
     for index, name in enumerate(map(str, order)):
         indices.setdefault(name, []).append(index)
@@ -56,7 +56,16 @@ def _stack(values: Dict[str, Any]) -> List[Line]:
         found.append(("output", "keys and values of a decoder's cross-attention" + _rest(_mapping(key_values))))
     elif head is None:
         found.append(("output", "hidden states"))
+    found += [] if readout is None else _readout(_mapping(readout))
     return found + _other(values)
+
+
+def _readout(readout: Dict[str, Any]) -> List[Line]:
+    """Lines for the second output of an encoder, in the order of its computation."""
+    output, pooling, layers = str(readout.pop("output", None)), _sequence(readout.pop("pooling", ())), _sequence(readout.pop("layers", ()))
+    labels = ", ".join(map(str, _sequence(readout.pop("labels", ()))))
+    steps = [f"pooling {', '.join(map(str, pooling))}" if pooling else "each token", *map(_named, layers)]
+    return [("output", f"{output}: {', then '.join(steps)}{f'; labels {labels}' if labels else ''}"), *_other(readout)]
 
 
 def _tokens(tokens: Dict[str, Any]) -> List[Line]:

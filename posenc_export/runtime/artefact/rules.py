@@ -95,6 +95,7 @@ def _check_ends(manifest: Manifest) -> None:
     _expect(most == manifest.max_positions, f"config.max_positions to be {manifest.max_positions} as max_positions", _short(most))
     for name, value, wanted in zip(("inputs[0]", "outputs[0]"), (manifest.inputs[0], manifest.outputs[0]), _ends(manifest, tokens), strict=True):
         _expect(value == wanted, f"{name} of kind {kind} to be {_line(wanted)}", _line(value))
+    _check_readout(manifest)
     for key, least in (("vocabulary", 0 if _reads_features(manifest) else 1), ("segments", 0)) if tokens else ():
         number = tokens.get(key)
         _expect(type(number) is int and least <= number < 2**31, f"config.tokens.{key} to be a whole number of at least {least}", _short(number))
@@ -117,6 +118,17 @@ def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
         _expect(known, f"inputs[0] to be input_features {manifest.passed_dtype} [{B},{S},features]", _line(first))
         return Value("input_features", manifest.passed_dtype, (B, S, first.axes[2])), last
     return Value(source, "int64", (B, S)) if source == "input_ids" else Value(source, manifest.passed_dtype, (B, S, width)), last
+
+
+def _check_readout(manifest: Manifest) -> None:
+    """Check that a second output belongs to an encoder whose configuration describes it."""
+    readout: Any = manifest.config.get("readout")
+    described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
+    _expect(described == (len(manifest.outputs) == 2), "a second output exactly for an encoder with config.readout", f"{len(manifest.outputs)} outputs")
+    for value in manifest.outputs[1:]:
+        tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)
+        right = (value.name, value.dtype, value.axes[:-1]) == (readout.get("output"), manifest.dtype, (B, *tokens)) and isinstance(value.axes[-1], int)
+        _expect(right, f"outputs[1] to be {_short(readout.get('output'))} {manifest.dtype} {[B, *tokens, 'size']} as in config.readout", _line(value))
 
 
 def _reads_features(manifest: Manifest) -> bool:

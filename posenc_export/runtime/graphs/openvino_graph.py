@@ -65,7 +65,7 @@ class OpenVinoGraph:
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        output = self.manifest.outputs[0]
+        output = self.manifest.outputs[call.output]
         sizes = {B: call.rows, S: call.new, R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0}
         result = np.zeros([axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype)
         inputs, outputs = self._states(caches, call)

@@ -130,7 +130,7 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
     positions = [state for state in manifest.states if state.past == "past_positions"]
     others = [0] * (len(manifest.states) - len(positions))
     taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
-    returned = (*[0] * (1 + len(positions)), others)
+    returned = (*[0] * (1 + len(positions)), [*others, *[0] * (len(manifest.outputs) - 1)])
     for what, spec, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, returned)):
         if spec != _pytree.tree_structure(wanted):
             rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"

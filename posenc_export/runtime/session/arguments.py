@@ -165,6 +165,16 @@ def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.
         raise ValueError(f"session: expected at most {capacity} tokens of a row in the cache, got {longest}; open the session with a larger capacity")
 
 
+def check_read_out(manifest: Manifest, given: PrefillArguments) -> PrefillArguments:
+    """Return the arguments of Session.read_out. Raise ValueError if the model has no second output, or a row has no tokens."""
+    if len(manifest.outputs) < 2:
+        rule = "expected an encoder with a second output, such as sentence_embedding, for read_out"
+        raise ValueError(f"session: {rule}, got kind {manifest.kind} with {manifest.outputs[0].name}; call prefill, or export a sentence-transformers folder")
+    if not given.counts.all():
+        raise ValueError(f"session: expected at least one token in every row, got rows of {given.counts.tolist()} tokens; leave empty rows out")
+    return given
+
+
 def check_has_cache(manifest: Manifest, call: str) -> None:
     """Raise ValueError if a call needs a cache and the model is bidirectional."""
     if not manifest.states:

@@ -3,6 +3,7 @@
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
 
+import dataclasses
 from typing import Callable, Dict, List, Tuple
 
 import numpy as np
@@ -66,6 +67,18 @@ class GraphRunner:
         length[rows] += counts
         slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.cache_manager.columns else state.slots
         return last, state.replace(settled_length=length, slots=slots, caches=caches)
+
+    def read_out(self, state: SessionState, arguments: PrefillArguments) -> np.ndarray:
+        """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with zeros at padding if it has one for each token."""
+        assert state.caches is not None
+        counts, tokens = arguments.counts, arguments.tokens
+        attributes = self._with_coordinates(state, slice(None), counts, arguments.attributes)
+        caches = state.caches.reserve(int(counts.max()), len(tokens))
+        calls = [dataclasses.replace(call, output=1) for call in self._calls(state, 0, tokens, attributes, counts, counts)]
+        outputs = [output for _, output in caches.run(calls)[0]]
+        if len(self.manifest.outputs[1].axes) == 2:
+            return np.stack(outputs)
+        return arguments.padded_outputs([[output[:count]] for output, count in zip(outputs, counts.tolist(), strict=True)])
 
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper that feeds one token per row. Raise ValueError if no position or no cache slot is left."""

@@ -1,8 +1,12 @@
 """A loaded artefact: one graph with its weights, shared by any number of sessions."""
 
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session import sentences
 from posenc_export.runtime.session.session import REWIND, Session
 
 
@@ -11,10 +15,11 @@ class Model:
 
     Args:
         graph: OrtGraph or TorchGraph.
+        folder: folder of the artefact; None for a module in memory.
     """
 
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
+    def __init__(self, graph: Any, folder: Optional[Path] = None) -> None:
+        self.graph, self.folder = graph, folder
 
     @property
     def manifest(self) -> Manifest:
@@ -42,3 +47,19 @@ class Model:
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default")
         return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)
+
+    def encode(self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH) -> np.ndarray:
+        """Return the sentence embeddings of texts [n,E] float32, in their order.
+
+        The tokenizer of the artefact cuts texts to the maximal length of the checkpoint. Threads may call it on one model.
+
+        Args:
+            prompt: name of a prompt of the checkpoint to put before each text; None for its default prompt, which most checkpoints do not have.
+            batch: largest number of tokens, padding included, that are read together. Texts of similar length are.
+
+        Raises:
+            ValueError: the artefact has no output sentence_embedding or no tokenizer, texts are not a list of text, or there is no such prompt.
+            ModuleNotFoundError: tokenizers is not installed.
+            GraphError: the graph failed.
+        """
+        return sentences.encode(self, texts, prompt, batch)

@@ -115,6 +115,26 @@ class Session:
         state = self._before_prefill(prefill.counts, start, encoder, encoder_attention_mask)
         return self._runner.prefill(state, 0, prefill, self._commit)
 
+    @exclusive
+    def read_out(
+        self,
+        inputs: Rows,
+        start: Numbers = None,
+        attention_mask: Optional[np.ndarray] = None,
+        grid: Optional[np.ndarray] = None,
+        token_types: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
+        """Read whole rows and return the second output of an encoder, such as sentence_embedding [B,N]; [B,S,N] with zeros at padding if each token has one.
+
+        Args: as for `prefill`. The hidden states are not returned.
+
+        Raises:
+            ValueError: as for `prefill`; the model has no second output, or a row has no tokens.
+            GraphError: the graph failed.
+        """
+        prefill = arguments.check_read_out(self.manifest, arguments.check_prefill(self.manifest, inputs, attention_mask, None, grid, token_types, None))
+        return self._runner.read_out(self._before_prefill(prefill.counts, start, None, None), prefill)
+
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
 

@@ -22,6 +22,7 @@ class Call:
     rows: int  # number of rows
     new: int  # number of columns S; calls for single rows may differ in it
     feeds: Feeds
+    output: int = 0  # index of the output to return, in Manifest.outputs
 
 
 @dataclass(frozen=True)

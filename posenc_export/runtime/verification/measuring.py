@@ -23,9 +23,9 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof, reference
 from posenc_export.runtime.verification.proof import Accuracy, AttributeCase, Expected
-from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_whole_calls
+from posenc_export.runtime.verification.scenarios import Case, Pairs, Scenario, admitted, grid, grid_of_last_outputs, grid_of_read_outs, grid_of_whole_calls
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
-from posenc_export.shared.numerics import Errors, cell_error, division_tolerance
+from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 
 FULL_PASS = "full pass"
 KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
@@ -40,7 +40,8 @@ class Cell:
 
     name: str  # in the certificate
     pairs: Callable[[Session], Pairs]  # drives an empty session and yields pairs of actual and expected outputs
-    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one; empty if they are those of the reference
+    of: int = 0  # index of the compared output, in Manifest.outputs
+    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one, or whose error bounds that of a readout; empty for none
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def measure(
     def measured(part: Part) -> Measured:
         worker = idle.get()
         try:
-            return _measured(session if part.long else worker, part, expected.columns, accuracy, until_failure)
+            return _measured(session if part.long else worker, part, (expected.columns, expected.readout_columns), accuracy, until_failure)
         finally:
             idle.put(worker)
 
@@ -127,12 +128,14 @@ def measure(
     return total
 
 
-def _measured(session: Session, part: Part, columns: np.ndarray, accuracy: Accuracy, until_failure: bool) -> Measured:
+def _measured(session: Session, part: Part, columns: Sequence[np.ndarray], accuracy: Accuracy, until_failure: bool) -> Measured:
     result = Measured()
     for cell in part.cells(session):
-        error = _error(session, cell, columns, result.failures, accuracy.rounds)
+        error = _error(session, cell, columns[cell.of], result.failures, accuracy.rounds)
         result.cells[cell.name] = proof.rounded_up(error)
-        if cell.against:
+        if cell.of and accuracy.rounds:
+            result.bounds[cell.name] = readout_tolerance(accuracy.noise, result.cells[cell.against])
+        elif cell.against:
             result.bounds[cell.name] = division_tolerance(accuracy.noise, result.cells[cell.against], accuracy.tolerance)
         if until_failure and result.exceeds(accuracy.tolerance):
             break
@@ -187,7 +190,10 @@ def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rou
         case = dataclasses.replace(case, full=full_pass[0], other_full=full_pass[1])
     for cell, scenario in _scenarios(manifest, case).items():
         if not only or cell in only:
-            yield Cell(f"{name}: {cell}", _on(scenario, case), against)
+            yield Cell(f"{name}: {cell}", _on(scenario, case), against=against)
+    for value in () if only else manifest.outputs[1:]:
+        for cell, scenario in grid_of_read_outs().items():
+            yield Cell(f"{name}: {value.name}, {cell}", _on(scenario, case), 1, against)
 
 
 def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
@@ -204,7 +210,7 @@ def _attribute_cells(session: Session, name: str, case: AttributeCase, full: np.
         if not full_pass:
             return  # the graph failed
         full = full_pass[0]
-    yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against)
+    yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against=against)
 
 
 def _full_pass(session: Session, endings: Sequence[Tuple[np.ndarray, np.ndarray]], arguments: Dict[str, Any], outputs: List[np.ndarray]) -> Pairs:

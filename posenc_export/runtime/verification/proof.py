@@ -9,7 +9,7 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 import hashlib
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Dict, List, Optional, Tuple, cast
 
@@ -96,6 +96,7 @@ class Expected:
 
     Args:
         columns: indices of the compared numbers of an output [V].
+        readout_columns: the same for the second output; empty if there is none.
         cases: by start position, for the larger of BATCHES.
         attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
         filled: tokens that fill a cache [1,n] or [1,n,E], and the expected outputs of the last ones [1,m,V]; None for models without a cache.
@@ -108,9 +109,11 @@ class Expected:
     cases: Dict[int, Case]
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
     filled: Optional[Tuple[np.ndarray, np.ndarray]]
+    readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
         outputs = {f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()}
+        outputs |= {f"readout, start {start}": [case.readout] for start, case in self.cases.items() if case.readout is not None}
         outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
         outputs |= {} if self.filled is None else {"cache filled to its end": [self.filled[1]]}
         for name, arrays in outputs.items():

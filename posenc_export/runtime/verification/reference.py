@@ -4,6 +4,7 @@ Inputs are not stored, since proof.inputs generates them from names. Shapes are 
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
@@ -46,7 +47,8 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         parts += [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
     parts += [expected.filled[1][:, -LAST:]] if expected.filled is not None else []
-    content = np.concatenate([part[..., columns].astype("<f4").reshape(-1) for part in parts])
+    readouts = [case.readout[..., readout_columns(manifest)] for case in expected.cases.values() if case.readout is not None]
+    content = np.concatenate([part.astype("<f4").reshape(-1) for part in (*(part[..., columns] for part in parts), *readouts)])
     (folder / FILE_NAME).write_bytes(content.tobytes())
     return reference
 
@@ -61,25 +63,49 @@ def read(manifest: Manifest, folder: Path) -> Expected:
         raise ValueError(f"artefact {folder}: expected a reference, got none; verify it against its module, or export again")
     columns = columns_of(manifest, manifest.reference)
     shapes = _shapes(manifest, manifest.reference.filled)
-    wanted = 4 * len(columns) * sum(math.prod(shape) for shape in shapes)
+    stored = len(columns) * sum(math.prod(shape) for shape in shapes)
+    readouts = _readout_shape(manifest)
+    wanted = 4 * (stored + math.prod(readouts))
     size = (folder / FILE_NAME).stat().st_size
     if size != wanted:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} with {wanted} bytes, got {size}; export again")
-    content, at = np.fromfile(folder / FILE_NAME, "<f4").reshape(-1, len(columns)), 0
+    whole = np.fromfile(folder / FILE_NAME, "<f4")
+    content, at = whole[:stored].reshape(-1, len(columns)), 0
 
     def take(shape: Tuple[int, ...]) -> np.ndarray:
         nonlocal at
         at += math.prod(shape)
         return content[at - math.prod(shape) : at].reshape(*shape, len(columns))
 
-    return _expected(manifest, columns, shapes, take)
+    found = _expected(manifest, columns, shapes, take)
+    if len(manifest.outputs) < 2:
+        return found
+    cases = zip(found.cases.items(), whole[stored:].reshape(readouts), strict=True)
+    return replace(found, cases={start: replace(case, readout=readout) for (start, case), readout in cases}, readout_columns=readout_columns(manifest))
 
 
 def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
     """Return the indices of the stored numbers of an output: all of them, or a pseudo-random selection."""
-    size = int(manifest.outputs[0].axes[-1])
-    drawn = np.argsort(numbers((size,), "columns", 2**31), kind="stable")[: reference.columns]
+    return _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
+
+
+def readout_columns(manifest: Manifest) -> np.ndarray:
+    """Return the indices of the stored numbers of the second output, if there is one: all of them, or a pseudo-random selection that fits into LARGEST bytes."""
+    return _drawn(int(manifest.outputs[-1].axes[-1]), _readout_shape(manifest)[-1])
+
+
+def _drawn(size: int, count: int) -> np.ndarray:
+    drawn = np.argsort(numbers((size,), "columns", 2**31), kind="stable")[:count]
     return np.sort(drawn)
+
+
+def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
+    """Return the shape of the stored second outputs: cases, rows, tokens if each has one, numbers; (0,) if there is no second output."""
+    if len(manifest.outputs) < 2:
+        return (0,)
+    axes = manifest.outputs[1].axes
+    rows = (len(starts(manifest)), max(BATCHES), *(() if len(axes) == 2 else (length_of(manifest),)))
+    return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
 
 
 def _columns(manifest: Manifest, filled: bool) -> int:

@@ -26,6 +26,7 @@ class Case:
     other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
     encoder: Optional[Sequence[np.ndarray]] = None  # encoder outputs of each row [q,N], if the model reads an encoder
+    readout: Optional[np.ndarray] = None  # second output for `tokens`, [B,N] or [B,L,N], if the model has one
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
@@ -36,6 +37,7 @@ class Case:
             other=self.other[:count],
             other_full=self.other_full[:count],
             encoder=self.encoder and self.encoder[:count],
+            readout=None if self.readout is None else self.readout[:count],
         )
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
@@ -249,6 +251,36 @@ def ragged_at_once(session: Session, case: Case) -> Pairs:
     together = session.prefill(rows, start=case.start)
     for row, tokens in enumerate(rows):
         yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+
+
+def read_out_at_once(session: Session, case: Case) -> Pairs:
+    """Read all tokens, and compare the second output."""
+    assert case.readout is not None
+    yield session.read_out(case.tokens, start=case.start), case.readout
+
+
+def read_out_of_padded(session: Session, case: Case) -> Pairs:
+    """As `padded_around`, with the second output."""
+    assert case.readout is not None
+    length = case.tokens.shape[1]
+    padded, mask = _behind_padding(case.tokens)
+    result = session.read_out(padded, case.start, mask)
+    for row, expected in enumerate(case.readout):
+        yield result[row] if expected.ndim == 1 else result[row, row + 1 : row + 1 + length], expected
+
+
+def read_out_of_ragged(session: Session, case: Case) -> Pairs:
+    """As `ragged_at_once`, with the second output."""
+    rows = [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
+    together = session.read_out(rows, case.start)
+    for row, tokens in enumerate(rows):
+        alone = session.read_out(tokens[None], case.start)[0]
+        yield together[row] if alone.ndim == 1 else together[row, : len(tokens)], alone
+
+
+def grid_of_read_outs() -> Dict[str, Scenario]:
+    """Return the scenarios for models with a second output."""
+    return {"at once": read_out_at_once, "padding": read_out_of_padded, "ragged rows": read_out_of_ragged}
 
 
 def grid_of_last_outputs() -> Dict[str, Scenario]:

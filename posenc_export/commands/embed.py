@@ -1,0 +1,68 @@
+"""`posenc embed`: sentence embeddings of the lines of a text file."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Iterator, List
+
+import numpy as np
+
+from posenc_export.commands.options import add_folder, add_provider
+from posenc_export.commands.terminal import note_unverified
+
+TOGETHER = 1024  # texts that are sorted by length and read before the next ones
+ARRAY = ".npy"
+
+
+def add_arguments(embedding: argparse.ArgumentParser) -> None:
+    """Add the arguments of `posenc embed`."""
+    add_folder(embedding, "an artefact with output sentence_embedding")
+    embedding.add_argument("file", help="text with one text per line, in UTF-8; - for standard input")
+    output = f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON lines (default: JSON lines to standard output)"
+    embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    embedding.add_argument("--prompt", metavar="NAME", help="name of a prompt of the checkpoint to put before each text (default: its default prompt, if it has one)")
+    add_provider(embedding)
+    embedding.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command. Returns the exit status 0."""
+    from posenc_export.runtime import load
+
+    texts = _lines(options.file)
+    model = load(options.folder, options.provider, options.threads)
+    note_unverified(options.say, options.folder, model.manifest)
+    parts = _embedded(options, model, texts)
+    if options.output is not None and options.output.suffix == ARRAY:
+        whole = np.concatenate([model.encode([]), *parts])
+        with options.output.open("wb") as file:
+            np.save(file, whole)
+    elif options.output is not None:
+        with options.output.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in _rows(parts))
+    else:
+        for line in _rows(parts):
+            print(line)
+    options.say.close()
+    return 0
+
+
+def _lines(name: str) -> List[str]:
+    """Return the lines of a file, or of standard input. Only line feeds, with or without a carriage return, end a line."""
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    lines = content.decode("utf-8-sig", "replace").split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _embedded(options: argparse.Namespace, model: Any, texts: List[str]) -> Iterator[np.ndarray]:
+    """Yield the embeddings of the texts in parts, in their order."""
+    for begin in range(0, len(texts), TOGETHER):
+        yield model.encode(texts[begin : begin + TOGETHER], options.prompt)
+        if len(texts) > TOGETHER:
+            options.say(f"{min(begin + TOGETHER, len(texts))} of {len(texts)} texts")
+
+
+def _rows(parts: Iterator[np.ndarray]) -> Iterator[str]:
+    for part in parts:
+        for row in part:
+            yield f"[{', '.join(map(str, row))}]"  # the shortest numbers that give the same float32

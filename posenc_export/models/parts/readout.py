@@ -1,0 +1,170 @@
+"""Parts of a readout: pooling of the hidden states of a sequence (Reimers and Gurevych 2019, Sentence-BERT, 3), and the layers after it.
+
+Poolings see the tokens of a row wherever its padding is. They compute in float32.
+"""
+
+from typing import Any, List, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.models.parts.activations import activation as activation_of
+from posenc_export.models.parts.float64 import linear
+from posenc_export.models.parts.norms import Identity
+from posenc_export.shared.suggestion import suggestion
+
+
+class Mean(torch.nn.Module):
+    """Mean of the tokens, sum_t x_t / n."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        """x [B,S,E] float32, counted [B,S] int64: number of each token in its row from 1 on, 0 at padding; to [B,E]."""
+        inside = counted.gt(0).unsqueeze(2)
+        return x.masked_fill(~inside, 0.0).sum(1) / inside.sum(1).clamp(min=1)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,E] to [E], float64."""
+        return np.asarray(x.mean(0))
+
+
+class MeanSqrtLength(torch.nn.Module):
+    """Sum of the tokens over the root of their number, sum_t x_t / sqrt(n)."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        inside = counted.gt(0).unsqueeze(2)
+        return x.masked_fill(~inside, 0.0).sum(1) / inside.sum(1).clamp(min=1).float().sqrt()
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x.sum(0) / np.sqrt(len(x)))
+
+
+class WeightedMean(torch.nn.Module):
+    """Mean with weights that grow along the row, sum_t t x_t / sum_t t with t = 1 .. n (Muennighoff 2022, SGPT)."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        weights = counted.unsqueeze(2).float()
+        return (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1) / weights.sum(1).clamp(min=1.0)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return np.average(x, 0, np.arange(1, len(x) + 1))
+
+
+class Largest(torch.nn.Module):
+    """Largest value of each number over the tokens."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        return x.masked_fill(counted.eq(0).unsqueeze(2), float("-inf")).amax(1)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x.max(0))
+
+
+class First(torch.nn.Module):
+    """The first token of a row, which most tokenizers make [CLS]."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        return x.masked_fill(counted.ne(1).unsqueeze(2), 0.0).sum(1)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x[0]
+
+
+class Last(torch.nn.Module):
+    """The last token of a row."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        last = counted.amax(1, keepdim=True)
+        return x.masked_fill(counted.ne(last).unsqueeze(2), 0.0).sum(1)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        return x[-1]
+
+
+class Dense(torch.nn.Module):
+    """activation(W x + b).
+
+    Args:
+        width: size of x.
+        size: size of the result.
+        bias: whether there is b.
+        activation: name of an activation; None for none.
+    """
+
+    def __init__(self, width: int, size: int, bias: bool = True, activation: Optional[str] = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, size, bias=bias)
+        self.activation: Any = Identity(size) if activation is None else activation_of(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,width] to [B,S,size]."""
+        return self.activation(self.linear(x))  # type: ignore[no-any-return]
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,width] to [n,size], float64."""
+        return np.asarray(self.activation.exact(linear(self.linear, x)))
+
+
+class Normalize(torch.nn.Module):
+    """x / max(|x|, 1e-12)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,width] to the same shape."""
+        wide = x.float()
+        return (wide / wide.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-12)).to(x.dtype)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """x [n,width] to the same shape, float64."""
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+class Readout(torch.nn.Module):
+    """A second output, computed from hidden states: pooling, then layers.
+
+    Args:
+        pooling: poolings whose results are concatenated; empty for an output for each token.
+        layers: layers in the order of computation; each reads the size that the one before gives.
+    """
+
+    def __init__(self, pooling: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.pooled = len(pooling) > 0
+        self.pooling, self.layers = torch.nn.ModuleList(pooling), torch.nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,E], positions [B,S] with -1 at padding, to [B,N], or [B,S,N] without pooling."""
+        if self.pooled:
+            inside = positions.ge(0)
+            counted = inside.long().cumsum(1).masked_fill(~inside, 0)
+            wide = x.float()
+            reduced: List[Tensor] = []
+            for pool in self.pooling:
+                reduced.append(pool(wide, counted))
+            x = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)  # [B,1,E]: layers and their quantized forms read tokens
+        for layer in self.layers:
+            x = layer(x)
+        return x.squeeze(1) if self.pooled else x
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Compute the hidden states of a row [n,E] to [N], or [n,N] without pooling, float64."""
+        rows = np.concatenate([pool.exact(x) for pool in self.pooling])[None] if self.pooled else x  # type: ignore[operator]
+        for layer in self.layers:
+            rows = layer.exact(rows)  # type: ignore[operator]
+        return rows[0] if self.pooled else rows
+
+
+POOLINGS = {"mean": Mean, "mean_sqrt_length": MeanSqrtLength, "weighted_mean": WeightedMean, "max": Largest, "cls": First, "last": Last}
+
+
+def pooling(name: str) -> torch.nn.Module:
+    """Build a pooling by name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in POOLINGS:
+        raise ValueError(f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; {suggestion(name, POOLINGS)}")
+    return POOLINGS[name]()

@@ -1,0 +1,97 @@
+"""Task heads of encoders, as the readout `logits`: sequence classification, token classification and question answering, by `architectures` of config.json."""
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from posenc_export.models.checkpoint import Checkpoint
+from posenc_export.models.config import Named, ReadoutConfig
+from posenc_export.models.stack import Stack, readout
+
+Linears = List[Tuple[str, Optional[str]]]  # tensor name without .weight and .bias, and activation, of each linear layer
+OUTPUT = "logits"
+LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
+# By model_type, the linear layers after the first token of a sequence.
+SEQUENCE: Dict[str, Linears] = {
+    "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
+    "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
+    "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
+    **dict.fromkeys(("deberta", "deberta-v2"), [("pooler.dense", "gelu"), ("classifier", None)]),
+}
+EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
+TASKS: Dict[str, Dict[str, Linears]] = {
+    "SequenceClassification": SEQUENCE,
+    "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
+    "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
+}
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return the task in `architectures` of config.json, such as SequenceClassification; empty for a model without a head."""
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    return architecture.partition("For")[2]
+
+
+def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
+    """Add the head that config.json names to its encoder. Other heads are left out; `left_out` names them.
+
+    Raises:
+        ValueError: tensors of the head are missing or do not fit each other.
+    """
+    task = task_of(config)
+    linears = TASKS.get(task, {}).get(str(config.get("model_type")))
+    if linears is None or left_out(model, config) is None:
+        return
+    with Checkpoint(folder, config) as checkpoint:
+        held = set(checkpoint.names())
+        wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
+        missing = [name for name in wanted if name not in held]
+        if missing:
+            rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
+            raise ValueError(f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights")
+        tensors = {f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone() for index, (name, _) in enumerate(linears) for kind in ("weight", "bias")}
+    layers: Tuple[Named, ...] = tuple(
+        {"name": "dense", "size": tensors[f"layers.{index}.linear.weight"].size(0), "activation": activation} for index, (_, activation) in enumerate(linears)
+    )
+    pooling = ("cls",) if task == "SequenceClassification" else ()
+    put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=_labels(task, config, layers[-1]["size"])), tensors)
+
+
+def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Give an encoder a readout with these tensors, by name of its parameters.
+
+    Raises:
+        ValueError: tensors are missing, unknown or have another shape.
+    """
+    config = msgspec.structs.replace(model.config, readout=description)
+    made = readout(config)
+    assert made is not None
+    wanted = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wanted != found:
+        raise ValueError(f"checkpoint: expected layers after width {config.width} with the tensors {wanted}, got {found}; download the checkpoint again")
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(tensors[name])
+    model.config, model.readout = config, made.eval()
+
+
+def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
+    """Return the task of config.json whose head the model lacks, or None: an encoder with hidden states as its only output."""
+    plain = isinstance(model, Stack) and bool(model.config.order) and model.config.head is None and model.config.key_values is None and model.readout is None
+    return (task_of(config) or None) if plain else None
+
+
+def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
+    """Return id2label in the order of ids, if it names every output; start and end for question answering."""
+    if task == "QuestionAnswering":
+        return ("start", "end") if size == 2 else ()
+    given = config.get("id2label")
+    names = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {}
+    found = [names.get(str(index)) for index in range(size)]
+    return tuple(name for name in found if isinstance(name, str)) if all(isinstance(name, str) for name in found) else ()

@@ -1,0 +1,88 @@
+"""Second outputs of encoders: in the graph of every target, and proved by the parity grid."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posenc_export.export import TARGETS, VerificationError, export
+from posenc_export.models.parts.readout import POOLINGS, Mean
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load, verify
+from posenc_export.runtime.artefact import manifest as manifests
+from tests.models.readouts import labels, sentences
+from tests.tiny import encoder
+from tests.traces import sources
+
+APART = ("ort-cuda", "pt2")  # targets with a separate trace
+EACH = [pytest.param(target, marks=[pytest.mark.xdist_group("readouts"), *([pytest.mark.exhaustive] if target in APART else [])]) for target in TARGETS]
+READ_OUTS = ("at once", "padding", "ragged rows")
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_the_grid_proves_a_pooled_output_on_every_target(target: str, tmp_path: Path) -> None:
+    manifest = export(sources(sentences("learned", *POOLINGS)), target, tmp_path / "artefact")
+    assert [(value.name, value.axes) for value in manifest.outputs[1:]] == [("sentence_embedding", ("batch_size", 7))]
+    cells = manifest.certificate["cells"] if manifest.certificate else {}
+    assert {f"batch 3, start 0: sentence_embedding, {cell}" for cell in READ_OUTS} | {"oracle, start 0: sentence_embedding"} <= set(cells)
+
+
+@pytest.mark.parametrize("target", ["ort", "torchscript"])
+def test_an_artefact_proves_its_second_output_without_its_module(target: str, tmp_path: Path) -> None:
+    export(sources(labels("learned")), target, tmp_path / "artefact", "mask")
+    proof = verify(tmp_path / "artefact")
+    assert proof["passed"] and "batch 1, start 0: logits, padding" in proof["cells"]
+
+
+class MeanWithPadding(Mean):
+    """A mean that counts padding."""
+
+    def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def test_a_pooling_that_reads_padding_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(POOLINGS, "mean", MeanWithPadding)
+    with pytest.raises(VerificationError, match="sentence_embedding, (padding|ragged rows)"):
+        export(seeded(sentences("learned", "mean")), "torchscript", tmp_path / "artefact")
+
+
+def test_outputs_for_each_token_are_zero_at_padding(tmp_path: Path) -> None:
+    export(sources(labels("learned")), "ort", tmp_path / "artefact", verify=False)
+    session, ids = load(tmp_path / "artefact").session(), np.arange(6)
+    read = session.read_out([ids, ids[:4]])
+    assert read.shape == (2, 6, 3) and not read[1, 4:].any() and np.abs(read[1, :4]).min() > 0
+
+
+def test_read_out_needs_a_second_output_and_a_token_in_every_row(tmp_path: Path) -> None:
+    export(sources(encoder("learned")), "torchscript", tmp_path / "plain", verify=False)
+    export(sources(sentences("learned", "mean")), "torchscript", tmp_path / "pooled", verify=False)
+    with pytest.raises(ValueError, match="expected an encoder with a second output"):
+        load(tmp_path / "plain").session().read_out(np.arange(3)[None])
+    with pytest.raises(ValueError, match="expected at least one token in every row"):
+        load(tmp_path / "pooled").session().read_out([np.arange(3), np.arange(0)])
+
+
+def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> None:
+    manifest = export(sources(labels("learned")), "ort", tmp_path / "artefact", verify=False)
+    config = {key: value for key, value in manifest.config.items() if key != "readout"}
+    manifests.write(manifest.replace(config=config), tmp_path / "artefact")
+    with pytest.raises(ValueError, match="expected a second output exactly for an encoder with config.readout, got 2 outputs"):
+        load(tmp_path / "artefact")
+
+
+def test_half_precision_pools_in_float32() -> None:
+    x = torch.full((1, 4096, 1), 100.0, dtype=torch.float16)
+    model = seeded(sentences("learned", "mean", layers=()))
+    assert model.readout(x, torch.arange(4096)[None]).item() == 100.0
+
+
+def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_rounded(tmp_path: Path) -> None:
+    manifest = export(sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    cells, bounds = manifest.certificate["cells"], manifest.certificate["bounds"]
+    for cell in READ_OUTS:
+        assert bounds[f"batch 3, start 0: sentence_embedding, {cell}"] >= cells["batch 3, start 0: full pass"]
+    assert verify(tmp_path / "artefact")["passed"]

@@ -1,0 +1,149 @@
+"""Folders of sentence-transformers: pooling, dense layers and normalization in the graph, texts cut as that library cuts them, refusals by name."""
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posenc_export.commands.cli import main
+from posenc_export.export import export
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime import load
+from posenc_export.shared.numerics import tolerance, worst_error
+from tests.models.sentence_folders import DENSE, MOST, TEXTS, dense_weights, folder
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+POOLINGS: Dict[str, Callable[[Tensor], Tensor]] = {
+    "cls": lambda x: x[0],
+    "max": lambda x: x.amax(0),
+    "mean": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": lambda x: (x * torch.arange(1, len(x) + 1)[:, None]).sum(0) / (len(x) * (len(x) + 1) / 2),
+    "lasttoken": lambda x: x[-1],
+}
+
+
+def ids_of(text: str, lower: bool = False) -> Tensor:
+    """Return the ids that the library gives a text: cut to MOST tokens, the special ones included, without padding."""
+    words = [word.lower() if lower else word for word in text.split()]
+    known = [int(word[1:]) if word.startswith("w") and word[1:].isdigit() else 3 for word in words]
+    return torch.tensor([[0, *known[: MOST - 2], 2]])
+
+
+def theirs(peer: Any, pooling: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor] = lambda x: x, lower: bool = False) -> np.ndarray:
+    with torch.no_grad():
+        return torch.stack([after(pooling(peer(ids_of(text, lower)).last_hidden_state[0])) for text in TEXTS]).numpy()
+
+
+def ours(path: Path, **how: str) -> np.ndarray:
+    export(from_pretrained(path), "torchscript", path / "artefact", verify=False, **how)  # type: ignore[arg-type]
+    return load(path / "artefact").encode(TEXTS)
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> bool:
+    return worst_error(actual, expected) < tolerance("float32", 2, 48)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_each_pooling_equals_its_formula_on_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
+    peer = folder(tmp_path, {"pooling_mode": name})
+    assert close(ours(tmp_path), theirs(peer, POOLINGS[name]))
+
+
+def test_several_poolings_in_older_settings_are_concatenated_in_the_order_of_the_library(tmp_path: Path) -> None:
+    peer = folder(tmp_path, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True, "pooling_mode_cls_token": False})
+    assert close(ours(tmp_path, signature="mask"), theirs(peer, lambda x: torch.cat((x.amax(0), x.mean(0)))))
+
+
+def test_a_dense_layer_and_normalization_follow_the_pooling(tmp_path: Path) -> None:
+    peer, weights = folder(tmp_path, {"pooling_mode_mean_tokens": True}, [DENSE, "Normalize"]), dense_weights(2)
+
+    def after(x: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(torch.tanh(weights["linear.weight"] @ x + weights["linear.bias"]), dim=0)
+
+    assert close(ours(tmp_path), theirs(peer, POOLINGS["mean"], after))
+
+
+def test_text_becomes_lower_case_where_the_folder_says_so(tmp_path: Path) -> None:
+    peer = folder(tmp_path, {"pooling_mode": "mean"}, lower=True)
+    assert close(ours(tmp_path), theirs(peer, POOLINGS["mean"], lower=True))
+
+
+def test_prompts_are_put_before_texts_by_name_and_by_default(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "w9 "}, "default_prompt_name": "query"}))
+    export(from_pretrained(tmp_path), "torchscript", tmp_path / "artefact", verify=False)
+    model = load(tmp_path / "artefact")
+    assert np.array_equal(model.encode(["w5"]), model.encode(["w5"], prompt="query"))
+    with pytest.raises(ValueError, match="expected prompt to be one of query, got 'passage'"):
+        model.encode(["w5"], prompt="passage")
+
+
+def test_embeddings_do_not_depend_on_the_texts_that_are_read_together(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"}, ["Normalize"])
+    together = ours(tmp_path)
+    model = load(tmp_path / "artefact")
+    for batch in (1, 12):
+        assert close(model.encode(TEXTS, batch=batch), together)
+    assert model.encode([]).shape == (0, 48)
+
+
+def test_the_encoder_alone_and_a_layer_are_read_from_the_folder(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    assert from_pretrained(tmp_path, part="embeddings").config.readout is None and from_pretrained(tmp_path, layer=1).config.width == 48
+
+
+def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def _other_type(kind: str) -> Callable[[Any], Any]:
+    return lambda modules: [*modules[:-1], {**modules[-1], "type": kind}]
+
+
+REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
+    "an unknown module": ("modules.json", _other_type("sentence_transformers.models.LSTM"), "expected modules Pooling, Dense and Normalize .*, got LSTM"),
+    "a module of the checkpoint": ("modules.json", _other_type("custom_st.Pooler"), "got custom_st.Pooler at place 2"),
+    "no pooling": ("modules.json", lambda modules: modules[:1], "expected Pooling after Transformer in modules.json, got none"),
+    "a path outside": ("modules.json", lambda modules: [*modules[:1], {**modules[1], "path": "../other"}], "expected modules within their folder"),
+    "an unknown pooling": ("1_Pooling/config.json", lambda _: {"pooling_mode": "median"}, "expected pooling_mode to be one of cls, .*, got 'median'"),
+    "pooling without the prompt": ("1_Pooling/config.json", lambda _: {"include_prompt": False}, "got include_prompt false"),
+    "an unknown key": ("1_Pooling/config.json", lambda _: {"pooling_layers": 2}, "got pooling_layers"),
+    "another activation": ("2_Dense/config.json", lambda config: {**config, "activation_function": "os.system"}, "got os.system"),
+    "a residual": ("2_Dense/config.json", lambda config: {**config, "use_residual": True}, "without use_residual"),
+    "another size": ("2_Dense/config.json", lambda config: {**config, "out_features": 8}, "expected layers after width 48 with the tensors"),
+    "another task": ("sentence_bert_config.json", lambda _: {"transformer_task": "fill-mask"}, "got 'fill-mask'"),
+    "no length": ("sentence_bert_config.json", lambda _: {"max_seq_length": 0}, "expected max_seq_length to be a whole number"),
+    "no JSON": ("modules.json", lambda _: {}, "expected modules.json to be a JSON list, got dict"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    file, change, message = REFUSED[case]
+    folder(tmp_path, {"pooling_mode": "mean"}, [DENSE])
+    _rewritten(tmp_path / file, change)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    export(from_pretrained(tmp_path), "torchscript", tmp_path / "pooled", verify=False)
+    (tmp_path / "modules.json").unlink()
+    export(from_pretrained(tmp_path), "torchscript", tmp_path / "plain", verify=False)
+    with pytest.raises(ValueError, match="expected a list of texts, got 'one text'"):
+        load(tmp_path / "pooled").encode("one text")
+    with pytest.raises(ValueError, match="expected an artefact with output sentence_embedding, got last_hidden_state"):
+        load(tmp_path / "plain").encode(["one text"])
+
+
+def test_the_description_names_pooling_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"}, [DENSE, "Normalize"])
+    assert main(["describe", str(tmp_path)]) == 0
+    found = " ".join(capsys.readouterr().out.split())
+    assert "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then normalize" in found

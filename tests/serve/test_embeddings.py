@@ -1,0 +1,85 @@
+"""/v1/embeddings: the shape of OpenAI's API, and its refusals."""
+
+import base64
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="fastapi is not installed")
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+from starlette.testclient import TestClient
+
+from posenc_export.export import export
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime import load
+from posenc_export.runtime.session.model import Model
+from posenc_export.serve.access import Access
+from posenc_export.serve.embeddings import application
+from posenc_export.serve.requests import Limits
+from tests.models.sentence_folders import folder
+
+KEY = "secret"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = tmp_path_factory.mktemp("sentences")
+    folder(path, {"pooling_mode": "mean"})
+    export(from_pretrained(path), "torchscript", path / "artefact", verify=False)
+    return load(path / "artefact")
+
+
+@pytest.fixture
+def client(model: Model) -> Iterator[TestClient]:
+    with TestClient(application("tiny", model, Limits(queue=2), Access(key=KEY)), headers={"Authorization": f"Bearer {KEY}"}) as client:
+        yield client
+
+
+def embedded(client: TestClient, **body: Any) -> Any:
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(client: TestClient, model: Model) -> None:
+    found, expected = embedded(client, input=["w5 w6", "w7"], model="tiny"), model.encode(["w5 w6", "w7"])
+    assert found["object"] == "list" and found["model"] == "tiny" and found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert [entry["index"] for entry in found["data"]] == [0, 1]
+    assert np.array_equal(np.array([entry["embedding"] for entry in found["data"]], np.float32), expected)
+    for same in ("w5 w6", [0, 5, 6, 2], [[0, 5, 6, 2]]):
+        assert np.allclose(embedded(client, input=same)["data"][0]["embedding"], expected[0], atol=1e-6)
+
+
+def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
+    plain, coded = (embedded(client, input="w5", encoding_format=form)["data"][0]["embedding"] for form in ("float", "base64"))
+    assert np.array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"input": "w5", "model": "other"}, 404, "model: expected tiny, got other"),
+        ({"input": []}, 400, "expected at least one token in every row"),
+        ({"input": [99]}, 400, "expected token ids 0 .. 60, got 99"),
+        ({"input": "w5", "dimensions": 5}, 400, "dimensions: expected 48"),
+        ({"input": "w5", "extra": 1}, 400, "extra: extra inputs are not permitted"),
+        ({"input": ["w5"] * 2049}, 400, "input: expected at most 2048 texts"),
+        ({"input": "w5", "prompt_name": "query"}, 400, "expected prompt to be one of none"),
+        ({}, 400, "input: field required"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(body: Any, status: int, message: str, client: TestClient) -> None:
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == status and message in response.json()["error"]["message"]
+
+
+def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ready"} and client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    for path in ("/v1/embeddings", "/v1/models"):
+        assert client.request("POST" if "emb" in path else "GET", path, json={"input": "w5"}, headers={"Authorization": ""}).status_code == 401
+
+
+def test_a_model_without_embeddings_is_refused_before_it_is_served(model: Model) -> None:
+    with pytest.raises(ValueError, match="expected an artefact with output sentence_embedding, got a module in memory"):
+        application("tiny", Model(model.graph), Limits())
