@@ -163,13 +163,7 @@ class Service:
 
 
 def application(
-    name: str,
-    model: Model,
-    codec: Codec,
-    limits: Limits,
-    access: Access = Access(),
-    chat: Optional[ChatCodec] = None,
-    failed: Callable[[], object] = lambda: None,
+    name: str, model: Model, codec: Codec, limits: Limits, access: Access = Access(), chat: Optional[ChatCodec] = None, failed: Callable[[], object] = lambda: None
 ) -> FastAPI:
     """Create the application, with its engine ready. The end of the application also ends the engine.
 

@@ -127,45 +127,56 @@ def _content(token: Any) -> Any:
 def _environment() -> Any:
     """The environment in which transformers renders chat templates: options, filters and functions have the same names and meanings."""
     import jinja2
-    from jinja2.ext import Extension, loopcontrols
+    from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     installed = version("jinja2")
     if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
         raise ValueError(f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds, got {installed}; pip install -U jinja2")
 
-    class Generation(Extension):
-        """{% generation %} marks a reply for training. It does not change the text."""
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
 
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form), namespace=_namespace())
+    return environment
+
+
+def _generation() -> Any:
+    """The block {% generation %}, which marks a reply for training and does not change the text."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
         tags = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
-    class Names(jinja2.utils.Namespace):
-        """namespace() without names that begin with an underscore, which reach Python's internals."""
+    return Generation
 
+
+def _namespace() -> Any:
+    """The function namespace() without names that begin with an underscore, which reach Python's internals."""
+    from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
+
+    def check(names: Any) -> None:
+        if any(str(name).startswith("_") for name in names):
+            raise SecurityError("a name in a namespace begins with an underscore")
+
+    class Names(Namespace):
         def __init__(self, *given: Any, **named: Any) -> None:
-            Names.check(dict(*given, **named))
+            check(dict(*given, **named))
             super().__init__(*given, **named)
 
         def __setitem__(self, name: str, value: Any) -> None:
-            Names.check([name])
+            check([name])
             super().__setitem__(name, value)
 
-        @staticmethod
-        def check(names: Any) -> None:
-            if any(str(name).startswith("_") for name in names):
-                raise jinja2.exceptions.SecurityError("a name in a namespace begins with an underscore")
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form), namespace=Names)
-    return environment
+    return Names
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
