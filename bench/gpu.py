@@ -1,11 +1,13 @@
-"""The CUDA provider: verify every encoding on a GPU, and compare decode and prefill times of a float16 decoder with transformers.
+"""The CUDA provider on a machine with a GPU: verify every encoding, then compare decode and prefill times of a float16 decoder with transformers.
 
-    python -m bench.gpu proofs --json FILE [--names NAME ...]
-    python -m bench.gpu latency --json FILE
+    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--layers N]
 
-Latency is measured with one process per contestant, in turn, ROUNDS times. Results are the median of the rounds' medians, with minimum and maximum. All
-contestants run the same decoder with one row: 12 layers of width 768 (124 million parameters) in float16. A step includes copying the token to the device
-and the logits to the host.
+Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A call ends after --minutes; the same command again continues with what is
+missing. Each encoding and each round of a contestant runs in a process of its own, so that a crash or a hang ends one row.
+
+Latency is measured in turn: every contestant once in each round. Results are the median of the rounds' medians, with minimum and maximum. All contestants run the
+same decoder with one row: layers of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to the device and the logits to
+the host.
 """
 
 import argparse
@@ -15,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import numpy as np
 
@@ -26,46 +29,42 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
+from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.shared import json_rows
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
 CONTEXTS = (128, 1024, 4096)
 STEPS = 64  # timed steps per round
 WARM = 16  # untimed steps before them
-ROUNDS = 5
-# The measured decoder: Llama's architecture with 124 million parameters.
+PIECE = 240  # most seconds of one process
+WORKERS = 4  # processes that verify at the same time; nothing is timed meanwhile
+# The measured decoder: Llama's architecture.
 LLAMA: Dict[str, Any] = {
-    "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 CONTESTANTS = ("ort-cuda", "onnx float16", "onnx-static float16", "transformers eager", "transformers static cache", "transformers static cache, compiled")
 
 
-def proofs(names: Sequence[str]) -> List[Dict[str, Any]]:
-    """Verify every encoding on every target on CUDA; return one row for each."""
-    import onnxruntime
+def proof(name: str) -> Iterator[Dict[str, Any]]:
+    """Verify an encoding on every target on CUDA; yield one row for each."""
     import torch  # noqa: F401  loads the CUDA libraries that the provider needs
 
-    onnxruntime.preload_dlls()
-    rows = []
-    for name in names:
-        causal = "causal" in REGISTRY[name].works_in
-        block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
-        sources = Sources(seeded(decoder_config(61, 2, 40, block, tied=name != "complex_order")))
-        for target in TARGETS:
-            with tempfile.TemporaryDirectory() as temporary:
-                row: Dict[str, Any] = {"encoding": name, "target": target}
-                try:
-                    export(sources, target, Path(temporary) / "a", verify=False)
-                    found = verify(Path(temporary) / "a", provider="cuda")
-                    worst = max(found["cells"], key=lambda cell: found["cells"][cell])
-                    row |= {"worst": found["cells"][worst], "at": worst, "cells": len(found["cells"])}
-                    row |= {key: found[key] for key in ("passed", "tolerance", "machine")}
-                except (ValueError, RuntimeError) as error:
-                    row |= {"refused": str(error)[:300]}
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            rows.append(row)
-    return rows
+    causal = "causal" in REGISTRY[name].works_in
+    block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
+    sources = Sources(seeded(decoder_config(61, 2, 40, block, tied=name != "complex_order")))
+    for target in TARGETS:
+        row: Dict[str, Any] = {"encoding": name, "target": target}
+        with tempfile.TemporaryDirectory() as temporary:
+            try:
+                export(sources, target, Path(temporary) / "a", verify=False)
+                certificate = verify(Path(temporary) / "a", provider="cuda")
+            except (ValueError, RuntimeError) as error:
+                yield {**row, "refused": str(error)[:300]}
+                continue
+        worst = worst_cell(certificate)
+        row |= {"passed": certificate["passed"], "worst": certificate["cells"][worst], "tolerance": bound_of(certificate, worst), "at": worst}
+        yield {**row, "cells": len(certificate["cells"]), "machine": certificate["machine"]}
 
 
 def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
@@ -74,9 +73,6 @@ def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
 
     if contestant.startswith("transformers"):
         return _transformers(contestant, folder, torch)
-    import onnxruntime
-
-    onnxruntime.preload_dlls()
     begin = time.perf_counter()
     session = load(folder / contestant.split()[0], provider="cuda").session(capacity=8192)
     report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
@@ -130,8 +126,11 @@ def _median(step: Callable[[], Any]) -> float:
     return statistics.median(times[WARM:])
 
 
-def prepare(folder: Path) -> Dict[str, float]:
+def prepare(folder: Path, layers: int) -> Dict[str, float]:
     """Write the artefacts, and a Llama checkpoint with the same weights.
+
+    Args:
+        layers: number of layers of the decoder.
 
     Returns:
         {"difference": largest difference between logits of the float16 onnx artefact and of the float32 Llama model, relative to the largest logit}.
@@ -140,7 +139,7 @@ def prepare(folder: Path) -> Dict[str, float]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
+    llama = LlamaForCausalLM(LlamaConfig(**LLAMA, num_hidden_layers=layers)).eval()
     llama.save_pretrained(folder / "float32")
     sources = Sources(from_pretrained(folder / "float32"))
     for target in TARGETS:
@@ -153,53 +152,122 @@ def prepare(folder: Path) -> Dict[str, float]:
     return {"difference": float(np.abs(ours - theirs).max() / np.abs(theirs).max())}
 
 
-def latency() -> Dict[str, Any]:
-    """Measure all rounds of every contestant, and return a summary for each."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        report: Dict[str, Any] = {"same_weights": prepare(folder), "contestants": {}}
-        rounds: Dict[str, List[Dict[str, Any]]] = {name: [] for name in CONTESTANTS}
-        for index in range(ROUNDS):
-            for name in CONTESTANTS:
-                ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "bench.gpu", "round", name, str(folder)], capture_output=True, text=True, check=False)
-                if ran.returncode:
-                    rounds[name].append({"error": ran.stderr[-800:]})
-                    continue
-                rounds[name].append(json.loads(ran.stdout.splitlines()[-1]))
-                print(f"round {index}: {name}: {ran.stdout.splitlines()[-1]}", file=sys.stderr, flush=True)
-        for name, found in rounds.items():
-            right = [one for one in found if "error" not in one]
-            report["contestants"][name] = _summary(right) if right else {"error": found[0]["error"]}
-        return report
+class Results:
+    """The rows that were measured so far, in a JSON file that is written after each.
+
+    Args:
+        path: the file. If it exists, its rows count as measured.
+        minutes: after this time no further piece is started.
+    """
+
+    def __init__(self, path: Path, minutes: float) -> None:
+        self.path, self.end = path, time.monotonic() + 60 * minutes
+        self.values: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parity": [], "latency": []}
+
+    def add(self, part: str, rows: Sequence[Dict[str, Any]]) -> None:
+        """Add rows and write the file and its page."""
+        self.values[part] += rows
+        json_rows.write(self.path, self.values)
+        self.path.with_suffix(".md").write_text(page(self.values), encoding="utf-8")
+        for row in rows:
+            print(json.dumps(row), file=sys.stderr, flush=True)
+
+    def piece(self, task: str, *arguments: str) -> List[Dict[str, Any]]:
+        """Run a piece in a process of its own, and return the rows that it printed; a row {"error"} if it failed. No rows if the time is over."""
+        left = self.end - time.monotonic()
+        if left <= 0:
+            return []
+        command = [sys.executable, "-W", "ignore", "-m", "bench.gpu", f"--{task}", *arguments]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=min(PIECE, left + PIECE / 2))
+        except subprocess.TimeoutExpired:
+            return [{"error": f"no result within {PIECE} s"}]
+        rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+        return rows if not ran.returncode else [*rows, {"error": ran.stderr.strip()[-400:] or f"exit status {ran.returncode}"}]
 
 
-def _summary(rounds: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
-    def of(values: Sequence[float]) -> Dict[str, float]:
-        return {"median_us": round(1e6 * statistics.median(values), 1), "least_us": round(1e6 * min(values), 1), "most_us": round(1e6 * max(values), 1)}
+def parity(results: Results, names: Sequence[str]) -> None:
+    """Verify the encodings that the results lack."""
+    known = {row["encoding"] for row in results.values["parity"]}
+    missing = [name for name in names if name not in known]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        pieces = {pool.submit(results.piece, "proof", name): name for name in missing}
+        for done in as_completed(pieces):
+            results.add("parity", [{"encoding": pieces[done], "target": "-", **row} for row in done.result()])
 
-    made: Dict[str, Any] = {"load": of([one["load"] for one in rounds])}
-    for what in ("prefill", "step"):
-        made[what] = {context: of([one[what][context] for one in rounds]) for context in rounds[0][what]}
-    return made
+
+def latency(results: Results, contestants: Sequence[str], rounds: int, layers: int) -> None:
+    """Measure the rounds of contestants that the results lack."""
+    wanted = [(number, name) for number in range(rounds) for name in contestants]
+    known = {(row["round"], row["contestant"]) for row in results.values["latency"]}
+    if known.issuperset(wanted):
+        return
+    folder = results.path.parent / f"gpu-{layers}-layers"
+    if not (folder / "prepared.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prepared.json").write_text(json.dumps(prepare(folder, layers)), encoding="utf-8")
+    results.values |= json.loads((folder / "prepared.json").read_text(encoding="utf-8")) | {"layers": layers}
+    for number, name in wanted:
+        if (number, name) not in known:
+            results.add("latency", [{"round": number, "contestant": name, **row} for row in results.piece("round", name, str(folder))])
+
+
+def page(values: Dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    lines = ["# CUDA", "", "Written by `python -m bench.gpu`.", ""]
+    passed = sum(row.get("passed", False) for row in values["parity"])
+    if values["parity"]:
+        lines += [f"{passed} of {len(values['parity'])} artefacts passed on CUDA.", ""]
+        lines += ["| encoding | target | largest error | tolerance | cell |", "|---|---|---|---|---|"]
+        for row in values["parity"]:
+            said = row.get("refused") or row.get("error")
+            cells = f"{said} | | " if said else f"{row['worst']:.1e}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
+            lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
+    by_name: Dict[str, List[Dict[str, Any]]] = {}
+    for row in values["latency"]:
+        by_name.setdefault(row["contestant"], []).append(row)
+    if by_name:
+        lines += ["", f"A decoder of {values['layers']} layers of width 768, float16, one row. Medians of the rounds, with the least and the largest.", ""]
+        heads = ["contestant", *(f"step, {context} cached" for context in CONTEXTS), *(f"prefill of {context}" for context in CONTEXTS), "rounds"]
+        lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name, rows in by_name.items():
+        good = [row for row in rows if "error" not in row]
+        cells = [_spread([row[what][str(context)] for row in good]) for what in ("step", "prefill") for context in CONTEXTS] if good else [rows[0]["error"][-120:]]
+        lines.append(f"| {' | '.join([name, *cells, str(len(good))])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{1e6 * statistics.median(seconds):.0f} us ({1e6 * min(seconds):.0f} .. {1e6 * max(seconds):.0f})"
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    proving = commands.add_parser("proofs")
-    proving.add_argument("--names", nargs="*", default=list(REGISTRY))
-    timing = commands.add_parser("latency")
-    for command in (proving, timing):
-        command.add_argument("--json", type=Path, required=True)
-    single = commands.add_parser("round")
-    single.add_argument("contestant", choices=CONTESTANTS)
-    single.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("build/gpu.json"))
+    parser.add_argument("--only", choices=("parity", "latency"))
+    parser.add_argument("--names", nargs="+", default=list(REGISTRY), choices=list(REGISTRY), metavar="NAME", help="encodings to verify (default: all)")
+    parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME", help=f"one or more of {', '.join(CONTESTANTS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=8.0, help="start nothing after this time (default: 8)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the measured decoder (default: 12)")
+    parser.add_argument("--proof", help=argparse.SUPPRESS)
+    parser.add_argument("--round", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.command == "round":
-        print(json.dumps(one_round(options.contestant, options.folder)))
+    if options.proof:
+        for row in proof(options.proof):
+            print(json.dumps(row), flush=True)
         return 0
-    found = proofs(options.names) if options.command == "proofs" else latency()
-    json_rows.write(options.json, found)
+    if options.round:
+        print(json.dumps(one_round(options.round[0], Path(options.round[1]))))
+        return 0
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    results = Results(options.json, options.minutes)
+    if options.only != "latency":
+        parity(results, options.names)
+    if options.only != "parity":
+        latency(results, options.contestants, options.rounds, options.layers)
+    if time.monotonic() > results.end:
+        print("The time is over. Run the same command again to continue.", file=sys.stderr)
     return 0
 
 

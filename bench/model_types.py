@@ -25,11 +25,6 @@ POSITION = re.compile(
 )
 RANGE = 512  # max_positions for types whose configuration has no such key
 NO_FAMILY = "no family reads it"
-# Text models whose rotation could be exported, with the part that is not supported.
-MISSING = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is not supported"),
-    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "separate experts for image and text tokens are not supported"),
-}
 
 
 class Row(NamedTuple):
@@ -73,7 +68,7 @@ def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
 def row(name: str) -> Row:
     """Return the row of a model type."""
     if name not in families.FILES:
-        return Row(name, "refused", MISSING.get(name, NO_FAMILY), [])
+        return Row(name, "refused", families.UNREAD.get(name, NO_FAMILY), [])
     config, keys = default_config(name), known_keys(name)
     parts = families.parts_of(name)
     try:

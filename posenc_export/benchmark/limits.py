@@ -3,7 +3,8 @@
 from posenc_export.runtime.artefact.manifest import Manifest
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-FORMAT_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128, "keep": 0.5 + 4 / 32}  # per weight, with its share of a float32 scale
+# Bytes per weight, with its share of a float32 scale
+FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128, "keep": 0.5 + 4 / 32}
 
 
 def cache_bytes(manifest: Manifest, context: int) -> int:

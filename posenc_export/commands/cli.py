@@ -1,4 +1,4 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, embed, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve, page, bench, inspect, plot."""
 
 import argparse
 import importlib
@@ -19,6 +19,7 @@ COMMANDS = {
     "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
     "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
     "generate": ("generate", "continue a text with a decoder"),
+    "chat": ("chat", "talk to a decoder with a chat template: each line of stdin is a message"),
     "embed": ("embed", "write the sentence embeddings of texts"),
     "serve": ("serve", "answer completions or embeddings over HTTP, as in OpenAI's API"),
     "page": ("page", "write a static page that runs a decoder in the browser"),

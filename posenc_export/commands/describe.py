@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 from posenc_export.commands.export import PART
 from posenc_export.commands.options import BLOCK, add_block
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import download, suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
@@ -62,7 +62,7 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
         return to_json(PRESETS[model])
     if not Path(model).is_dir() and not is_gguf(Path(model)):
         known = f"block, a folder with a checkpoint or an artefact, a GGUF file, or one of {', '.join(PRESETS)}"
-        raise ValueError(f"describe: expected model to be {known}, got {model!r}; {suggestion(model, [*PRESETS, 'block'])}")
+        raise ValueError(f"describe: expected model to be {known}, got {model!r}; {download(model) or suggestion(model, [*PRESETS, 'block'])}")
     _only(("max_positions", "part"), given, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in given)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)

@@ -12,13 +12,15 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import download, suggestion
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
 LONGER = ("copied", "interpolated", "hierarchical")
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILE = ".safetensors"
+CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
+LONGEST_NAME = 128
 OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -30,7 +32,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
     exporting.add_argument("--dtype", help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)")
-    few = "int8, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
+    few = "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
@@ -38,6 +40,10 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
+    measured = "text to measure the loss of few bits on (default: part of --calibrate FILE that weights are not rounded with, or a text of the package)"
+    exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)
+    largest = "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that loses more is refused"
+    exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -57,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
     settings = ExportOptions(
-        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance
+        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
+        options.text, options.max_loss,
     )
     check_export(targets, options.output, settings)
     model = _model(options)
@@ -68,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         return FAILED_CHECK
     options.say.close()
     rows = [
-        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_deviation(manifest)}
+        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_quality(manifest)}
         for target, folder, manifest in zip(targets, folders(targets, options.output), manifests, strict=True)
     ]
     print(json.dumps(rows, indent=1)) if options.json else show(rows)
@@ -105,11 +112,21 @@ def _model(options: argparse.Namespace) -> Any:
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
     if not Path(options.model).is_dir() and not is_gguf(Path(options.model)):
-        remedy = "give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"])
+        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"]))
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
-    return _checkpoint(options.model, chosen)
+    model = _checkpoint(options.model, chosen)
+    model.source = {"checkpoint": checkpoint_name(Path(options.model))}
+    return model
+
+
+def checkpoint_name(path: Path) -> str:
+    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for a folder in the cache of the Hugging Face hub."""
+    whole = path.resolve()
+    if cached := next((folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None):
+        return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
+    return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
 
 
 def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
@@ -204,7 +221,10 @@ def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
         raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
 
 
-def _deviation(manifest: Any) -> Dict[str, Any]:
-    """Table cells with the deviation of quantized weights and caches from float32; empty for other artefacts."""
-    deviation = manifest.deviation
-    return {"from float32": f"{deviation.error:.1e}", "greedy": f"{deviation.agreement:.0%}" if deviation.agreement else "-"} if deviation else {}
+def _quality(manifest: Any) -> Dict[str, Any]:
+    """Table cells with the loss of quantized weights and caches against float32; empty for other artefacts."""
+    quality = manifest.quality
+    if not quality:
+        return {}
+    loss = {"perplexity": f"x {quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
+    return {**loss, "greedy": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}

@@ -7,20 +7,19 @@ from typing import Any, List
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider
+from posenc_export.commands.options import add_folder, add_provider, add_sampling
 from posenc_export.commands.terminal import note_unverified
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc generate`."""
     add_folder(generating, "a decoder's artefact")
-    generating.add_argument("--prompt", required=True, help="text to continue; with --encoder, text for the encoder")
+    generating.add_argument("--prompt", required=True, action="append", help="text to continue; with --encoder, text for the encoder")
     generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
     generating.add_argument("--max-tokens", type=int, default=64, help="largest number of tokens to add; fewer if the text ends earlier (default: 64)")
-    generating.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)")
-    generating.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
-    generating.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
-    generating.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    generating.add_argument("--chat", action="store_true", help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns")
+    generating.add_argument("--system", help="text of the system message, with --chat")
+    add_sampling(generating)
     add_provider(generating)
 
 
@@ -31,11 +30,14 @@ def run(options: argparse.Namespace) -> int:
 
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
+    _check_chat(options)
     session = load(options.folder, options.provider).session()
     note_unverified(options.say, options.folder, session.manifest)
+    if options.chat:
+        return _converse(options, session)
     text = codec(options.folder, session.manifest)
-    prompt = text.encode(options.prompt)
-    pieces, shown = text.pieces(prompt), options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
+    prompt = text.encode(options.prompt[0])
+    pieces, shown = text.pieces(prompt), options.prompt[0].encode("utf-8", "surrogateescape").decode(errors="replace")
     if not prompt:
         raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
     start, encoder_output = np.array(prompt), None
@@ -53,6 +55,32 @@ def run(options: argparse.Namespace) -> int:
     options.say.close()
     parts.append(pieces.rest())
     print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}) if options.json else parts[-1])
+    return 0
+
+
+def _check_chat(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that need --chat, or do not go with it."""
+    if options.chat and options.encoder is not None:
+        raise ValueError("generate: expected --chat or --encoder, got both; leave one out")
+    if not options.chat and (options.system is not None or len(options.prompt) > 1):
+        got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
+        raise ValueError(f"generate: expected one prompt and no system message without --chat, got {got}; give --chat")
+
+
+def _converse(options: argparse.Namespace, session: Any) -> int:
+    """Print a reply to each prompt."""
+    from posenc_export.runtime.artefact.chat_template import needed_chat_codec
+    from posenc_export.runtime.session.chat import Chat
+
+    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system)
+    for prompt in options.prompt:
+        for piece in chat.reply(prompt, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
+            if not options.json:
+                print(piece, end="", flush=True)
+        if not options.json:
+            print()
+    if options.json:
+        print(json.dumps({"messages": chat.messages, "text": chat.messages[-1]["content"], "tokens": chat.tokens}))
     return 0
 
 

@@ -30,6 +30,14 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--provider", default="auto", help=HELP)
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of runtime.session.generation.choose."""
+    parser.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+
+
 def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") -> None:
     """Add the digest that is compared before an artefact is read."""
     parser.add_argument("--digest", help=f"digest that {artefact} must have, from a source other than the folder itself")

@@ -1,4 +1,4 @@
-"""`posenc serve`: serve completions or embeddings over HTTP, as in OpenAI's API."""
+"""`posenc serve`: serve completions and conversations, or embeddings, over HTTP, as in OpenAI's API."""
 
 import argparse
 import json
@@ -9,7 +9,6 @@ from typing import Any
 
 from posenc_export.commands.options import add_folder, add_provider
 from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
-from posenc_export.serve.requests import CONTEXT
 
 KEY = "POSENC_API_KEY"
 
@@ -19,10 +18,10 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     add_folder(serving, "an artefact of a decoder, target ort or onnx-static with signature positions, or of an encoder with sentence_embedding")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)")
     serving.add_argument("--port", type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)")
-    serving.add_argument("--name", help="name of the model in requests (default: name of the folder)")
+    serving.add_argument("--name", help="name of the model in requests (default: name of the checkpoint, or else of the folder)")
     serving.add_argument("--rows", type=int, default=16, help="requests that are decoded together (default: 16)")
     serving.add_argument("--queue", type=int, default=64, help="requests that wait for a row; further requests are answered with 429 (default: 64)")
-    serving.add_argument("--context", type=int, help=f"largest number of tokens of prompt and continuation (default: the range of positions, at most {CONTEXT})")
+    serving.add_argument("--context", type=int, help="largest number of tokens of prompt and continuation (default: the range of positions)")
     serving.add_argument("--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)")
     serving.add_argument("--max-tokens", type=int, help="largest number of tokens of a continuation (default: context - 1)")
     serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two decode steps (default: 256)")
@@ -40,12 +39,14 @@ def run(options: argparse.Namespace) -> int:
     import uvicorn
 
     from posenc_export.runtime import load
+    from posenc_export.runtime.artefact.chat_template import chat_codec
     from posenc_export.runtime.artefact.tokenizer import codec
     from posenc_export.runtime.session import sentences
     from posenc_export.serve.access import access
     from posenc_export.serve.app import application
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
     from posenc_export.serve.embeddings import application as embedding_application
+    from posenc_export.serve.memory import available_memory, check_memory
     from posenc_export.serve.requests import check_model
 
     options.say(f"{options.folder}: loading")
@@ -53,8 +54,12 @@ def run(options: argparse.Namespace) -> int:
     note_unverified(options.say, options.folder, model.manifest)
     limits = _limits(options, model.manifest.max_positions)
     embeds = model.manifest.kind == "encoder"
-    sentences.check_model(model) if embeds else check_model(model.manifest, limits)
-    name = options.name or options.folder.resolve().name
+    if embeds:
+        sentences.check_model(model)
+    else:
+        check_model(model.manifest, limits)
+        check_memory(model.manifest, limits, None if model.provider == "cuda" else available_memory())
+    name = options.name or str(model.manifest.source.get("checkpoint", options.folder.resolve().name))
     connections = most_connections(options.connections)
     listening = Listener(listen(options.host, options.port), connections + OVER)
     address, port = listening.getsockname()[:2]
@@ -66,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
     if embeds:
         app = embedding_application(name, model, limits, allowed)
     else:
-        app = application(name, model, codec(options.folder, model.manifest), limits, allowed, stop)
+        app = application(name, model, codec(options.folder, model.manifest), limits, allowed, chat_codec(options.folder, model.manifest), stop)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=options.grace, lifespan="on", **settings(connections, limits.seconds))
     server = uvicorn.Server(config)
     options.say.close()
-    _announce(options, name, port, "embeddings, with /docs and /health" if embeds else "completions, with /docs, /health and /metrics")
+    _announce(options, name, port, "embeddings, with /docs and /health" if embeds else "completions and /v1/chat/completions, with /docs, /health and /metrics")
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again once everything is finished
     server.run(sockets=[listening])
     return FAILED_CHECK if not embeds and app.state.service.engine.state == "failed" else 0
@@ -79,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def _limits(options: argparse.Namespace, most: int) -> Any:
     from posenc_export.serve.requests import Limits
 
-    context = min(most, CONTEXT) if options.context is None else options.context
+    context = most if options.context is None else options.context
     prompt, tokens = (context - 1 if given is None else given for given in (options.max_prompt, options.max_tokens))
     return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout)
 

@@ -25,6 +25,7 @@ EXTRAS = {
     "openvino": "openvino",
     "matplotlib": "report",
     "tokenizers": "text",
+    "jinja2": "text",
     "gguf": "gguf",
     "fastapi": "serve",
     "uvicorn": "serve",

@@ -8,15 +8,15 @@ from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import deviation, loaders
+from posenc_export.export import loaders, quality
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.options import ExportOptions, Progress
+from posenc_export.export.options import MAX_LOSS, ExportOptions, Progress
 from posenc_export.export.quantization import calibration
-from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import activations_of
+from posenc_export.export.quantization.formats import activations_of, format_of
+from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
 from posenc_export.export.verify import check
@@ -47,6 +47,8 @@ def export(
     calibrate: Union[str, Path, None] = None,
     cache: Optional[str] = None,
     tolerance: Optional[float] = None,
+    text: Union[str, Path, None] = None,
+    max_loss: float = MAX_LOSS,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
@@ -55,15 +57,15 @@ def export(
             to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
-        signature, dtype, verify, progress, weights, calibrate, cache, tolerance: fields of ExportOptions.
+        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss: fields of ExportOptions.
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
-            calibration data that the model cannot read; a tokenizer that cannot be read.
+            calibration data that the model cannot read; a tokenizer that cannot be read; on text, a perplexity of more than `max_loss` times that in float32.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance))[0]
+    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss))[0]
 
 
 def export_all(
@@ -80,7 +82,7 @@ def export_all(
     check_export(targets, output, options)
     sources = model if isinstance(model, Sources) else Sources(model)
     check_tokenizer(text_of(sources.model).tokenizer)
-    sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
+    read = _read_data(sources, options)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     if len(targets) > 1:
@@ -88,9 +90,18 @@ def export_all(
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, options, sample) for target, folder in zip(targets, made, strict=True)]
+        manifests_made = [_make(sources, target, folder, options, read) for target, folder in zip(targets, made, strict=True)]
         staging.publish([path / "made"] if whole else made)
     return manifests_made
+
+
+def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
+    """Read calibration data and the text that the loss is measured on."""
+    sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
+    kept, measured = with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
+    if kept is None and options.weights and format_of(options.weights).calibrated:
+        kept = default_sample(sources.model)
+    return quality.Inputs(sources.model, kept, measured, options.max_loss)
 
 
 def folders(targets: Sequence[str], output: Path) -> List[Path]:
@@ -109,9 +120,9 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
         check_folder(place)
 
 
-def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, sample: Optional[Sample]) -> Manifest:
+def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind, weights, signature = TARGETS[target], options.weights, options.signature
+    kind, weights, signature, sample = TARGETS[target], options.weights, options.signature, read.sample
     source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None)
     options.say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
@@ -130,7 +141,8 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, s
         return manifest
     options.say(f"{target}: float32 artefact for comparison")
     plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, options.say)
-    return deviation.write(folder, manifest, plain, sources.of("float32").model)
+    options.say(f"{target}: measuring the loss against float32")
+    return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model))
 
 
 def _checked_in_float32(source: Source, target: str, aside: Path, signature: str, say: Progress) -> Manifest:

@@ -12,6 +12,7 @@ from posenc_export.shared.suggestion import suggestion
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
+MAX_LOSS = 1.10
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class ExportOptions:
         dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate.
         progress: called with one line of text at each stage.
-        weights: "int8", "int4" or "int4-128" to quantize the linear layers and the token table (formats.FORMATS); "keep" for the blocks of a GGUF file, on target
-            ort (quantization/kept.py); None keeps weights in dtype.
+        weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep" for the blocks of a GGUF file, on target ort
+            (quantization/kept.py); None keeps weights in dtype.
         calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
         tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
             (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
+        text: file with text to measure the loss of an artefact of few bits on; None for a part of the calibration data, or a text that the package brings.
+        max_loss: largest perplexity on that text, over that of the float32 module, at least 1.
     """
 
     signature: str = "positions"
@@ -39,6 +42,13 @@ class ExportOptions:
     calibrate: Union[str, Path, None] = None
     cache: Optional[str] = None
     tolerance: Optional[float] = None
+    text: Union[str, Path, None] = None
+    max_loss: float = MAX_LOSS
+
+    @property
+    def rounds(self) -> bool:
+        """Whether less precision than float32 was asked for in weights, activations or caches."""
+        return bool(self.weights or self.cache) or self.dtype not in (None, "float32")
 
     def say(self, line: str) -> None:
         """Report progress, if it is wanted."""
@@ -50,7 +60,7 @@ class ExportOptions:
 
         Raises:
             ValueError: unknown target, signature, dtype, weight or cache format; one that a target does not support; a quantized cache without calibration data, or
-                calibration data that is not needed; a tolerance that is not above 0 and below 1.
+                calibration data that is not needed; a tolerance that is not above 0 and below 1; a largest loss below 1.
         """
         for target in targets:
             self._check_names(target)
@@ -66,6 +76,8 @@ class ExportOptions:
         if self.calibrate is not None and self.cache is None and not (self.weights and format_of(self.weights).calibrated):
             raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {self.weights or 'neither'}; omit calibrate")
         check_tolerance(self.tolerance)
+        if not self.max_loss >= 1:
+            raise ValueError(f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}")
 
     def _check_names(self, target: str) -> None:
         known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}

@@ -13,6 +13,7 @@ from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import format_of
+from posenc_export.export.quantization.text import default_sample, is_default
 from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
@@ -108,10 +109,12 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     """
     wanted = described.sha256
     sample = None if calibrate is None else calibration.read(calibrate, model)
+    if sample is None and is_default(wanted):
+        sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
         raise ValueError(f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate")
-    return sample
+    return sample.kept(described.tokens)
 
 
 def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:

@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc_export.models.blocks import Numbered
 from posenc_export.models.packed import PackedTensor, unpacked
 from posenc_export.models.tensor_files import OPENERS, SafetensorsFile, Shape, TensorFile, found
+from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
 WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -125,7 +126,8 @@ def read_config(folder: Path) -> Dict[str, Any]:
         ValueError: the folder or config.json does not exist, or config.json is not a JSON object.
     """
     if not folder.is_dir():
-        raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; download the model first")
+        remedy = download(folder) or "download the model first"
+        raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; {remedy}")
     return _json(folder / "config.json")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP application of the engine: completions, models, health and metrics."""
+"""The HTTP application of the engine: completions, chat completions, models, health and metrics."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
 from posenc_export.serve.access import Access
+from posenc_export.serve.chat import Chat
 from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
@@ -27,8 +29,6 @@ MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive
 GONE = 499  # the client has closed the connection; this status appears only in the server's log
 FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
-BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": protocol.CompletionRequest.model_json_schema()}}}}
-
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
@@ -42,6 +42,7 @@ class Service:
         model: a decoder whose target supports admit and retire.
         codec: converts between text and token ids.
         limits: limits of requests.
+        chat: converts conversations to token ids; None for a model without a chat template.
         failed: called on another thread if the engine ends unexpectedly.
 
     Raises:
@@ -50,24 +51,25 @@ class Service:
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, failed: Callable[[], object]) -> None:
+    def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, chat: Optional[ChatCodec], failed: Callable[[], object]) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
+        self.completions, self.chat = protocol.Completions(model.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
         self.engine = Engine(model, limits, lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens), failed)
         self.metrics = Metrics(name, model.manifest, self.engine)
 
-    async def complete(self, request: Request) -> Response:
-        """Handle POST /v1/completions."""
+    async def complete(self, request: Request, format: protocol.Format) -> Response:
+        """Handle a POST of completions in the format of its route."""
         deadline = self.loop.time() + self.limits.seconds
         try:
             async with asyncio.timeout_at(deadline):
-                asked, completion = await asyncio.to_thread(self._built, await _body(request))
+                asked, completion = await asyncio.to_thread(self._built, await _body(request), format)
                 self._begin(completion)
                 if asked.stream:
-                    return Stream(self._events(asked, completion), lambda: self._end(completion), deadline, self._late())
+                    return Stream(self._events(asked, completion, format), lambda: self._end(completion), deadline, self._late())
                 try:
-                    return await self._whole(asked, completion, request)
+                    return await self._whole(asked, completion, request, format)
                 finally:
                     self._end(completion)
         except ClientDisconnect:
@@ -79,12 +81,12 @@ class Service:
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
-    def _built(self, body: bytearray) -> Tuple[protocol.CompletionRequest, Completion]:
+    def _built(self, body: bytearray, format: protocol.Format) -> Tuple[protocol.SamplingRequest, Completion]:
         """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
-        asked = protocol.parse(body)
+        asked = protocol.parse(body, format.request)
         if asked.model not in (None, self.name):
             raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
-        rows = protocol.rows(asked, self.codec, tuple(self.manifest.stop_ids), self.limits.queue)
+        rows = protocol.rows(asked, format, self.codec, self.limits)
         for row in rows:
             check_request(row, self.manifest, self.limits)
         try:
@@ -111,7 +113,7 @@ class Service:
         posenc = {"max_model_len": self.limits.context, "target": self.manifest.target, "digest": self.manifest.digest}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "posenc", **posenc}
 
-    async def _whole(self, asked: protocol.CompletionRequest, completion: Completion, request: Request) -> Response:
+    async def _whole(self, asked: protocol.SamplingRequest, completion: Completion, request: Request, format: protocol.Format) -> Response:
         """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
         collecting = asyncio.ensure_future(_collected(completion))
         disconnected = asyncio.ensure_future(request.receive())  # after the body, the only further message is the disconnection
@@ -125,27 +127,28 @@ class Service:
             disconnected.cancel()
         if any(part.ended == FAILED for part in parts):
             return self.refuse(500, FAILURE)
-        choices = [protocol.choice(part.choice, part.text, part.ended, part.ids if asked.return_token_ids else None) for part in parts]
-        return JSONResponse({**self._head(), "choices": choices, "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
+        choices = [format.answer(part, asked) for part in parts]
+        return JSONResponse({**self._head(format, format.whole), "choices": choices, "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
 
-    async def _events(self, asked: protocol.CompletionRequest, completion: Completion) -> AsyncIterator[str]:
+    async def _events(self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format) -> AsyncIterator[str]:
         """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]; or an error as the last one."""
-        head, counts = self._head(), asked.stream_options is not None and asked.stream_options.include_usage
-        without_counts = {"usage": None} if counts else {}
+        head, counts = self._head(format, format.part), asked.stream_options is not None and asked.stream_options.include_usage
+        without_counts, begun = {"usage": None} if counts else {}, set()
         async for part in completion.parts():
             if part.ended == FAILED:
                 yield event(protocol.failure(FAILURE, "server_error"))
                 return
-            if part.text or part.ended or asked.return_token_ids:
-                choice = protocol.choice(part.choice, part.text, part.ended or None, part.ids if asked.return_token_ids else None)
-                yield event({**head, "choices": [choice], **without_counts})
+            piece = format.piece(part, asked, part.choice not in begun)
+            if piece is not None:
+                begun.add(part.choice)
+                yield event({**head, "choices": [piece], **without_counts})
         if counts:
             yield event({**head, "choices": [], "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
         yield "data: [DONE]\n\n"
 
-    def _head(self) -> Dict[str, Any]:
-        name = f"cmpl-{secrets.token_hex(12)}"
-        return {"id": name, "object": "text_completion", "created": int(time.time()), "model": self.name, "system_fingerprint": self.manifest.digest[:16]}
+    def _head(self, format: protocol.Format, kind: str) -> Dict[str, Any]:
+        name = f"{format.prefix}-{secrets.token_hex(12)}"
+        return {"id": name, "object": kind, "created": int(time.time()), "model": self.name, "system_fingerprint": self.manifest.digest[:16]}
 
     def _dispatch(self, tokens: List[Token]) -> None:
         """Pass the tokens of an engine turn to their completions. Tokens of completions that have ended are dropped."""
@@ -159,17 +162,25 @@ class Service:
             del self.open[request]
 
 
-def application(name: str, model: Model, codec: Codec, limits: Limits, access: Access = Access(), failed: Callable[[], object] = lambda: None) -> FastAPI:
+def application(
+    name: str,
+    model: Model,
+    codec: Codec,
+    limits: Limits,
+    access: Access = Access(),
+    chat: Optional[ChatCodec] = None,
+    failed: Callable[[], object] = lambda: None,
+) -> FastAPI:
     """Create the application, with its engine ready. The end of the application also ends the engine.
 
     Args:
         access: who may send requests.
-        name, model, codec, limits, failed: as for Service.
+        name, model, codec, limits, chat, failed: as for Service.
 
     Raises:
         ValueError, GraphError: as for Engine.
     """
-    service = Service(name, model, codec, limits, failed)
+    service = Service(name, model, codec, limits, chat, failed)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -199,9 +210,13 @@ def _routes(service: Service) -> APIRouter:
     """Return the routes that need the key of the server, if it has one."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=BODY, summary="Continue a prompt")
+    @routes.post("/v1/completions", openapi_extra=_described(service.completions), summary="Continue a prompt")
     async def completions(request: Request) -> Response:
-        return await service.complete(request)
+        return await service.complete(request, service.completions)
+
+    @routes.post("/v1/chat/completions", openapi_extra=_described(service.chat), summary="Reply to a conversation")
+    async def chat(request: Request) -> Response:
+        return await service.complete(request, service.chat)
 
     @routes.get("/v1/models", summary="List the served model")
     async def models() -> Dict[str, Any]:
@@ -212,6 +227,11 @@ def _routes(service: Service) -> APIRouter:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes
+
+
+def _described(format: protocol.Format) -> Dict[str, Any]:
+    """Return the description of the body of a route's requests."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": format.request.model_json_schema()}}}}
 
 
 async def _body(request: Request) -> bytearray:
@@ -234,7 +254,7 @@ async def _body(request: Request) -> bytearray:
 async def _collected(completion: Completion) -> List[Part]:
     """Collect all pieces of each choice into one."""
     wholes = [Part(index, "", [], "") for index in range(len(completion.choices))]
-    async for index, text, ids, ended in completion.parts():
+    async for index, text, tokens, ended in completion.parts():
         before = wholes[index]
-        wholes[index] = Part(index, before.text + text, before.ids + ids, ended)
+        wholes[index] = Part(index, before.text + text, before.tokens + tokens, ended)
     return wholes

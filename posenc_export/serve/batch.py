@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from typing import Any, Deque, List, Sequence
+from typing import Any, Deque, List, Sequence, Tuple
 
 import numpy as np
 
@@ -142,4 +142,12 @@ class Batch:
         token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
         row.generated += 1
         row.unread.append(token)
-        return Token(request, token, STOP if token in request.stop_ids else LENGTH if row.generated == request.max_tokens else "")
+        ended = STOP if token in request.stop_ids else LENGTH if row.generated == request.max_tokens else ""
+        return Token(request, token, ended, () if request.logprobs is None else log_probabilities(logits[0], token, request.logprobs))
+
+
+def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
+    """Return id and logarithm of the probability (softmax of logits [V], before temperature and sampling) of a token, then of the `count` most probable ones."""
+    shifted = logits.astype(np.float64) - logits.max()
+    logarithms = shifted - np.log(np.exp(shifted).sum())
+    return tuple((int(one), float(logarithms[one])) for one in (token, *np.argsort(-logarithms, kind="stable")[:count]))

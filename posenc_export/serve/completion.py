@@ -18,8 +18,13 @@ class Part(NamedTuple):
 
     choice: int  # its index
     text: str  # new text
-    ids: List[int]  # new token ids
+    tokens: List[Token]  # new tokens, none of which has failed
     ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
+
+    @property
+    def ids(self) -> List[int]:
+        """The new token ids."""
+        return [token.id for token in self.tokens]
 
 
 class Choice:
@@ -48,7 +53,7 @@ class Choice:
             text += self.stops.push(self.pieces.rest())
             text += self.stops.rest()
         self.ended = STOP if self.stops.found else token.ended
-        return Part(self.index, text, [] if token.ended == FAILED else [token.id], self.ended)
+        return Part(self.index, text, [] if token.ended == FAILED else [token], self.ended)
 
 
 class Completion:
@@ -88,7 +93,7 @@ class Completion:
                 choice = self.choices[request]
                 taken = [self._taken(choice, token) for token in arrived if token.request is request and not choice.ended]
                 if taken:  # empty if the choice has ended at a stop string, while its row runs until it is cancelled
-                    yield Part(choice.index, "".join(part.text for part in taken), [id for part in taken for id in part.ids], taken[-1].ended)
+                    yield Part(choice.index, "".join(part.text for part in taken), [token for part in taken for token in part.tokens], taken[-1].ended)
 
     def end(self) -> None:
         """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""

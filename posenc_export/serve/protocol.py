@@ -1,12 +1,13 @@
-"""Requests and responses of /v1/completions, as in OpenAI's API."""
+"""Fields that all requests have, and requests and responses of /v1/completions, as in OpenAI's API."""
 
 import secrets
-from typing import Annotated, Any, Dict, List, Literal, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, List, Literal, NamedTuple, Optional, Protocol, Sequence, Tuple, Type, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from posenc_export.runtime.artefact.tokenizer import Codec
-from posenc_export.serve.requests import Refused, Request
+from posenc_export.serve.completion import Part
+from posenc_export.serve.requests import Limits, Refused, Request
 
 LONGEST_SHOWN = 80
 MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each
@@ -16,6 +17,15 @@ Ids = Annotated[List[Whole], FAST]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
+class Prompt(NamedTuple):
+    """A prompt, and what its continuations may be."""
+
+    ids: Tuple[int, ...]
+    max_tokens: int
+    stop_ids: Tuple[int, ...]  # ids that end a continuation, without those of the request
+    logprobs: Optional[int] = None  # as for requests.Request
+
+
 class StreamOptions(BaseModel):
     """Additional content of a stream."""
 
@@ -23,13 +33,21 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class CompletionRequest(BaseModel):
-    """Body of a request. Fields of OpenAI's API that this server does not support accept only their neutral value."""
+class Fields(BaseModel):
+    """An object in a request. A null value means the default, as in OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class SamplingRequest(Fields):
+    """What requests of all routes have. Fields of OpenAI's API that this server does not support accept only their neutral value."""
+
     model: Optional[str] = Field(None, description="Name of the served model; other names are refused.")
-    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
-    max_tokens: Whole = 16
     temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token.")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0 for all.")
@@ -41,25 +59,69 @@ class CompletionRequest(BaseModel):
     stream_options: Optional[StreamOptions] = None
     return_token_ids: bool = Field(False, description="Whether choices have token_ids: all generated ids, including those of a stop string.")
     user: Optional[str] = None
-    echo: Literal[False] = False
-    logprobs: Literal[None] = None
-    suffix: Literal[None] = None
-    best_of: Literal[None, 1] = None
     logit_bias: Optional[Dict[str, Zero]] = None
     presence_penalty: Zero = 0.0
     frequency_penalty: Zero = 0.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        """Remove null values, which mean the default as in OpenAI's API."""
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+class CompletionRequest(SamplingRequest):
+    """Body of a request of /v1/completions."""
+
+    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
+    max_tokens: Whole = 16
+    echo: Literal[False] = False
+    logprobs: Literal[None] = None
+    suffix: Literal[None] = None
+    best_of: Literal[None, 1] = None
 
 
-def parse(body: Union[bytes, bytearray]) -> CompletionRequest:
+class Format(Protocol):
+    """The form of the requests and responses of a route."""
+
+    request: Type[SamplingRequest]
+    prefix: str  # of ids of responses
+    whole: str  # `object` of a response
+    part: str  # `object` of an event of a stream
+
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+        """Return the prompts of a request, whose texts `codec` encodes. Raise ValueError if one cannot be encoded."""
+
+    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
+        """Format one entry of `choices` of a response."""
+
+    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
+        """Format one entry of `choices` of an event, None if there is nothing to send. first: whether it is the first one of its choice."""
+
+
+class Completions:
+    """The format of /v1/completions.
+
+    Args:
+        stop_ids: ids that end a text.
+    """
+
+    request: Type[SamplingRequest] = CompletionRequest
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, stop_ids: Sequence[int]) -> None:
+        self.stop_ids = tuple(stop_ids)
+
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+        found = (tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt) for prompt in _prompts(asked))
+        return [Prompt(ids, asked.max_tokens, self.stop_ids) for ids in found]
+
+    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
+        ids = {"token_ids": part.ids} if asked.return_token_ids else {}
+        return {"index": part.choice, "text": part.text, "logprobs": None, "finish_reason": part.ended or None, **ids}
+
+    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
+        return self.answer(part, asked) if part.text or part.ended or asked.return_token_ids else None
+
+
+def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
     """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a wrong type or outside its range."""
     try:
-        asked = CompletionRequest.model_validate_json(body)
+        asked = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where, said = "".join(cut(str(part)) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
@@ -69,40 +131,36 @@ def parse(body: Union[bytes, bytearray]) -> CompletionRequest:
     return asked
 
 
-def stops(asked: CompletionRequest) -> List[str]:
+def stops(asked: SamplingRequest) -> List[str]:
     """Return the stop strings of a request."""
     return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
 
-def rows(asked: CompletionRequest, codec: Codec, stop_ids: Tuple[int, ...], most: int) -> List[Request]:
+def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
     """Create an engine request for each choice: first all choices of the first prompt, then those of the next.
 
-    Args:
-        stop_ids: stop ids of the model.
-        most: largest number of choices of all prompts together.
-
     Raises:
-        Refused: there are more choices than `most`, or the tokenizer cannot encode a prompt.
+        Refused: there are more choices than the queue holds, or a prompt cannot be encoded.
     """
-    prompt: Any = asked.prompt
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)  # an empty list is one prompt without tokens
-    texts = prompt if several else [prompt]
-    if len(texts) * asked.n > most:
-        raise Refused(f"prompt: expected at most {most} choices of all prompts together, got {len(texts) * asked.n}; send several requests")
+    count = len(_prompts(asked)) * asked.n
+    if count > limits.queue:
+        raise Refused(f"prompt: expected at most {limits.queue} choices of all prompts together, got {count}; send several requests")
     try:
-        prompts = [tuple(codec.encode(text) if isinstance(text, str) else text) for text in texts]
+        prompts = format.prompts(asked, codec, limits)
     except ValueError as error:
         raise Refused(str(error)) from None
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    ends = (*stop_ids, *asked.stop_token_ids)
-    choosing = asked.max_tokens, asked.temperature, asked.top_k, asked.top_p
-    return [Request(prompt, *choosing, (seed + choice) % 2**64, ends) for prompt in prompts for choice in range(asked.n)]
+    seed, choosing = secrets.randbits(63) if asked.seed is None else asked.seed, (asked.temperature, asked.top_k, asked.top_p)
+    return [
+        Request(prompt.ids, prompt.max_tokens, *choosing, (seed + choice) % 2**64, (*prompt.stop_ids, *asked.stop_token_ids), prompt.logprobs)
+        for prompt in prompts
+        for choice in range(asked.n)
+    ]
 
 
-def choice(index: int, text: str, reason: Optional[str], token_ids: Optional[List[int]]) -> Dict[str, Any]:
-    """Format one entry of choices; in a stream, `text` is the new text only."""
-    ids = {} if token_ids is None else {"token_ids": token_ids}
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **ids}
+def _prompts(asked: SamplingRequest) -> Sequence[Any]:
+    """Return the prompts as a list. An empty list is one prompt without tokens."""
+    prompt: Any = getattr(asked, "prompt", "")
+    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
 
 def usage(prompt: int, completion: int) -> Dict[str, int]:

@@ -9,8 +9,6 @@ from typing import Any
 from pydantic import BaseModel
 from ray import serve
 
-from posenc_export.serve.requests import CONTEXT
-
 WAITING = 4  # length of a replica's queue per row
 
 
@@ -35,15 +33,18 @@ def application(arguments: Arguments) -> Any:
 
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load
+        from posenc_export.runtime.artefact.chat_template import chat_codec
         from posenc_export.runtime.artefact.tokenizer import codec
         from posenc_export.serve.app import application as http
+        from posenc_export.serve.memory import available_memory, check_memory
         from posenc_export.serve.requests import Limits
 
         folder = Path(arguments.folder)
         model = load(folder, threads=arguments.cpus)
-        context = min(model.manifest.max_positions, CONTEXT)
+        context = model.manifest.max_positions
         limits = Limits(arguments.rows, WAITING * arguments.rows, context, context - 1, context - 1)
-        return http(folder.name, model, codec(folder, model.manifest), limits)
+        check_memory(model.manifest, limits, available_memory())
+        return http(folder.name, model, codec(folder, model.manifest), limits, chat=chat_codec(folder, model.manifest))
 
     deployment = serve.deployment(
         serve.ingress(build)(),

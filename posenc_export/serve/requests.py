@@ -1,12 +1,12 @@
 """Requests and tokens of the engine, without HTTP and text."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
-CONTEXT = 4096  # default number of tokens of a row, unless the range of positions is smaller
+CONTEXT = 4096  # default number of tokens of a row
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Request:
     top_p: float = 1.0
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
+    logprobs: Optional[int] = None  # number of most probable tokens that come with each token and its probability; None for neither
 
 
 class Token(NamedTuple):
@@ -50,6 +51,7 @@ class Token(NamedTuple):
     request: Request
     id: int  # -1 if the row has failed
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
+    logprobs: Tuple[Tuple[int, float], ...] = ()  # ids and logarithms of their probabilities: this token, then the most probable ones; empty if not requested
 
 
 class Refused(ValueError):

@@ -1,10 +1,24 @@
-"""Suggest the closest name in messages about unknown names."""
+"""Suggest the closest name, or the command that helps, in messages about unknown names."""
 
 import difflib
+import re
+from pathlib import Path
 from typing import Iterable
+
+# org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
+HUB = re.compile(r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?")
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise the advice to choose one of them."""
     near = difflib.get_close_matches(str(name), list(names), 1)
     return f"did you mean {near[0]}?" if near else "choose one of these"
+
+
+def download(name: object) -> str:
+    """Return the command that downloads a model, for a name of the Hugging Face hub whose first part is no local folder; otherwise an empty string."""
+    found = HUB.fullmatch(str(name))
+    if found is None or Path(found[1]).exists():
+        return ""
+    organization, model, file = found.groups()
+    return f"hf download {organization}/{model} {f'{file} ' if file else ''}--local-dir {model}"

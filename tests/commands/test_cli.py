@@ -53,14 +53,14 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_inspect_prints_the_format_of_weights_and_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_prints_the_format_of_weights_and_their_loss(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     place = str(tmp_path / "artefact")
     assert main([*BLOCK, "--target", "ort", "--weights", "int4", "-o", place, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)[0]
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
     found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["deviation"]
+    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["quality"]
 
 
 def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
     assert "expected positions 0 .. 4095" in capsys.readouterr().err
     assert main(["generate", folder, "--prompt", "x", "--provider", "cuda"]) == 2
-    assert "provider cuda" in capsys.readouterr().err
+    assert "got cuda" in capsys.readouterr().err
 
 
 HIDDEN = """
@@ -200,6 +200,9 @@ MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
     "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
+    "a model of the hub": (["export", "org/name-1B", "--target", "ort", "-o", "x"], "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B"),
+    "a file of the hub": (["describe", "hf://org/name/q4.gguf"], "got none; hf download org/name q4.gguf --local-dir name"),
+    "a model of the hub to run": (["generate", "org/name", "--prompt", "x"], "download the model with hf download org/name --local-dir name and export it"),
     "a folder": (["export", "./missing", "--target", "ort", "-o", "x"], "got './missing'; give a folder that exists"),
 }
 

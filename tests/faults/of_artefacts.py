@@ -106,7 +106,7 @@ def _scales(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
     """
 
     def edit(model: Any) -> None:
-        scales = {name for node in model.graph.node if node.op_type in ("MatMulIntegerToFloat", "MatMulNBits") for name in node.input if name.endswith(".scales")}
+        scales = {constant.name for constant in model.graph.initializer if constant.name.endswith(".scales")}
         products = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
         cached = {constant.name for constant in model.graph.initializer if constant.name.startswith("past_") and constant.name.endswith(".scale")}
         _constants(model, cached or scales or products, (lambda scale: scale / 4) if cached else change)

@@ -150,6 +150,7 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(case: str, qw
 
 def test_folders_without_a_checkpoint_are_refused(tmp_path: Path, llama: Path) -> None:
     assert "expected a local folder" in _refusal(tmp_path / "none")
+    assert "; hf download org/name --local-dir name" in _refusal(Path("org/name"))
     assert "expected a file config.json" in _refusal(tmp_path)
     (llama / "model.safetensors").write_bytes(b"12345")
     assert "complete safetensors file" in _refusal(llama)
@@ -219,6 +220,20 @@ def test_a_key_that_changes_the_computation_is_refused_by_name(case: str, tmp_pa
 def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
     _config(llama, model_type=family)
     assert f"model_type to be one of {', '.join(FILES)}, got {family!r}" in _refusal(llama)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("llama4", "got 'llama4'; save its text model, whose type is llama4_text, or describe"),
+        ("qwen3_5", "got 'qwen3_5' (three of four layers are gated delta rules, a linear attention that is not supported); the nearest type that is read is qwen3"),
+        ("LLAMA", "; the nearest type that is read is llama; describe"),
+        ("zamba", "got 'zamba'; describe the model"),
+    ],
+)
+def test_an_unknown_model_type_is_answered_with_the_nearest_one(family: str, message: str, llama: Path) -> None:
+    _config(llama, model_type=family)
+    assert message in _refusal(llama)
 
 
 def test_max_positions_is_any_integer(tmp_path: Path) -> None:

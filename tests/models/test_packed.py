@@ -134,7 +134,7 @@ def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["AWQ", *(pytest.param(case, marks=pytest.mark.exhaustive) for case in ("GPTQ", "int8", "packed", "GPTQ in another order"))])
 def test_an_artefact_with_kept_codes_is_certified(case: str, tmp_path: Path) -> None:
     manifest = export_model(from_pretrained(_quantized(case, tmp_path)[0]), "ort", tmp_path / "artefact", weights="keep")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.deviation is not None and manifest.deviation.error < 0.05
+    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.quality is not None and manifest.quality.error < 0.05
 
 
 def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:

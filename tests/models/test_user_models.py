@@ -9,11 +9,13 @@ from typing import Any, List
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.commands.cli import main
+from posenc_export.commands.export import checkpoint_name
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
@@ -51,7 +53,14 @@ def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Pa
     assert json.loads(done.stdout)["passed"]
     tokens = np.arange(3, 43)[None]
     wanted = eager_session(from_pretrained(checkpoint)).prefill(tokens)
-    assert np.allclose(load(folder, provider="cpu").session().prefill(tokens, chunk=9), wanted, atol=2e-5) and load(folder, provider="cpu").manifest.max_positions == 300
+    model = load(folder, provider="cpu")
+    assert np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5) and model.manifest.max_positions == 300
+    assert model.manifest.source == {"checkpoint": "checkpoint"}
+
+
+def test_the_name_of_a_checkpoint_is_that_of_its_folder_file_or_hub() -> None:
+    names = {"a/b": "b", "a/b.Q4_1.gguf": "b.Q4_1", "hub/models--org--name-1--2/snapshots/12ab": "org/name-1--2", "hub/models--org--n/snapshots/12ab/q.gguf": "org/n"}
+    assert {path: checkpoint_name(Path(path)) for path in names} == names
 
 
 def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -94,9 +103,17 @@ def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, c
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
 
 
+def _give_text(checkpoint: Path) -> None:
+    """Write a tokenizer of one word and a chat template into a checkpoint."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[unk]": 0, "Paris": 1}, "[unk]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (checkpoint / "tokenizer.json").write_text(words.to_str())
+    (checkpoint / "chat_template.jinja").write_text("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
+
+
 @pytest.mark.exhaustive
 def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved("llama", tmp_path / "checkpoint")
+    _give_text(saved("llama", tmp_path / "checkpoint")[1])
     Peer(made("mt5 both parts")).save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
     names: dict = {}

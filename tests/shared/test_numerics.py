@@ -116,7 +116,7 @@ def test_divisions_are_compared_with_the_artefacts_own_full_pass(tmp_path: Path)
     full, steps = (made["cells"][f"batch 3, start 0: {cell}"] for cell in ("full pass", "steps"))
     assert made["bounds"]["batch 3, start 0: steps"] <= made["tolerance"] and steps <= 2 * full
     assert made["bounds"]["oracle, start 0"] == tolerance("float32", *extent(sources(block("rope")).model)) and "batch 3, start 0: full pass" not in made["bounds"]
-    assert load(tmp_path / "made", provider="cpu").manifest.deviation.exact <= 1e-5  # type: ignore[union-attr]
+    assert load(tmp_path / "made", provider="cpu").manifest.quality.exact <= 1e-5  # type: ignore[union-attr]
 
 
 def test_float32_artefacts_have_no_cells_of_their_own_full_pass(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Quantized weights: the grids of each format, and rounding of a model's weights to codes and scales on a grid."""
 
 import copy
-from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from posenc_export.models.user_module import Model
 
 LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
 ROWS = 4096  # rows of a weight that are rounded at a time
-# Candidate scales, relative to the scale that gives the largest weight of a block the last code. Smaller scales clip that weight and round the others finer.
-SEARCHED = tuple(float(factor) for factor in np.linspace(0.75, 1.05, 13))
-SIGNIFICAND = 24  # bits of the significand of a float32
+# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales clip the largest weights and round the others finer.
+SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
+REFITTED = 2  # times that the best scale of a block is replaced by the one with the least error for its codes
+SIGNIFICAND = {8: 24 - 8, 4: 11}  # bits of the significand of scales: products with codes are exact in float32; with 4 bits scales are stored in float16
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,20 @@ class Codes:
 
     @property
     def weight(self) -> np.ndarray:
-        """The weights [...,N,K] float32. Scales are so short that products with codes are exact; sums with offsets are rounded to float32."""
+        """The weights [...,N,K] float32. Scales are so short that products with codes are exact; sums with offsets are rounded unless zero points are whole."""
         numbers = self.codes * self.scales[..., None]
         if self.offsets is not None:
             numbers += self.offsets[..., None]
         return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
+
+    def zeros(self, bits: int) -> Optional[np.ndarray]:
+        """Return whole zero points [N,blocks] int8 with which weights are (code - zero) * scale, each one of the codes; None if offsets are other numbers."""
+        if self.offsets is None:
+            return None
+        zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
+        half = 1 << (bits - 1)
+        whole = np.array_equal(-zeros * self.scales, self.offsets) and -half <= zeros.min() and zeros.max() < half
+        return zeros.astype(np.int8) if whole else None
 
     @staticmethod
     def joined(parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate) -> "Codes":
@@ -52,53 +62,82 @@ class Codes:
 
 @dataclass(frozen=True)
 class Grid:
-    """Weights code * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one scale per block of consecutive inputs.
+    """Weights (code - zero) * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one scale per block of consecutive inputs.
 
-    The sign of a scale is chosen so that the largest weight of its block has the lowest code. The grid thus has one code more than a symmetric grid.
+    Without zero points, zero is 0, and the sign of a scale is chosen so that the largest weight of its block has the lowest code: the grid has one code more than
+    a symmetric grid.
 
     Args:
         bits: bits per code, 4 or 8.
         block: number of inputs that share a scale; None for all inputs.
+        zeros: each block has a zero point, which is one of the codes.
     """
 
     bits: int
     block: Optional[int]
+    zeros: bool = False
 
     def rounded(self, weight: np.ndarray) -> Codes:
-        """Round a weight [N,K] float32 to the grid. Each block gets the scale with the smallest squared error among SEARCHED."""
-        return Codes.joined([self._rounded(weight[first : first + ROWS]) for first in range(0, len(weight), ROWS)])
+        """Round a weight [N,K] float32 to the grid. Each block gets the scale, and the zero point, with the smallest squared error of those that are tried."""
+        return self._in_parts(weight, None)
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:
-        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/quantization/gptq.py)."""
-        order = gptq.order_of(moments)
-        return Codes.joined([self._compensated(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)])
+        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/quantization/gptq.py).
 
-    def _rounded(self, weight: np.ndarray) -> Codes:
-        blocks = self._blocks(weight)
-        best = self._best(blocks)
-        return Codes(self._nearest(blocks, best).astype(np.int8), best, weight.shape[1])
+        The squared errors of weights count as much as the mean squares of their inputs when scales and zero points are chosen.
+        """
+        return self._in_parts(weight, gptq.order_of(moments))
 
-    def _compensated(self, weight: np.ndarray, order: gptq.Order) -> Codes:
-        best = self._best(self._blocks(weight))
-        scales = np.repeat(best, self.block or weight.shape[1], axis=1)[:, : weight.shape[1]]
-        half = 1 << (self.bits - 1)
-        codes: np.ndarray = gptq.codes(torch.from_numpy(weight), torch.from_numpy(scales), order, -half, half - 1).numpy()
-        return Codes(self._blocks(codes).astype(np.int8), best, weight.shape[1])
+    def _in_parts(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+        return Codes.joined([self._part(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)])
 
-    def _best(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the scale of each block [N,blocks] with the smallest squared error among SEARCHED."""
-        largest = self._scales(blocks)
-        best, error = largest, np.full(largest.shape, np.inf, np.float32)
-        for factor in SEARCHED if self.bits < 8 else (1.0,):  # with 8 bits clipping costs more than a finer grid gains
-            scales = self._short(largest * np.float32(factor))
-            found = np.square(self._nearest(blocks, scales) * scales[..., None] - blocks).sum(2)
-            best, error = np.where(found < error, scales, best), np.minimum(found, error)
+    def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+        blocks, inputs = self._blocks(weight), weight.shape[1]
+        sizes = np.ones(inputs, np.float32) if order is None else order.sizes.numpy().astype(np.float32)
+        scales, zeros = self._best(blocks, self._blocks(sizes[None]))
+        if order is None:
+            codes = self._nearest(blocks, scales, zeros)
+        else:
+            steps, offsets = (torch.from_numpy(np.repeat(part, blocks.shape[2], axis=1)[:, :inputs]) for part in (scales, zeros))
+            codes = self._blocks(gptq.codes(torch.from_numpy(weight), steps, offsets, order, -self.half, self.half - 1).numpy())
+        return Codes(codes.astype(np.int8), scales, inputs, -zeros * scales if self.zeros else None)
+
+    @property
+    def half(self) -> int:
+        """Half the number of codes."""
+        return 1 << (self.bits - 1)
+
+    def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return scale and zero point of each block [N,blocks] with the smallest squared error of those that are tried, with mean squares of inputs [1,blocks,block]."""
+        best = self._fitting(blocks, 1.0)
+        if self.bits == 8:  # clipping costs more than a finer grid gains
+            return best
+        error = self._error(blocks, sizes, *best)
+        for factor in SEARCHED:
+            best, error = self._better(blocks, sizes, best, error, self._fitting(blocks, factor))
+        for _ in range(REFITTED):
+            codes = self._nearest(blocks, *best) - best[1][..., None]
+            squares = (sizes * np.square(codes)).sum(2)
+            fitted = self._short((sizes * codes * blocks).sum(2) / np.where(squares == 0, np.float32(1), squares))
+            best, error = self._better(blocks, sizes, best, error, (fitted, best[1]))
         return best
 
+    def _better(self, blocks: np.ndarray, sizes: np.ndarray, best: Tuple[np.ndarray, np.ndarray], error: np.ndarray, other: Tuple[np.ndarray, np.ndarray]) -> Any:
+        """Return for each block the better one of two scales and zero points, and its error."""
+        found = self._error(blocks, sizes, *other)
+        chosen = tuple(np.where(found < error, new, old) for new, old in zip(other, best, strict=True))
+        return chosen, np.minimum(found, error)
+
+    def _error(self, blocks: np.ndarray, sizes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+        """Return the squared error of each block [N,blocks]."""
+        made = (self._nearest(blocks, scales, zeros) - zeros[..., None]) * scales[..., None]
+        error: np.ndarray = (sizes * np.square(made - blocks)).sum(2)
+        return error
+
     def _short(self, scales: np.ndarray) -> np.ndarray:
-        """Round scales to so few bits that their products with codes are exact in float32."""
+        """Round scales to few bits."""
         significands, exponents = np.frexp(scales)
-        steps = np.float32(1 << (SIGNIFICAND - self.bits))
+        steps = np.float32(1 << SIGNIFICAND[self.bits])
         return np.ldexp(np.rint(significands * steps) / steps, exponents)
 
     def _blocks(self, weight: np.ndarray) -> np.ndarray:
@@ -109,15 +148,22 @@ class Grid:
         padded[:, : weight.shape[1]] = weight
         return padded.reshape(len(weight), count, block)
 
-    def _scales(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the scales [N,blocks] with which the largest weight of each block has the lowest code."""
+    def _fitting(self, blocks: np.ndarray, factor: float) -> Tuple[np.ndarray, np.ndarray]:
+        """Return scales and zero points [N,blocks]: with factor 1, the grid just covers each block."""
+        if self.zeros:
+            lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
+            scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
+            zeros = np.rint(-np.float32(factor) * lowest / np.where(scales == 0, np.float32(1), scales)) - self.half
+            return scales, np.clip(zeros, -self.half, self.half - 1)
         at = np.abs(blocks).argmax(2)[..., None]
-        return np.take_along_axis(blocks, at, 2)[..., 0] / np.float32(-(1 << (self.bits - 1)))
+        largest = np.take_along_axis(blocks, at, 2)[..., 0]
+        scales = self._short(largest * np.float32(-factor / self.half))
+        return scales, np.zeros_like(scales)
 
-    def _nearest(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    def _nearest(self, blocks: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Return the nearest codes [N,blocks,block], as float32."""
-        half = 1 << (self.bits - 1)
-        return np.clip(np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[..., None]), -half, half - 1)
+        steps = np.where(scales == 0, np.float32(1), scales)[..., None]
+        return np.clip(np.rint(blocks / steps) + zeros[..., None], -self.half, self.half - 1)
 
 
 OnGrid = Tuple[Grid, Codes]
@@ -148,8 +194,9 @@ class Format:
 
 FORMATS: Dict[str, Format] = {
     "int8": Format(Grid(8, None), Grid(8, 32)),
-    "int4": Format(Grid(4, 32), Grid(4, 32)),
-    "int4-128": Format(Grid(4, 128), Grid(4, 128)),
+    "int8-32": Format(Grid(8, 32), Grid(8, 32)),
+    "int4": Format(Grid(4, 32, zeros=True), Grid(4, 32, zeros=True)),
+    "int4-128": Format(Grid(4, 128, zeros=True), Grid(4, 128, zeros=True)),
 }
 KEEP, KEPT = "keep", Format(Grid(8, 32), Grid(8, 32))  # the blocks of a GGUF file (kept.py), and the grid of those that do not fit
 
@@ -196,9 +243,10 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
             weight.copy_(torch.from_numpy(codes.weight))
             found[names[id(weight)]] = grid, codes
         for weight in _of_experts(made):
-            codes = Codes.joined([kind.projections.rounded(one.T.contiguous().numpy()) for one in weight], np.stack)
+            grid = replace(kind.projections, zeros=False)  # operators of experts have none
+            codes = Codes.joined([grid.rounded(one.T.contiguous().numpy()) for one in weight], np.stack)
             weight.copy_(torch.from_numpy(codes.weight).transpose(1, 2))
-            found[names[id(weight)]] = kind.projections, codes
+            found[names[id(weight)]] = grid, codes
     return Rounded(made, found)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DAMPING = 0.1  # added to the second moment of each input, relative to their mean, because the moments of other text differ
+DAMPING = 0.02  # added to the second moment of each input, relative to their mean, because the moments of other text differ
 COLUMNS = 128  # columns that are rounded before the remaining columns are updated
 
 
@@ -17,11 +17,13 @@ class Order(NamedTuple):
 
     Args:
         columns: [K] int64.
-        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float64.
+        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float32.
+        sizes: damped mean squares of the inputs [K] float64.
     """
 
     columns: Tensor
     factor: Tensor
+    sizes: Tensor
 
 
 def order_of(moments: Tensor) -> Order:
@@ -31,26 +33,27 @@ def order_of(moments: Tensor) -> Order:
     columns = sizes.argsort(descending=True, stable=True)
     damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return Order(columns, torch.linalg.cholesky(inverse, upper=True))
+    return Order(columns, torch.linalg.cholesky(inverse, upper=True).float(), sizes + damping)
 
 
-def codes(weight: Tensor, scales: Tensor, order: Order, least: int, most: int) -> Tensor:
-    """Return codes [N,K] float64, whole numbers, with which code * scale replaces a weight [N,K] float32.
+def codes(weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int) -> Tensor:
+    """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight [N,K] float32.
 
     Args:
-        scales: scale of each weight [N,K] float32.
+        scales, zeros: scale and zero point of each weight [N,K] float32.
         least, most: smallest and largest code.
     """
-    columns, factor = order
-    remaining, steps = weight.double()[:, columns], scales.double()[:, columns]
+    columns, factor, _ = order
+    remaining, steps, zeros = weight[:, columns], scales[:, columns], zeros[:, columns]
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
     found = torch.empty_like(remaining)
     for first in range(0, remaining.size(1), COLUMNS):
         end = min(first + COLUMNS, remaining.size(1))
         lost = torch.empty_like(remaining[:, first:end])
         for column in range(first, end):
-            found[:, column] = (remaining[:, column] / steps[:, column]).round().clamp(least, most)
-            error = (remaining[:, column] - found[:, column] * steps[:, column]) / factor[column, column]
+            found[:, column] = ((remaining[:, column] / steps[:, column]).round() + zeros[:, column]).clamp(least, most)
+            rounded = (found[:, column] - zeros[:, column]) * steps[:, column]
+            error = (remaining[:, column] - rounded) / factor[column, column]
             remaining[:, column:end] -= error[:, None] * factor[column, column:end]
             lost[:, column - first] = error
         remaining[:, end:] -= lost @ factor[first:end, end:]

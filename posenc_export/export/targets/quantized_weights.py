@@ -85,7 +85,10 @@ class Fused:
         if grid.block is None:
             return _dequantized(op, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(op, node, x, name, codes)
         sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
-        inputs = [x, self._packed(op, name, grid, codes), offsets.scales(op, f"{name}.scales", codes.scales)]
+        inputs, zeros = [x, self._packed(op, name, grid, codes), offsets.scales(op, f"{name}.scales", codes.scales)], codes.zeros(grid.bits)
+        if zeros is not None:
+            packed = op.weight(f"{name}.zeros", lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid))
+            return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
         return offsets.add_to_product(op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes)
 
     def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
@@ -97,8 +100,11 @@ class Fused:
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         scales = offsets.scales(op, f"{name}.scales_of_blocks", codes.scales[..., None])
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
-        blocks = op.GatherBlockQuantized(self._packed(op, name, grid, codes), node.inputs[1], scales, domain=MICROSOFT, **attributes)
-        flat = op.Reshape(offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])
+        stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
+        # Each block has a byte for its zero point, also with 4 bits.
+        of_blocks = [] if zeros is None else [op.weight(f"{name}.zeros_of_blocks", lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None])]
+        blocks = op.GatherBlockQuantized(stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes)
+        flat = op.Reshape(blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])
         if codes.codes[0].size == codes.inputs:
             return flat
         return op.Slice(flat, [0], [codes.inputs], [2])
@@ -129,13 +135,8 @@ class Fused:
         return self._zeros[known]
 
     def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        """Return the codes as unsigned integers [N,blocks,bytes] uint8. A byte holds two 4-bit codes, the first one in its lower half."""
-
-        def made() -> np.ndarray:
-            unsigned = (codes.codes.astype(np.int16) + (1 << (grid.bits - 1))).astype(np.uint8)
-            return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
-
-        return op.weight(f"{name}.codes", made)
+        """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
+        return op.weight(f"{name}.codes", lambda: _packed_codes(codes.codes, grid))
 
 
 class Standard:
@@ -165,7 +166,9 @@ class Standard:
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         table = op.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
         scales = op.weight(f"{name}.scales_to_gather", lambda: codes.scales)
-        gathered = [op.Gather(part, node.inputs[1]) for part in (table, scales)]
+        zeros = codes.zeros(grid.bits)
+        parts = [table, scales] if zeros is None else [table, scales, op.weight(f"{name}.zeros_to_gather", lambda: zeros)]
+        gathered = [op.Gather(part, node.inputs[1]) for part in parts]
         return op.DequantizeLinear(*gathered, axis=2, block_size=grid.block)
 
 
@@ -174,8 +177,16 @@ def _dequantized(op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, f
     grid, codes = found
     stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(_flat(codes).T), ir.DataType.INT4 if grid.bits == 4 else None)
     scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy() if grid.block is None else np.ascontiguousarray(codes.scales.T))
+    zeros = codes.zeros(grid.bits)
+    of_blocks = [] if zeros is None else [op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), ir.DataType.INT4 if grid.bits == 4 else None)]
     how: Dict[str, Any] = {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
-    return op.MatMul(x, op.DequantizeLinear(stored, scales, **how))
+    return op.MatMul(x, op.DequantizeLinear(stored, scales, *of_blocks, **how))
+
+
+def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
+    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in its lower half."""
+    unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
+    return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 
 
 def _flat(codes: Codes) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Registry of model families. Each family has a file that converts its config.json to a description and maps its weights."""
 
+import difflib
 import importlib
 from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
@@ -26,11 +27,31 @@ FILES = {
     **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
 }
 
+# Why model types are not read whose names suggest that they could be.
+UNREAD = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is not supported"),
+    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "separate experts for image and text tokens are not supported"),
+}
+
 
 def parts_of(name: str) -> Tuple[str, ...]:
     """Return the parts in which a known model_type must be read; empty if it can be read as a whole model."""
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return () if family.weights else tuple(family.parts)
+
+
+def _why(name: Any) -> str:
+    """Return the reason, if one is known, why a model_type is not read."""
+    reason = UNREAD.get(name) if isinstance(name, str) else None
+    return f" ({reason})" if reason else ""
+
+
+def _nearest(name: Any) -> str:
+    """Return the beginning of a remedy: the text model of a model with towers, or the model_type with the most similar name."""
+    if f"{name}_text" in FILES:
+        return f"save its text model, whose type is {name}_text, or "
+    near = difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7)
+    return f"the nearest type that is read is {near[0]}; " if near else ""
 
 
 def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None) -> Tuple[StackConfig, Family]:
@@ -49,9 +70,8 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
-        known = ", ".join(FILES)
-        remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
-        raise ValueError(f"checkpoint: expected model_type to be one of {known}, got {name!r}; {remedy}")
+        rule, remedy = f"expected model_type to be one of {', '.join(FILES)}", "describe the model as a StackConfig, or use AttentionBlock.from_weights"
+        raise ValueError(f"checkpoint: {rule}, got {name!r}{_why(name)}; {_nearest(name)}{remedy}")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:

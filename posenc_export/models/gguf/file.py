@@ -6,6 +6,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
+from posenc_export.shared.suggestion import download
+
 # Exceptions of gguf's reader for a damaged file: it reads beyond the end, or meets a kind, a size or a name that cannot be.
 DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 PART = re.compile(r"-(\d{5})-of-(\d{5})$")  # end of the name of a file that was split
@@ -70,7 +72,7 @@ def _reader(path: Path) -> Any:
             return super()._get(offset, dtype, count, *order, **named)
 
     if not path.is_file():
-        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
+        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; {download(path) or 'check the path'}")
     try:
         with np.errstate(over="ignore"):  # places of tensors beyond 64 bits, which Complete refuses
             return Complete(path)

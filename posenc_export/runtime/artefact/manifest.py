@@ -9,6 +9,7 @@ import msgspec
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.artefact.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
+from posenc_export.shared.suggestion import download
 
 __all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
 
@@ -83,7 +84,7 @@ def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
         inside = sorted(path_inside.parent.name for path_inside in folder.glob(f"*/{FILE_NAME}"))
-        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else "give a folder that `posenc export` wrote"
+        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else _export_first(folder)
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
@@ -97,6 +98,14 @@ def _content(folder: Path) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
     return content
+
+
+def _export_first(folder: Path) -> str:
+    """Return the remedy for a folder that holds no artefact: the command that exports the checkpoint in it, or downloads one first."""
+    place, fetch = str(folder), download(folder)
+    if (folder / "config.json").is_file():
+        return f"export the checkpoint first: posenc export {place} --target ort -o ARTEFACT"
+    return f"download the model with {fetch} and export it with posenc export" if fetch else "give a folder that `posenc export` wrote"
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,7 @@ LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
-OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "packages", "start_ids", "weights")
+OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "packages", "quality", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
@@ -82,21 +82,31 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
     version: Text  # version of the distribution; empty if there is none
 
 
-class Deviation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Difference between an artefact that rounds weights, activations or caches and the float32 module, on the inputs of its reference."""
+class Quality(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an artefact that rounds weights, activations or caches loses against the float32 module. Figures of text are 0 for inputs that are no text."""
 
+    inputs: Annotated[str, Meta(pattern=r"^(text|held-out calibration text|text of the package|random tokens|random numbers)\Z")]
     error: Finite  # root mean square of the differences of outputs, relative to the root mean square of the module's outputs
     agreement: Annotated[float, Meta(ge=0.0, le=1.0)]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
     tokens: AtLeastOne  # number of compared tokens
     exact: Finite  # worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches
     exact_tolerance: Finite  # bound of `exact`
-    bound: Finite = 0.0  # only in artefacts of earlier versions, and not used
+    perplexity: Finite = 0.0  # exponential of the mean cross-entropy of the next token
+    float32_perplexity: Finite = 0.0  # of the float32 module
+    bits_per_byte: Finite = 0.0  # cross-entropy of the next token in bits, divided by the mean length of a token in bytes
+    float32_bits_per_byte: Finite = 0.0  # of the float32 module
+    sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity over that of the float32 module; 0 without text."""
+        return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
+    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
     matrices: Size = 0  # number of constants in that format; all others are float32
     activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
 
@@ -135,11 +145,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         opset: version by domain.
         operators: number of nodes by operator.
         versions: library versions of the export.
-        source: how to build the same weights again: {"preset": name} or {"seed": number}; empty for a user's own model.
+        source: how to build the same weights again: {"preset": name} or {"seed": number}; {"checkpoint": name} for a name only; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
         calibration: calibration data used to round weights and to compute the scales of caches; None for none.
-        deviation: difference from the float32 module; None if the artefact was not verified or rounds nothing.
+        quality: loss against the float32 module; None if the artefact was not verified or rounds nothing.
+        deviation: figures of earlier versions in place of `quality`; not used.
         compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.
@@ -174,7 +185,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     weights: Optional[Weights] = None
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
     calibration: Optional[Calibration] = None
-    deviation: Optional[Deviation] = None
+    quality: Optional[Quality] = None
+    deviation: Dict[str, float] = msgspec.field(default_factory=dict)
     compiled: Optional[Compiled] = None
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)

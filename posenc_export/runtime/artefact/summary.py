@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import Any, Dict, List
 
-from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.artefact.schema import Manifest, Quality
 
 OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
 LONGEST = 300  # most characters of one specification
@@ -25,19 +25,29 @@ def summary(manifest: Manifest) -> Dict[str, str]:
 
 
 def _quantization(manifest: Manifest) -> Dict[str, str]:
-    """Describe the formats of weights and caches, the sample, and the deviation from the float32 module; empty if everything has the dtype of the manifest."""
-    lines, weights, sample, deviation = {}, manifest.weights, manifest.calibration, manifest.deviation
+    """Describe the formats of weights and caches, the sample, and the loss against the float32 module; empty if everything has the dtype of the manifest."""
+    lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
         lines["weights"] = f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"
     if manifest.cache:
         lines["cache"] = manifest.cache
     if sample is not None:
         lines["calibration"] = f"{sample.tokens} tokens of a file with sha256 {sample.sha256}"
-    if deviation is not None:
-        greedy = f", the same largest logit for {deviation.agreement:.1%} of {deviation.tokens} tokens".replace("%", " percent") if deviation.agreement else ""
-        in_float32 = f"the same weights in float32 are within {deviation.exact:.1e} of their module"
-        lines["deviation"] = f"{deviation.error:.1e} from the float32 module{greedy}; {in_float32}"
+    if manifest.quality is not None:
+        lines["quality"] = _loss(manifest.quality)
     return lines
+
+
+def _loss(quality: Quality) -> str:
+    """Describe the loss against the float32 module, and what it was measured on."""
+    parts = [f"{quality.error:.1e} from the float32 module"]
+    if quality.ratio:
+        bits = f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits per byte"
+        parts = [f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} instead of {quality.float32_perplexity:.4g}", bits]
+    if quality.agreement:
+        parts.append(f"the same most probable token for {100 * quality.agreement:.1f} percent")
+    measured = f"on {quality.tokens} tokens, {quality.inputs}" if quality.sha256 else f"on {quality.tokens} {quality.inputs}"
+    return f"{', '.join(parts)} {measured}; the same weights in float32 are within {quality.exact:.1e} of their module"
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:

@@ -2,15 +2,18 @@
 
 import codecs
 import contextlib
+import functools
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any, Iterator, List, Protocol, Sequence
+from typing import Any, Iterator, List, Mapping, Protocol, Sequence
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 
 BYTES = 256
+WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
+REPLACEMENT = "\ufffd"
 
 
 class Pieces(Protocol):
@@ -26,11 +29,17 @@ class Pieces(Protocol):
 class Codec(Protocol):
     """Encoder of text to token ids, with a decoder for each row."""
 
-    def encode(self, text: str) -> List[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds. Raise ValueError if it cannot be encoded."""
+    def encode(self, text: str, special: bool = True) -> List[int]:
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds unless `special` is False. Raise ValueError if it cannot be encoded."""
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         """Return a decoder for the tokens that follow a prompt."""
+
+    def spelled(self, token: int) -> str:
+        """Return the text of one token alone, of special tokens too, with U+FFFD for parts of characters."""
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token gives no text because it is special."""
 
 
 def codec(folder: Path, manifest: Manifest) -> Codec:
@@ -83,43 +92,76 @@ class TokenizerCodec:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = read_tokenizer((files.locate(folder) / "tokenizer.json").read_bytes())
 
-    def encode(self, text: str) -> List[int]:
+    def encode(self, text: str, special: bool = True) -> List[int]:
         valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
         with _explained("a text that the tokenizer can encode", "change the text, or export a tokenizer with an unknown token"):
-            ids: List[int] = self.tokenizer.encode(valid).ids
+            ids: List[int] = self.tokenizer.encode(valid, add_special_tokens=special).ids
         return ids
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        pieces = TokenizerPieces(self.tokenizer)
-        for token in prompt:  # the text of a token depends on the tokens before it
-            pieces.push(token)
-        return pieces
+        return TokenizerPieces(self.tokenizer, prompt)
+
+    def spelled(self, token: int) -> str:
+        return _decoded(self.tokenizer, [token], special=True)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._added and self._added[token].special
+
+    @functools.cached_property
+    def _added(self) -> Mapping[int, Any]:
+        return self.tokenizer.get_added_tokens_decoder()  # type: ignore[no-any-return]
 
 
 class TokenizerPieces:
-    """Incremental decoder of a tokenizer. Special tokens give no text."""
+    """Incremental decoder of a tokenizer. Special tokens give no text.
 
-    def __init__(self, tokenizer: Any) -> None:
-        from tokenizers.decoders import DecodeStream
+    The text of a token depends on the tokens before it, and a character can have several tokens, so each call decodes a window of the last tokens again.
+    tokenizers.decoders.DecodeStream does the same, but fails for the rest of a row once bytes that follow a character are not UTF-8.
+    """
 
-        self.tokenizer, self.stream = tokenizer, DecodeStream(skip_special_tokens=True)
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.window = list(prompt[-WINDOW:])
+        text = _decoded(tokenizer, self.window)
+        self.shown = len(text.rstrip(REPLACEMENT))  # characters of the window's text
+        self.complete = len(self.window) if self.shown == len(text) else 0  # the next window begins at this token, never within a character
 
     def push(self, token: int) -> str:
-        with _explained("token ids that the tokenizer can decode", "use the model's own tokenizer"):
-            return self.stream.step(self.tokenizer, token) or ""
+        self.window.append(token)
+        text = _decoded(self.tokenizer, self.window)
+        certain = text.rstrip(REPLACEMENT)  # bytes that are no character yet are decoded as this
+        new = certain[self.shown :]
+        self.shown = max(self.shown, len(certain))
+        if new and certain == text:
+            self.window, self.complete = self.window[self.complete :], len(self.window) - self.complete
+            self.shown = len(_decoded(self.tokenizer, self.window))
+        return new
 
     def rest(self) -> str:
-        return ""
+        return _decoded(self.tokenizer, self.window)[self.shown :]
+
+
+def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> str:
+    with _explained("token ids that the tokenizer can decode", "use the model's own tokenizer"):
+        return tokenizer.decode(tokens, skip_special_tokens=not special)  # type: ignore[no-any-return]
 
 
 class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
-    def encode(self, text: str) -> List[int]:
+    def encode(self, text: str, special: bool = True) -> List[int]:
         return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may contain bytes that are not UTF-8
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        return BytePieces()
+        pieces = BytePieces()
+        pieces.decoder.decode(bytes(prompt[-3:]))  # the prompt may end within a character, which has up to 4 bytes
+        return pieces
+
+    def spelled(self, token: int) -> str:
+        return bytes([token]).decode(errors="replace")
+
+    def is_special(self, token: int) -> bool:
+        return False
 
 
 class BytePieces:

@@ -4,7 +4,8 @@ import functools
 import platform
 import warnings
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -16,18 +17,20 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
-from posenc_export.runtime.graphs import cuda
+from posenc_export.runtime.graphs import cuda, cuda_placement
+from posenc_export.runtime.graphs.cuda_steps import DeviceFeeds
 from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_files import check_external, refused
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
+from posenc_export.runtime.session.stepper import CONSTANT
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
-FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "keep": {}}
+FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "int8-32": EIGHT_BITS, "keep": {}}
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
 PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS), "webgpu": ("WebGpuExecutionProvider", {})}
 INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
@@ -104,6 +107,8 @@ class OrtGraph:
         self.manifest, self.provider = manifest, provider
         self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
+        # Whether the graph reads no input both on the host and on the device, to which it would copy it from memory that is bound once.
+        self.reads_device = self.device == "cuda" and not cuda_placement.placed(path).copies["to the device"]
         with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
             self.session = onnxruntime.InferenceSession(
                 utf8(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
@@ -129,8 +134,8 @@ class OrtGraph:
         result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
         session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, caches.rows))
 
-        def bound(caches: BufferedCaches) -> Any:
-            binding = self._bind(caches, feeds, 0, rows, 1)
+        def bound(caches: BufferedCaches, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
+            binding = self._bind(caches, feeds, 0, rows, 1, addresses)
             binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
             return binding
 
@@ -142,15 +147,27 @@ class OrtGraph:
                 raise GraphError(error) from None
             return last, caches.after(1, idle)
 
-        # For a device, inputs are copied when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew.
-        if self.provider == "cpu" and all(state.update == "in_place" for state in self.manifest.states):
+        in_place = all(state.update == "in_place" for state in self.manifest.states)
+        if self.provider == "cpu" and in_place:
             return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
+        # Inputs in host memory are copied to a device when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew, unless all are there.
+        if self.reads_device and in_place and all(buffer.device == "cuda" for buffer in caches.past):
+            inputs = DeviceFeeds(feeds, {*CONSTANT, "slots", *(value.name for value in self.manifest.encoder)})
+            binding = bound(caches, inputs.addresses)
+
+            def fixed() -> None:
+                inputs.update()
+                session.run_with_iobinding(binding)
+
+            return Step(run, fixed, last)
         return Step(run)
 
-    def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int) -> Any:
+    def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
+        """Bind inputs and states. addresses: of inputs on the device; the others are on the host."""
         binding = self.session.io_binding()
         for name, array in feeds.items():
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            device, address = ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
+            binding.bind_input(name, device, 0, array.dtype, array.shape, address)
         for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
             before, after = caches.shapes(state, rows, new)
             offset = 0 if state.update == "append" else first * past.row_bytes

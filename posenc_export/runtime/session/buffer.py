@@ -1,9 +1,13 @@
 """State buffers that a graph reads and writes by address."""
 
-from typing import Any, Sequence
+import math
+from typing import Any, Sequence, Tuple, Union
 
 import numpy as np
 
+from posenc_export.runtime.session import device_memory
+
+Slots = Union[slice, np.ndarray]
 ELEMENTS = {"bfloat16": ("uint16", 16)}  # dtypes that numpy lacks: the dtype of the same size that holds their bits, and TensorProto.DataType
 
 
@@ -12,29 +16,34 @@ class Buffer:
 
     Args:
         shape, dtype: shape and dtype of the content.
-        fill: initial value of every element.
+        fill: initial value of every element; 0 on the device.
         device: "cpu" or "cuda".
+
+    Attributes:
+        array: the memory on the host; empty for a buffer on the device.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
         dtype, element = ELEMENTS.get(dtype, (dtype, 0))
-        self.shape, self.device, self.fill = tuple(shape), device, fill
-        # The operating system allocates zeroed pages when they are first written, so a large capacity costs nothing until it is used.
-        self.array: np.ndarray = np.full(self.shape, fill, dtype) if fill else np.zeros(self.shape, dtype)
-        self.address, self.dtype = int(self.array.ctypes.data), self.array.dtype
+        self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
         self.element: Any = element or self.dtype
-        self.row_bytes = self.array[:1].nbytes
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        # The operating system allocates zeroed pages when they are first written, so a large capacity costs nothing until it is used.
+        held = self.shape if device == "cpu" else (0,)
+        self.array: np.ndarray = np.full(held, fill, dtype) if fill else np.zeros(held, dtype)
+        self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime
 
-            # Device memory of any element type: the graph is given its address, and the element type when it is bound.
-            self.value: Any = onnxruntime.OrtValue.ortvalue_from_numpy(self.array, "cuda", 0)
-            self.address = int(self.value.data_ptr())
+            # Memory for elements of this size: the graph is given its address, and the element type when it is bound.
+            self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(self.shape, self.dtype, "cuda", 0)
+            self.address, size = int(self.value.data_ptr()), math.prod(self.shape) * self.dtype.itemsize
+            if size:
+                device_memory.clear(self.address, size, size, 1)
 
     def touch(self) -> None:
         """Write the initial value everywhere, so that the operating system provides all of the memory now."""
-        if self.device == "cpu":
-            self.array.fill(self.fill)
+        self.array.fill(self.fill)
 
     def read(self) -> np.ndarray:
         """Return the content: a view of host memory, or a copy of device memory."""
@@ -47,3 +56,32 @@ class Buffer:
                 self.array[...] = content
         else:
             self.value.update_inplace(np.ascontiguousarray(content))
+
+    def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int) -> None:
+        """Copy the first `slots` slots along an axis of `rows` rows of `source`, from row `first` on, to this buffer from row `row` on. Other sizes are equal."""
+        if self.device == "cpu":
+            valid = (*(slice(None),) * (axis - 1), slice(slots))
+            self.array[(slice(row, row + rows), *valid)] = source.array[(slice(first, first + rows), *valid)]
+        elif slots and rows:
+            (to, to_pitch, width, height), (at, pitch, _, _) = (one._pieces(begin, rows, axis, slots) for one, begin in ((self, row), (source, first)))
+            device_memory.copy(to, to_pitch, at, pitch, width, height)
+
+    def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
+        """Write the initial value to some slots along an axis of one row."""
+        index = (row, *(slice(None),) * (axis - 1), slots)
+        if self.device == "cpu":
+            self.array[index] = self.fill
+        elif isinstance(slots, slice):
+            start, stop, _ = slots.indices(self.shape[axis])
+            address, pitch, width, height = self._pieces(row, 1, axis, max(stop - start, 0))
+            if width:
+                device_memory.clear(address + start * pitch // self.shape[axis], pitch, width, height)
+        else:
+            content = self.read()
+            content[index] = self.fill
+            self.write(content)
+
+    def _pieces(self, row: int, rows: int, axis: int, slots: int) -> Tuple[int, int, int, int]:
+        """Return where the first slots of some rows are: address of the first piece, bytes from piece to piece, bytes of a piece, number of pieces."""
+        slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+        return self.address + row * self.row_bytes, self.shape[axis] * slot, slots * slot, rows * math.prod(self.shape[1:axis])

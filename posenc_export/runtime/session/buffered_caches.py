@@ -121,17 +121,12 @@ class BufferedCaches:
         within = [slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden]
         filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
         for state, past, _ in self._each("in_place"):
-            if state.reads_hidden and filled:
-                content = past.read()
-                for row, slots in filled:
-                    content[(row, *(slice(None),) * (state.axis - 1), slots)] = state.fill
-                past.write(content)
+            for row, slots in filled if state.reads_hidden else ():
+                past.clear_slots(row, state.axis, slots)
 
     def move(self, source: int, target: int, slots: int) -> None:
         for state, past, _ in self._each("in_place"):
-            content, valid = past.read(), (slice(None),) * (state.axis - 1) + (slice(slots),)
-            content[(target, *valid)] = content[(source, *valid)]
-            past.write(content)
+            past.copy_slots(target, past, source, 1, state.axis, slots)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         return [past.read()[row].copy() for _, past, _ in self._each("replace")]
@@ -155,9 +150,8 @@ class BufferedCaches:
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
         other = self._with_empty_buffers()
         for state, source, copy in zip(self.graph.manifest.states, self.past, other.past, strict=True):
-            if state.update == "in_place" and source.device == "cpu":
-                valid = (slice(rows), *(slice(None),) * (state.axis - 1), slice(slots))
-                copy.array[valid] = source.array[valid]
+            if state.update == "in_place":
+                copy.copy_slots(0, source, 0, rows, state.axis, slots)
             else:
                 copy.write(source.read())
         return other
@@ -204,10 +198,10 @@ class BufferedCaches:
 
     def _enlarged(self, state: State, old: Buffer, slots: int) -> Buffer:
         buffer = self._buffer(state)
-        content, valid = buffer.array, [slice(size) for size in old.shape]
         if state.update == "in_place":  # later slots are not read, and pages that are never written cost no memory
-            valid[state.axis] = slice(slots)
-        part = old.read()[tuple(valid)]
+            buffer.copy_slots(0, old, 0, old.shape[0], state.axis, min(slots, old.shape[state.axis]))
+            return buffer
+        content, part = np.full(buffer.shape, buffer.fill, buffer.dtype), old.read()
         content[tuple(slice(size) for size in part.shape)] = part
         buffer.write(content)
         return buffer

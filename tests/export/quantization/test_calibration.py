@@ -10,6 +10,7 @@ import torch
 from posenc_export.export import export, verify
 from posenc_export.export.quantization import calibration, gptq
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
+from posenc_export.export.quantization.gptq import DAMPING
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.shared.numerics import tolerance, worst_error
@@ -30,17 +31,24 @@ def _moments(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x.T @ x / len(x))
 
 
-@pytest.mark.parametrize("grid", [Grid(4, 32), Grid(4, 128)], ids=str)
+@pytest.mark.parametrize("grid", [Grid(4, 32), Grid(4, 128, zeros=True)], ids=str)
 def test_outputs_of_compensated_weights_have_less_error_than_those_of_the_nearest_weights(grid: Grid) -> None:
     weight, x = _weight_and_inputs()
     compensated, nearest = (np.square(x @ (made.weight - weight).T).mean() for made in (grid.compensated(weight, _moments(x)), grid.rounded(weight)))
     assert compensated < 0.5 * nearest
 
 
-def test_for_uncorrelated_inputs_compensated_weights_are_the_nearest_weights() -> None:
+def test_for_uncorrelated_inputs_of_equal_size_compensated_weights_are_the_nearest_weights() -> None:
     weight, _ = _weight_and_inputs()
-    sizes = torch.rand(weight.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    np.testing.assert_array_equal(Grid(4, 32).compensated(weight, torch.diag(sizes)).weight, Grid(4, 32).rounded(weight).weight)
+    moments = torch.eye(weight.shape[1], dtype=torch.float64)
+    np.testing.assert_array_equal(Grid(4, 32).compensated(weight, moments).weight, Grid(4, 32).rounded(weight).weight)
+
+
+def test_errors_of_weights_count_as_much_as_the_mean_squares_of_their_inputs() -> None:
+    weight, _ = _weight_and_inputs()
+    sizes = torch.tensor([100.0, 1.0] * (weight.shape[1] // 2), dtype=torch.float64)
+    compensated, nearest = (made.weight - weight for made in (Grid(4, 32).compensated(weight, torch.diag(sizes)), Grid(4, 32).rounded(weight)))
+    assert (np.square(compensated) @ sizes.numpy()).sum() < 0.95 * (np.square(nearest) @ sizes.numpy()).sum()
 
 
 def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first() -> None:
@@ -48,7 +56,7 @@ def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first()
     first, both, second = 2.0, 1.2, 1.0
     found = grid.compensated(weight, torch.tensor([[first, both], [both, second]], dtype=torch.float64))
     made = found.weight
-    damped = second + 0.1 * (first + second) / 2
+    damped = second + DAMPING * (first + second) / 2
     best = weight[:, 1] + both / damped * (weight[:, 0].astype(np.float64) - made[:, 0])  # second weight with the smallest squared error
     inside = np.abs(best / found.scales[:, 0] + 0.5) <= 8  # otherwise the weight is clipped to the last code
     step = np.abs(found.scales[:, 0])
@@ -98,7 +106,7 @@ def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_
 def test_the_manifest_contains_the_digest_of_the_calibration_data_and_verify_needs_that_data(tmp_path: Path) -> None:
     text = _text(tmp_path)
     one, other = (export(seeded(BYTES), "ort", tmp_path / name, weights="int4", calibrate=text) for name in ("one", "other"))
-    assert one.calibration is not None and one.calibration.tokens == 480 and one.digest == other.digest
+    assert one.calibration is not None and one.calibration.tokens == 432 and one.digest == other.digest
     assert verify(tmp_path / "one", calibrate=text)["passed"]
     with pytest.raises(ValueError, match="expected the calibration data of the export, sha256 .*, got none"):
         verify(tmp_path / "one")
@@ -111,7 +119,7 @@ def _text(folder: Path, size: int = 500) -> Path:
 
 
 REFUSALS: dict = {
-    "a text shorter than a window": (BYTES, _text, {"size": 20}, "expected at least 48 tokens of calibration data, got 20"),
+    "a text shorter than a window": (BYTES, _text, {"size": 20}, "expected at least 48 tokens of calibration data, got fewer"),
     "a text for token ids without a tokenizer": (decoder_config(61, 1, 56, BLOCK), _text, {}, "got vocabulary 61"),
     "a text for hidden states": (BLOCK, _text, {}, r"expected hidden states float32 \[tokens,24\]"),
 }

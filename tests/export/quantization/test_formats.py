@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from posenc_export.export import VerificationError, deviation, export, verify
+from posenc_export.export import VerificationError, export, quality, verify
 from posenc_export.export.quantization import formats
 from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
 from posenc_export.export.targets import standard
@@ -38,16 +38,17 @@ def _weight(rows: int = 24, inputs: int = 70) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, inputs)).astype(np.float32)
 
 
-GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 128)]
+GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 32, zeros=True), Grid(4, 128, zeros=True)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_products_of_codes_and_scales_are_exact_in_float32(grid: Grid) -> None:
     made = grid.rounded(_weight())
     assert np.abs(made.codes.astype(int)).max() <= 1 << (grid.bits - 1)
-    exact = (made.codes * made.scales.astype(np.float64)[..., None]).reshape(24, -1)
+    zeros = made.zeros(grid.bits)
+    assert (zeros is not None) == grid.zeros
+    exact = ((made.codes - (0 if zeros is None else zeros[..., None].astype(int))) * made.scales.astype(np.float64)[..., None]).reshape(24, -1)
     np.testing.assert_array_equal(exact[:, :70], made.weight)
-    assert not exact[:, 70:].any()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -59,6 +60,7 @@ def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
 
 def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, errors = _weight(64, 256), []
+    monkeypatch.setattr(formats, "REFITTED", 0)
     for searched in (formats.SEARCHED, *((factor,) for factor in formats.SEARCHED)):
         monkeypatch.setattr(formats, "SEARCHED", searched)
         errors.append(np.square(Grid(4, 32).rounded(weight).weight - weight).reshape(64, -1, 32).sum(2))
@@ -71,6 +73,17 @@ def test_blocks_of_zeros_stay_zeros(grid: Grid) -> None:
     weight[3] = weight[:, :32] = 0
     made = grid.rounded(weight).weight
     assert not made[3].any() and not made[:, :32].any() and np.isfinite(made).all()
+
+
+def test_zero_points_reduce_the_error_of_blocks_whose_weights_have_one_sign() -> None:
+    weight = np.abs(_weight(64, 256))
+    without, with_zeros = (np.square(Grid(4, 32, zeros).rounded(weight).weight - weight).mean() for zeros in (False, True))
+    assert with_zeros < 0.5 * without
+
+
+def test_scales_of_4_bits_are_numbers_of_float16() -> None:
+    scales = Grid(4, 32, zeros=True).rounded(_weight(64, 256)).scales
+    np.testing.assert_array_equal(scales.astype(np.float16).astype(np.float32), scales)
 
 
 @pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
@@ -106,15 +119,15 @@ def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: st
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
-    found = manifest.deviation
+    found = manifest.quality
     assert found is not None and found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
     assert 0 < found.error and found.tokens == 2 * 3 * 36
 
 
-def test_the_deviation_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: List[str] = []
-    right = deviation.load
-    monkeypatch.setattr(deviation, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
+    right = quality.load
+    monkeypatch.setattr(quality, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
     manifest = export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
     assert manifest.certificate is not None and loaded == [manifest.certificate["provider"]]
 
@@ -236,7 +249,7 @@ def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32
 
 
 REFUSALS: dict = {
-    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int4, int4-128, keep, got 'int3'"),
+    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int8-32, int4, int4-128, keep, got 'int3'"),
     "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),

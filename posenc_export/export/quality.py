@@ -1,0 +1,166 @@
+"""Measure what an artefact with rounded weights, activations or caches loses against its float32 module, and refuse a loss above a limit."""
+
+import math
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.export.describe import Model
+from posenc_export.export.expected import eager_session, expected_outputs
+from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.text import MeasuredText, is_default
+from posenc_export.export.trace import in_few_bits
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import FAILED
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.schema import Quality
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.proof import rounded_up
+
+BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
+
+
+class Inputs(NamedTuple):
+    """What the loss of a model is measured with.
+
+    Args:
+        model: the float32 module, with weights that are not rounded.
+        sample: calibration data that weights were rounded with; None for none.
+        text: None measures outputs on the inputs of the reference, random tokens or random numbers.
+        most: largest perplexity over that of `model`.
+    """
+
+    model: Model
+    sample: Optional[Sample]
+    text: Optional[MeasuredText]
+    most: float
+
+
+def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs) -> Manifest:
+    """Measure the loss of a certified artefact and write it into the manifest.
+
+    Args:
+        exact: manifest of a certified artefact with the same weights that computes in float32.
+
+    Raises:
+        ValueError: on text, the perplexity is more than `inputs.most` times that of the float32 module.
+    """
+    proof = exact.certificate
+    assert proof is not None and manifest.certificate is not None
+    session = load(folder, provider="cpu", threads=1).session()
+    if inputs.text is None:
+        found, name, digest = _of_reference(session, inputs.model, manifest), "random tokens" if manifest.vocabulary else "random numbers", ""
+    else:
+        found, name, digest = _of_text(session, eager_session(inputs.model), inputs.text.sample), inputs.text.name, inputs.text.sample.sha256
+        _check_loss(found, manifest, inputs, inputs.text)
+    figures = {**found.figures(manifest), "exact": max(proof["cells"].values()), "exact_tolerance": proof["tolerance"]}
+    manifest = manifest.replace(quality=Quality(inputs=name, sha256=digest, **figures))
+    manifests.write(manifest, folder)
+    return manifest
+
+
+class Loss:
+    """Figures of two models with the same inputs, accumulated over rows of tokens.
+
+    Args:
+        bytes_of_token: mean length of a token in bytes; 0 if the tokens are no text.
+    """
+
+    def __init__(self, bytes_of_token: float = 0.0) -> None:
+        self.bytes_of_token, self.tokens, self.same = bytes_of_token, 0, 0
+        self._squares = self._expected_squares = 0.0
+        self._entropy = np.zeros(2)  # sums of cross-entropies in nats, of the measured and of the float32 model
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity over that of float32; 1 without text."""
+        measured, exact = self._entropy / self.tokens
+        return _exponential(measured - exact)
+
+    def add(self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None) -> None:
+        """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are text."""
+        self.tokens += int(np.prod(expected.shape[:-1]))
+        self.same += int((actual.argmax(-1) == expected.argmax(-1)).sum())
+        self._squares += float(np.square(actual - expected, dtype=np.float64).sum())
+        self._expected_squares += float(np.square(expected, dtype=np.float64).sum())
+        if following is not None:
+            self._entropy += [_cross_entropy(logits, following) for logits in (actual, expected)]
+
+    def figures(self, manifest: Manifest) -> Dict[str, Any]:
+        """Return the fields of Quality."""
+        agreement = round(self.same / self.tokens, 3) if manifest.kind == "decoder" else 0.0
+        made = {"error": rounded_up(math.sqrt(self._squares / (self._expected_squares or 1.0))), "agreement": agreement, "tokens": self.tokens}
+        if not self.bytes_of_token:
+            return made
+        names = ("perplexity", "float32_perplexity", "bits_per_byte", "float32_bits_per_byte")
+        nats = self._entropy / self.tokens
+        return {**made, **dict(zip(names, [_short(_exponential(one)) for one in nats] + [_short(one / math.log(2) / self.bytes_of_token) for one in nats], strict=True))}
+
+
+def _of_text(session: Session, plain: Session, sample: Sample) -> Loss:
+    """Compare two decoders on windows of text. The tokens that begin a text are not predicted."""
+    found, first = Loss(sample.bytes_of_token), max(sample.first, 1)
+    for window in sample.windows:
+        actual, expected = (_logits(one, window[None]) for one in (session, plain))
+        found.add(actual[:, first - 1 : -1], expected[:, first - 1 : -1], window[None, first:])
+    return found
+
+
+def _logits(session: Session, tokens: np.ndarray) -> np.ndarray:
+    session.reset()
+    return session.prefill(tokens, chunk=tokens.shape[1])
+
+
+def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
+    """Compare an artefact with the module on all cases of the reference."""
+    found = Loss()
+    for case in expected_outputs(model, manifest, filled=False).cases.values():
+        session.reset()
+        found.add(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full)
+    return found
+
+
+def _cross_entropy(logits: np.ndarray, following: np.ndarray) -> float:
+    """Return the sum of -log of the probability of each following token, in nats."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    return float((np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, following[..., None], -1)[..., 0]).sum())
+
+
+def _exponential(nats: float) -> float:
+    return math.exp(nats) if nats < math.log(FAILED) else FAILED
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.5g}")
+
+
+def _check_loss(found: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredText) -> None:
+    """Raise ValueError for a loss above the limit, with what other formats of weights lose."""
+    if found.ratio <= inputs.most:
+        return
+    figures = found.figures(manifest)
+    rounded = {"weights": manifest.weights.format if manifest.weights else "", "cache": manifest.cache}
+    what = " and ".join(f"{name} {format_}" for name, format_ in rounded.items() if format_) or f"dtype {manifest.dtype}"
+    measured = f"{figures['perplexity']:.3g} instead of {figures['float32_perplexity']:.3g} on {found.tokens} tokens, {text.name}"
+    rule = f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got {found.ratio:.2f} times ({measured})"
+    raise ValueError(f"{rule}; {' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}")
+
+
+def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
+    """Return what else a user can do, and how much the perplexity rises with larger formats of weights."""
+    if manifest.weights is None or manifest.weights.format not in BY_SIZE:
+        return ["choose float32"]
+    found = [f"choose weights {name} ({ratio:.2f} times)" for name, ratio in _ratios(manifest.weights.format, inputs, text)]
+    calibrate = FORMATS[manifest.weights.format].calibrated and (inputs.sample is None or is_default(inputs.sample.sha256))
+    return [*(["give calibration data"] if calibrate else []), *found]
+
+
+def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[str, float]]:
+    """Yield larger formats with the rise of the perplexity by rounded weights alone."""
+    plain = eager_session(inputs.model)
+    for name in BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
+        yield name, _of_text(eager_session(in_few_bits(inputs.model, name, inputs.sample).model), plain, text.sample).ratio

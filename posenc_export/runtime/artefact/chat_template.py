@@ -1,0 +1,173 @@
+"""Conversations as prompts: the chat template of a checkpoint, a Jinja template that transformers defines, rendered in Jinja's sandbox."""
+
+import contextlib
+import datetime
+import functools
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.tokenizer import Codec, codec
+
+Message = Mapping[str, Any]  # role and content, as in OpenAI's API
+TEMPLATE, SETTINGS, OLD_SETTINGS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # names that a template can read
+SAFE = (3, 1, 6)  # earlier sandboxes of Jinja can be left
+ANSWER = "answered"
+# Exceptions of expressions in a template, beside those of Jinja.
+FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+
+
+class ChatCodec:
+    """Encoder of conversations to token ids.
+
+    Args:
+        codec: codec of the artefact.
+        template: the Jinja template.
+        special: texts of special tokens by name (SPECIAL), as far as the tokenizer has them.
+        stop_ids: ids that end a text.
+
+    Attributes:
+        ends: ids that end a reply: `stop_ids`, and the special token that the template writes after one.
+
+    Raises:
+        ValueError: a template that Jinja cannot compile.
+        ModuleNotFoundError: jinja2 is not installed.
+    """
+
+    def __init__(self, codec: Codec, template: str, special: Mapping[str, str], stop_ids: Sequence[int] = ()) -> None:
+        from jinja2 import TemplateError
+
+        self.codec, self.special, self._errors = codec, dict(special), (TemplateError, *FAULTS)
+        with self._explained("a chat template that Jinja can compile", f"correct {TEMPLATE} of the checkpoint and export it again"):
+            self._template = _environment().from_string(template)
+        self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
+
+    def text(self, messages: Sequence[Message], reply: bool = True) -> str:
+        """Return the prompt of a conversation; with `reply`, it ends with what the template writes before a reply.
+
+        Raises:
+            ValueError: the template refuses the conversation, or does what its sandbox forbids.
+        """
+        with self._explained("a conversation that the chat template of the model can render", "change the messages, or give a prompt without --chat"):
+            found: str = self._template.render(messages=list(messages), tools=None, documents=None, add_generation_prompt=reply, **self.special)
+        return found
+
+    def encode(self, messages: Sequence[Message]) -> List[int]:
+        """Return the token ids of `text`, to which the tokenizer adds no special tokens. Raise ValueError as `text` and Codec.encode."""
+        return self.codec.encode(self.text(messages), special=False)
+
+    def _turn_end(self) -> List[int]:
+        """The special token after a reply, if the template writes one."""
+        try:
+            after = self.text([{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}], reply=False).rpartition(ANSWER)[2]
+        except ValueError:  # a template for conversations of another kind
+            return []
+        return [token for token in self.codec.encode(after.lstrip(), special=False)[:1] if self.codec.is_special(token)]
+
+    @contextlib.contextmanager
+    def _explained(self, rule: str, remedy: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise ValueError(f"chat: expected {rule}, got an error ({' '.join(str(error).split())[:200] or type(error).__name__}); {remedy}") from None
+
+
+def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
+    """Return the encoder of conversations of an artefact; None without a chat template.
+
+    Raises:
+        ValueError: as for ChatCodec and `codec`; tokenizer_config.json is not JSON, or has several templates and none with the name default.
+        ModuleNotFoundError: jinja2 or tokenizers is not installed.
+    """
+    settings = _settings(folder, manifest)
+    template: Any = settings.get("chat_template")
+    if TEMPLATE in manifest.files:
+        template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")
+    if isinstance(template, list):  # transformers' format of several templates
+        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}.get("default", template)
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        raise ValueError(f"chat: expected {SETTINGS} with a chat template or one with the name default, got {type(template).__name__}; save one as {TEMPLATE}")
+    special = {name: text for name in SPECIAL if isinstance(text := _content(settings.get(name)), str)}
+    return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
+
+
+def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
+    """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat template, otherwise as `chat_codec`."""
+    found = chat_codec(folder, manifest)
+    if found is None:
+        raise ValueError(f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export the instruct version of the model, or use posenc generate")
+    return found
+
+
+def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
+    """The keys of tokenizer_config.json, and those that early checkpoints have in special_tokens_map.json only."""
+    found: Dict[str, Any] = {}
+    for name in (OLD_SETTINGS, SETTINGS):
+        if name in manifest.files:
+            try:
+                values = json.loads((files.locate(folder) / name).read_bytes())
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"chat: expected {name} to be JSON, got an error ({error}); save the tokenizer again") from None
+            found.update(values if isinstance(values, dict) else {})
+    return found
+
+
+def _content(token: Any) -> Any:
+    """The text of a special token, which is stored alone or with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+@functools.cache
+def _environment() -> Any:
+    """The environment in which transformers renders chat templates: options, filters and functions have the same names and meanings."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    installed = version("jinja2")
+    if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
+        raise ValueError(f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds, got {installed}; pip install -U jinja2")
+
+    class Generation(Extension):
+        """{% generation %} marks a reply for training. It does not change the text."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+    class Names(jinja2.utils.Namespace):
+        """namespace() without names that begin with an underscore, which reach Python's internals."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            Names.check(dict(*given, **named))
+            super().__init__(*given, **named)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            Names.check([name])
+            super().__setitem__(name, value)
+
+        @staticmethod
+        def check(names: Any) -> None:
+            if any(str(name).startswith("_") for name in names):
+                raise jinja2.exceptions.SecurityError("a name in a namespace begins with an underscore")
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form), namespace=Names)
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """JSON without the escapes of HTML that Jinja's own filter writes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

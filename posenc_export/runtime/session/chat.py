@@ -1,0 +1,73 @@
+"""Conversations on a session, which keeps the cache between turns."""
+
+from typing import Dict, Iterator, List, Optional
+
+from posenc_export.runtime.artefact.chat_template import ChatCodec
+from posenc_export.runtime.session.session import Session
+
+
+class Chat:
+    """A conversation with a decoder. Each turn feeds only the tokens that the cache does not hold, and gives the tokens that the whole conversation would give.
+
+    Args:
+        session: a session of its own, with one row.
+        codec: encoder of conversations (runtime.artefact.chat_template.chat_codec).
+        system: text of the system message; None for none.
+        context: largest number of tokens of a conversation; None for the range of positions.
+
+    Attributes:
+        messages: the messages so far, each {"role", "content"}.
+        tokens: ids of the last reply, the one that ended it included.
+    """
+
+    def __init__(self, session: Session, codec: ChatCodec, system: Optional[str] = None, context: Optional[int] = None) -> None:
+        self.session, self.codec = session, codec
+        self.context = min(context or session.manifest.max_positions, session.manifest.max_positions)
+        self.messages: List[Dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+        self.tokens: List[int] = []
+        self._held: List[int] = []  # tokens in the cache
+
+    def reply(
+        self, content: str, max_tokens: Optional[int] = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+    ) -> Iterator[str]:
+        """Add a message of the user, and yield the reply in pieces, each of whole characters. What was yielded is the reply if the caller stops early.
+
+        Args:
+            content: text of the message.
+            max_tokens: largest number of tokens of the reply; None for as many as the context allows.
+            temperature, top_k, top_p, seed: as for Session.generate.
+
+        Raises:
+            ValueError: the template refuses the conversation, or no token is left in the context. The conversation is unchanged. Otherwise as Session.generate.
+        """
+        messages = [*self.messages, {"role": "user", "content": content}]
+        prompt = self.codec.encode(messages)
+        room = self.context - len(prompt)
+        if room < 1:
+            raise ValueError(f"chat: expected a conversation below {self.context} tokens, got {len(prompt)}; begin a new one")
+        self._keep(prompt)
+        pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
+        most = room if max_tokens is None else min(max_tokens, room)
+        try:
+            for (token,) in self.session.generate([prompt[len(self._held) :]], most, temperature, top_k, top_p, seed, self.codec.ends):
+                self.tokens.append(int(token))
+                if token not in self.codec.ends:
+                    parts.append(pieces.push(int(token)))
+                    yield parts[-1]
+            parts.append(pieces.rest())
+            yield parts[-1]
+        finally:
+            self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
+            if self.tokens:
+                self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
+
+    def _keep(self, prompt: List[int]) -> None:
+        """Take back what the cache holds beyond the tokens with which the prompt begins, and at least the last token of the prompt."""
+        pairs = zip(self._held, prompt[:-1], strict=False)
+        equal = next((index for index, (held, wanted) in enumerate(pairs) if held != wanted), min(len(self._held), len(prompt) - 1))
+        try:
+            self.session.rewind(len(self._held) - equal)
+        except ValueError:  # a state that each call replaces keeps a limited history
+            self.session.reset()
+            equal = 0
+        self._held = self._held[:equal]

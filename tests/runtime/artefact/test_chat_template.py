@@ -1,0 +1,131 @@
+"""Chat templates: prompts are those of transformers, and templates that are broken or dangerous are refused in one line."""
+
+import itertools
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from posenc_export.runtime.artefact.chat_template import ChatCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# Ways to write templates that published models use.
+TEMPLATES = {
+    "each message between marks, with a system message by default": """
+        {%- for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}
+        {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}
+        {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "turns of users that alternate, with the system message in the first": """
+        {%- if messages[0].role == 'system' %}{% set loop_messages = messages[1:] %}{% set system = messages[0].content | trim %}
+        {%- else %}{% set loop_messages = messages %}{% set system = false %}{% endif %}
+        {%- for message in loop_messages %}
+        {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}
+        {%- if message.role == 'user' %}{{ bos_token + '[INST] ' }}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.first and system else '' }}
+        {{- message.content.strip() + ' [/INST]' }}{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}""",
+    "a namespace, loops with break and continue, and a part for training": """
+        {%- set seen = namespace(system='', count=0) %}
+        {%- for message in messages %}{% if message.role == 'system' %}{% set seen.system = message.content %}{% continue %}{% endif %}
+            {% set seen.count = seen.count + 1 %}
+            {% if seen.count > 3 %}{% break %}{% endif %}
+            {% generation %}
+            {% set inner = message.content | upper %}
+<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}
+{{ inner }}<end_of_turn>
+            {% endgeneration %}
+        {% endfor %}
+        {{ inner is defined }} {{ seen.system | default('none', true) }} {{ seen.count }}""",
+    "dates, JSON, tests for tools and documents, and macros": """
+        {%- macro one(message) %}{{ message | tojson }}{{ message | tojson(indent=2) }}{% endmacro %}
+        {%- if tools is not none and tools %}tools{% endif %}{% if documents is defined %}documents {{ documents }}{% endif %}
+        {%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}
+        {%- for message in messages[::-1] %}{{ one(message) }}{% endfor %}{{ cls_token }}{{ pad_token }}{{ range(3) | list }}
+        {%- for key, value in dict(a=1, b='<é>').items() %}{{ key }}={{ value | tojson }}{% endfor %}""",
+}
+TURNS = [
+    [{"role": "user", "content": "  Hi <b> & \"you\" \n"}],
+    [{"role": "system", "content": "Be\nbrief."}, {"role": "user", "content": "Zoë 🎉?"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b "}, {"role": "user", "content": ""}],
+    [{"role": "system", "content": "s"}, *[{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant", "user")]],
+    [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+]
+
+
+def _words() -> Any:
+    """A tokenizer of single bytes, with special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")])
+    return made
+
+
+def _codec(folder: Path) -> TokenizerCodec:
+    (folder / "tokenizer.json").write_text(_words().to_str())
+    return TokenizerCodec(folder)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=_words(), **SPECIAL)
+    codec = ChatCodec(_codec(tmp_path), TEMPLATES[name], SPECIAL)
+    for messages, reply in itertools.product(TURNS, (True, False)):
+        try:
+            expected = theirs.apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=reply)
+        except Exception as error:
+            assert "alternate" in str(error)
+            with pytest.raises(ValueError, match="chat: expected .*Roles must alternate"):
+                codec.text(messages, reply)
+            continue
+        assert codec.text(messages, reply) == expected
+        if reply:
+            assert codec.encode(messages) == theirs.apply_chat_template(messages, chat_template=TEMPLATES[name], return_dict=False, add_generation_prompt=True)
+
+
+def test_a_reply_ends_at_the_token_that_the_template_writes_after_one(tmp_path: Path) -> None:
+    codec, names = _codec(tmp_path), list(TEMPLATES)
+    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[0]], SPECIAL).ends] == ["<|im_end|>"]
+    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[1]], SPECIAL).ends] == ["</s>"]
+    assert ChatCodec(codec, TEMPLATES[names[3]], SPECIAL, (7,)).ends == (7,)
+
+
+BROKEN: Dict[str, str] = {
+    "a template that does not end": "{% for message in messages %}",
+    "an unknown block": "{% secret %}",
+    "classes of Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a function's globals": "{{ raise_exception.__globals__['os'].system('true') }}",
+    "an attribute by a filter": "{{ (messages | attr('__class__')).mro() }}",
+    "a format string that reads attributes": "{{ '{0.__class__}'.format(messages) | upper }}{{ ('{0.__class__.__init__.__globals__}').format(messages).x.y }}",
+    "a change of the messages": "{{ messages.append('more') }}",
+    "a name with an underscore in a namespace": "{% set all = namespace(_a=1) %}{{ all._a }}",
+    "an underscore that is set later": "{% set all = namespace() %}{% set all.__class__ = 1 %}",
+    "a file": "{% include '/etc/hostname' %}",
+    "a range without end": "{{ range(10 ** 9) | list }}",
+    "a division by zero": "{{ 1 / 0 }}",
+    "a macro without end": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "a name that nobody defines": "{{ unknown.part.other }}",
+    "a sum of different types": "{{ messages[0].content + 1 }}",
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_template_that_is_broken_or_dangerous_is_refused_in_one_line(case: str) -> None:
+    with pytest.raises(ValueError, match=r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"):
+        ChatCodec(ByteCodec(), BROKEN[case], {}).text([{"role": "user", "content": "Hi"}])
+
+
+def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Path) -> None:
+    from tokenizers import processors
+
+    made = _words()
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", made.token_to_id("<s>")), ("</s>", made.token_to_id("</s>"))])
+    (tmp_path / "tokenizer.json").write_text(made.to_str())
+    codec = TokenizerCodec(tmp_path)
+    found: List[int] = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL).encode([{"role": "user", "content": "a"}])
+    assert found == codec.encode("a")[:-1]

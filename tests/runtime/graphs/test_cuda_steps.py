@@ -1,0 +1,168 @@
+"""Steps on CUDA with a device whose memory is that of the host: inputs are bound once and copied there, and outputs are those of the CPU."""
+
+import ctypes
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from posenc_export.export import export
+from posenc_export.runtime import Model, load
+from posenc_export.runtime.graphs.cuda_steps import ALIGNMENT
+from posenc_export.runtime.session import device_memory
+from posenc_export.runtime.verification.proof import encoder_rows
+from tests.tiny import decoder, reading
+from tests.traces import sources
+
+
+class FakeMemory:
+    """Memory that stands for a tensor on the device: a copy, which changes only when it is written. It counts the bytes that come from the host or go there, and the
+    times that it is written.
+    """
+
+    moved = written = 0
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array.copy()
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def update_inplace(self, array: np.ndarray) -> None:
+        FakeMemory.moved, FakeMemory.written = FakeMemory.moved + array.nbytes, FakeMemory.written + 1
+        self.array[...] = array
+
+    def numpy(self) -> np.ndarray:
+        FakeMemory.moved += self.array.nbytes
+        return self.array.copy()
+
+
+class FakeRuntime:
+    """The functions of the CUDA runtime that caches use, on memory of the host."""
+
+    @staticmethod
+    def cudaMemcpy2D(target: Any, target_pitch: Any, source: Any, pitch: Any, width: Any, height: Any, kind: int) -> int:
+        for piece in range(height.value):
+            ctypes.memmove(target.value + piece * target_pitch.value, source.value + piece * pitch.value, width.value)
+        return 0
+
+    @staticmethod
+    def cudaMemset2D(target: Any, pitch: Any, value: int, width: Any, height: Any) -> int:
+        for piece in range(height.value):
+            ctypes.memset(target.value + piece * pitch.value, value, width.value)
+        return 0
+
+    @staticmethod
+    def cudaStreamSynchronize(stream: Any) -> int:
+        return 0
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    """Let tensors and bindings for device cuda be memory of the host. Return the names of inputs and outputs in the order in which they are bound."""
+    bound: List[str] = []
+    real = onnxruntime.OrtValue.ortvalue_from_numpy
+
+    def made(array: np.ndarray, device: str = "cpu", index: int = 0) -> Any:
+        return FakeMemory(array) if device == "cuda" else real(array, device, index)
+
+    def on_host(bind: Any) -> Any:
+        def call(self: Any, name: str, device: str = "cpu", *rest: Any) -> None:
+            bound.append(name)
+            bind(self, name, "cpu", *rest)
+
+        return call
+
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_numpy", staticmethod(made))
+    unset = staticmethod(lambda shape, dtype, device, index: FakeMemory(np.full(shape, 7, dtype)))
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
+    monkeypatch.setattr(device_memory, "_runtime", FakeRuntime)
+    for name in ("bind_input", "bind_output"):
+        monkeypatch.setattr(onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name)))
+    return bound
+
+
+def on_fake_device(folder: Path) -> Model:
+    model = load(folder, provider="cpu", threads=1)
+    model.graph.device = model.graph.provider = "cuda"
+    model.graph.reads_device = True
+    return model
+
+
+def outputs(model: Model) -> Dict[str, np.ndarray]:
+    """Return outputs after calls that change the memory of caches."""
+    ids = np.arange(40).reshape(2, 20) % 61
+    session, found = model.session(batch=2, capacity=30), {}
+    found["prefill"] = session.prefill([ids[0, :7], ids[1, :4]], logits_to_keep=1)
+    found["steps"] = np.stack([session.step(ids[:, column]) for column in range(7, 12)])
+    session.rewind(3)
+    found["after a rewind"] = np.stack([session.step(ids[:, column]) for column in range(12, 14)])
+    other = session.fork()
+    found["admitted"] = session.admit(ids[:1, :5], logits_to_keep=1)
+    found["three rows"] = np.stack([session.step(ids[[0, 1, 1], column]) for column in range(5, 8)])
+    session.retire(0)
+    found["two rows"] = np.stack([session.step(ids[:, column]) for column in range(8, 10)])
+    found["fork"] = np.stack([other.step(ids[:, column]) for column in range(5, 8)])
+    return found
+
+
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("rope", "alibi", "fox")])
+def test_outputs_are_those_of_the_cpu(variant: str, tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
+    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(on_fake_device(tmp_path / "artefact"))
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(found[name].astype(np.float32), wanted.astype(np.float32), atol=0.01 * np.abs(wanted).max(), err_msg=name)
+
+
+@pytest.mark.xdist_group("alibi")
+def test_a_step_binds_nothing_and_copies_its_inputs_together(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
+    session = on_fake_device(tmp_path / "artefact").session()
+    session.prefill(np.zeros((1, 5), np.int64))
+    session.step(np.zeros(1, np.int64))
+    bindings.clear()
+    FakeMemory.written = 0
+    session.step(np.zeros(1, np.int64))
+    assert bindings == [] and FakeMemory.written == 1
+
+
+@pytest.mark.xdist_group("rope")
+def test_a_step_that_reads_an_input_on_both_sides_binds_anew(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    model = on_fake_device(tmp_path / "artefact")
+    model.graph.reads_device = False  # as for artefacts of earlier versions with a bias
+    session = model.session()
+    session.prefill(np.zeros((1, 5), np.int64))
+    session.step(np.zeros(1, np.int64))
+    bindings.clear()
+    session.step(np.zeros(1, np.int64))
+    assert "input_ids" in bindings
+
+
+@pytest.mark.xdist_group("fox")
+def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("fox")), "ort-cuda", tmp_path / "artefact", verify=False)
+    session = on_fake_device(tmp_path / "artefact").session(batch=2, capacity=200)
+    session.prefill(np.zeros((2, 5), np.int64))
+    session.step(np.zeros(2, np.int64))
+    FakeMemory.moved = 0
+    session.rewind(2)
+    session.fork()
+    session.retire(0)
+    session.reset()
+    assert FakeMemory.moved == 0
+
+
+def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    found = []
+    for model in (load(tmp_path / "artefact", provider="cpu", threads=1), on_fake_device(tmp_path / "artefact")):
+        session = model.session(batch=2)
+        session.prefill(np.zeros((2, 3), np.int64), encoder=encoder_rows(model.manifest, 2))
+        session.step(np.zeros(2, np.int64))
+        FakeMemory.moved = 0
+        found.append(session.step(np.ones(2, np.int64)).astype(np.float32))
+    np.testing.assert_allclose(found[1], found[0], atol=0.01 * np.abs(found[0]).max())
+    assert 0 < FakeMemory.moved <= 4 * ALIGNMENT
