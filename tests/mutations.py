@@ -165,14 +165,14 @@ LOWERINGS = (
 QUANTIZATION = (
     (
         "export/quantization/formats.py",
-        "np.float32(-(1 << (self.bits - 1)))",
-        "np.float32(1 << (self.bits - 1))",
+        "np.float32(-factor / self.half)",
+        "np.float32(factor / self.half)",
         f"{FORMATS}::test_the_rounding_error_is_at_most_the_declared_noise",
     ),
     (
         "export/quantization/formats.py",
-        "np.where(found < error, scales, best)",
-        "np.where(found > error, scales, best)",
+        "np.where(found < error, new, old)",
+        "np.where(found > error, new, old)",
         f"{FORMATS}::test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error",
     ),
     ("export/quantization/gptq.py", "remaining[:, end:] -= lost", "remaining[:, end:] += lost", GPTQ),
@@ -186,7 +186,7 @@ QUANTIZATION = (
     ("export/quantization/calibration.py", "(HEADROOM / LARGEST_CODE)", "(1 / LARGEST_CODE)", "tests/export/targets/test_int8_cache.py"),
 )
 RUNTIME = (
-    ("runtime/session/graph_runner.py", "np.maximum(length + counts - 1, 0)", "np.maximum(length + counts, 0)", _parity("rope", "ort")),
+    ("runtime/session/graph_runner.py", "np.maximum(length + valid - 1, 0)", "np.maximum(length + valid, 0)", _parity("rope", "ort")),
     ("runtime/session/arguments.py", "(max(ends) - 1, int", "(max(ends) - 2, int", f"{SESSION} -k 'positions_past_the_range and torchscript'"),
     ("runtime/session/arguments.py", "row.max() >= vocabulary", "row.max() > vocabulary", f"{SESSION} -k 'wrong_use and torchscript and token'"),
     ("runtime/session/stepper.py", "highest(unsigned) >= limit", "highest(unsigned) > limit", f"{SESSION} -k 'wrong_use and torchscript and token'"),
@@ -199,7 +199,7 @@ RUNTIME = (
     ("runtime/artefact/rules.py", "_expect(dtype == value.dtype,", "_expect(bool(dtype),", "tests/runtime/graphs/test_graph_files.py"),
     ("runtime/artefact/rules.py", "_expect(state.update in updates,", "_expect(bool(state.update),", "tests/runtime/artefact/test_manifest.py"),
     ("runtime/artefact/files.py", "if actual != listed:", "if actual.bytes != listed.bytes:", "tests/export/targets/test_external_data.py"),
-    ("shared/numerics.py", "2 * max(noise, error)", "20 * max(noise, error)", "tests/shared/test_numerics.py -k divisions_may_differ"),
+    ("shared/numerics.py", "min(tolerance, 2 * max(", "min(tolerance, 20 * max(", "tests/shared/test_numerics.py -k divisions_may_differ"),
 )
 PROGRAMS = (
     ("serve/batch.py", "len(row.unread) - 1)", "len(row.unread))", "tests/serve/test_engine.py"),

@@ -64,7 +64,7 @@ class Service:
         deadline = self.loop.time() + self.limits.seconds
         try:
             async with asyncio.timeout_at(deadline):
-                asked, completion = await asyncio.to_thread(self._built, await _body(request), format)
+                asked, completion = await asyncio.to_thread(self._built, await read_body(request), format)
                 self._begin(completion)
                 if asked.stream:
                     return Stream(self._events(asked, completion, format), lambda: self._end(completion), deadline, self._late())
@@ -228,7 +228,7 @@ def _described(format: protocol.Format) -> Dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": format.request.model_json_schema()}}}}
 
 
-async def _body(request: Request) -> bytearray:
+async def read_body(request: Request) -> bytearray:
     """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large or too slow, ClientDisconnect if the client leaves before its end."""
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "application/json":  # browsers send other types to other servers without asking them first

@@ -17,7 +17,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
 from posenc_export.serve.access import Access
-from posenc_export.serve.app import GONE, KIND, _body
+from posenc_export.serve.app import GONE, KIND, read_body
 from posenc_export.serve.protocol import FAST, Ids
 from posenc_export.serve.requests import Limits
 from posenc_export.shared.version import VERSION
@@ -59,7 +59,7 @@ class Embedder:
         """Handle POST /v1/embeddings."""
         try:
             async with asyncio.timeout(self.limits.seconds):
-                asked = parse(await _body(request))
+                asked = parse(await read_body(request))
                 if asked.model not in (None, self.name):
                     raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
                 if self.waiting >= self.limits.queue:

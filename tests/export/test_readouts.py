@@ -86,3 +86,8 @@ def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_
     for cell in READ_OUTS:
         assert bounds[f"batch 3, start 0: sentence_embedding, {cell}"] >= cells["batch 3, start 0: full pass"]
     assert verify(tmp_path / "artefact")["passed"]
+
+
+def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(tmp_path: Path) -> None:
+    export(sources(encoder("learned")), "onnx", tmp_path / "artefact", dtype="float16")
+    assert verify(tmp_path / "artefact")["passed"]

@@ -132,7 +132,7 @@ def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) 
 
 
 def test_a_body_of_many_parts_is_read_in_linear_time() -> None:
-    from posenc_export.serve.app import _body
+    from posenc_export.serve.app import read_body
 
     class Parts:
         headers = {"content-type": "application/json; charset=utf-8"}
@@ -142,7 +142,7 @@ def test_a_body_of_many_parts_is_read_in_linear_time() -> None:
                 yield b"12345"
 
     begun = time.perf_counter()
-    assert asyncio.run(_body(Parts())) == b"12345" * 200_000  # type: ignore[arg-type]
+    assert asyncio.run(read_body(Parts())) == b"12345" * 200_000  # type: ignore[arg-type]
     assert time.perf_counter() - begun < 2  # 0.05 s; 10 s if each part copied those before it
 
 
