@@ -24,7 +24,7 @@ positions = st.integers(0, REACH - 1)
 
 def _build(name: str, **options: Any) -> encodings.PositionEncoding:
     torch.manual_seed(0)
-    return encodings.build({"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4))
+    return encodings.build({"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4)).eval()
 
 
 def _score(encoding: encodings.PositionEncoding, query: int, key: int) -> float:

@@ -22,10 +22,10 @@ def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
     return torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1) if encoding.axes else torch.tensor([POSITIONS])
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=VARIANTS, scope="module")
 def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
     torch.manual_seed(0)
-    return encodings.build(VARIANTS[request.param], GEOMETRY)
+    return encodings.build(VARIANTS[request.param], GEOMETRY).eval()  # as it is exported; tests of gradients run the training mode
 
 
 def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
