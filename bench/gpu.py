@@ -1,6 +1,6 @@
 """The CUDA provider on a machine with a GPU: verify every encoding, then compare decode and prefill times of a float16 decoder with transformers.
 
-    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--layers N]
+    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--layers N] [--rehearse]
 
 Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A call ends after --minutes; the same command again continues with what is
 missing. Each encoding and each round of a contestant runs in a process of its own, so that a crash or a hang ends one row.
@@ -29,7 +29,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
-from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from posenc_export.runtime.artefact.certificate import bound_of, format_worst_error, worst_cell
 from posenc_export.shared import json_rows
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
@@ -67,14 +67,14 @@ def proof(name: str) -> Iterator[Dict[str, Any]]:
         yield {**row, "cells": len(certificate["cells"]), "machine": certificate["machine"]}
 
 
-def one_round(contestant: str, folder: Path) -> Dict[str, Any]:
-    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}."""
+def one_round(contestant: str, folder: Path, check: bool) -> Dict[str, Any]:
+    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}. `check`: whether wrong outputs are an error."""
     import torch
 
     if contestant.startswith("transformers"):
         return _transformers(contestant, folder, torch)
     begin = time.perf_counter()
-    session = load(folder / contestant.split()[0], provider="cuda").session(capacity=8192)
+    session = load(folder / contestant.split()[0], provider="cuda", check=check).session(capacity=8192)
     report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
     token = np.zeros(1, np.int64)
     for context in CONTEXTS:
@@ -183,7 +183,8 @@ class Results:
         except subprocess.TimeoutExpired:
             return [{"error": f"no result within {PIECE} s"}]
         rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-        return rows if not ran.returncode else [*rows, {"error": ran.stderr.strip()[-400:] or f"exit status {ran.returncode}"}]
+        lines = ran.stderr.strip().splitlines()
+        return rows if not ran.returncode else [*rows, {"error": lines[-1][:300] if lines else f"exit status {ran.returncode}"}]
 
 
 def parity(results: Results, names: Sequence[str]) -> None:
@@ -196,7 +197,7 @@ def parity(results: Results, names: Sequence[str]) -> None:
             results.add("parity", [{"encoding": pieces[done], "target": "-", **row} for row in done.result()])
 
 
-def latency(results: Results, contestants: Sequence[str], rounds: int, layers: int) -> None:
+def latency(results: Results, contestants: Sequence[str], rounds: int, layers: int, rehearse: bool) -> None:
     """Measure the rounds of contestants that the results lack."""
     wanted = [(number, name) for number in range(rounds) for name in contestants]
     known = {(row["round"], row["contestant"]) for row in results.values["latency"]}
@@ -209,7 +210,8 @@ def latency(results: Results, contestants: Sequence[str], rounds: int, layers: i
     results.values |= json.loads((folder / "prepared.json").read_text(encoding="utf-8")) | {"layers": layers}
     for number, name in wanted:
         if (number, name) not in known:
-            results.add("latency", [{"round": number, "contestant": name, **row} for row in results.piece("round", name, str(folder))])
+            rows = results.piece("round", name, str(folder), *(["--rehearse"] if rehearse else []))
+            results.add("latency", [{"round": number, "contestant": name, **row} for row in rows])
 
 
 def page(values: Dict[str, Any]) -> str:
@@ -221,7 +223,7 @@ def page(values: Dict[str, Any]) -> str:
         lines += ["| encoding | target | largest error | tolerance | cell |", "|---|---|---|---|---|"]
         for row in values["parity"]:
             said = row.get("refused") or row.get("error")
-            cells = f"{said} | | " if said else f"{row['worst']:.1e}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
+            cells = f"{said} | | " if said else f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
             lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
     by_name: Dict[str, List[Dict[str, Any]]] = {}
     for row in values["latency"]:
@@ -250,6 +252,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=8.0, help="start nothing after this time (default: 8)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the measured decoder (default: 12)")
+    parser.add_argument("--rehearse", action="store_true", help="time wrong outputs too, for the dry run of the provider (tests/cuda_dry_run)")
     parser.add_argument("--proof", help=argparse.SUPPRESS)
     parser.add_argument("--round", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -258,14 +261,14 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(row), flush=True)
         return 0
     if options.round:
-        print(json.dumps(one_round(options.round[0], Path(options.round[1]))))
+        print(json.dumps(one_round(options.round[0], Path(options.round[1]), check=not options.rehearse)))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     results = Results(options.json, options.minutes)
     if options.only != "latency":
         parity(results, options.names)
     if options.only != "parity":
-        latency(results, options.contestants, options.rounds, options.layers)
+        latency(results, options.contestants, options.rounds, options.layers, options.rehearse)
     if time.monotonic() > results.end:
         print("The time is over. Run the same command again to continue.", file=sys.stderr)
     return 0

@@ -39,6 +39,11 @@ def test_the_interval_has_the_true_ratio_in_19_of_20_runs():
     assert 0.90 <= np.mean([each.low <= 2.0 <= each.high for each in runs]) <= 0.99
 
 
+def test_the_interval_of_symmetric_ratios_is_symmetric():
+    spread = ratio([0.8 + 0.004 * index for index in range(101)], [1.0] * 101)
+    assert spread.low + spread.high == pytest.approx(2 * spread.median, abs=0.004)
+
+
 def test_drift_of_both_contestants_does_not_hide_a_difference():
     (verdict,) = verdicts([row("ort", [1.0, 2.0, 3.0, 4.0, 5.0]), row("onnx", [1.1, 2.2, 3.3, 4.4, 5.5])])
     assert "ort is 1.1 (1.1 .. 1.1) times as fast as onnx" in verdict
