@@ -68,7 +68,7 @@ def proof(name: str) -> Iterator[Dict[str, Any]]:
 
 
 def one_round(contestant: str, folder: Path, check: bool) -> Dict[str, Any]:
-    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}. `check`: whether wrong outputs are an error."""
+    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}. With `check`, wrong outputs fail."""
     import torch
 
     if contestant.startswith("transformers"):
