@@ -54,7 +54,7 @@ class Service:
     def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, chat: Optional[ChatCodec], failed: Callable[[], object]) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
-        self.completions, self.chat = protocol.Completions(model.manifest.stop_ids), Chat(chat)
+        self.completions, self.chat = protocol.Completions(codec, model.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
         self.engine = Engine(model, limits, lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens), failed)
         self.metrics = Metrics(name, model.manifest, self.engine)
@@ -247,8 +247,7 @@ async def read_body(request: Request) -> bytearray:
 
 async def _collected(completion: Completion) -> List[Part]:
     """Collect all pieces of each choice into one."""
-    wholes = [Part(index, "", [], "") for index in range(len(completion.choices))]
-    async for index, text, tokens, ended in completion.parts():
-        before = wholes[index]
-        wholes[index] = Part(index, before.text + text, before.tokens + tokens, ended)
+    wholes = [Part(index, "", [], [], "") for index in range(len(completion.choices))]
+    async for part in completion.parts():
+        wholes[part.choice] = wholes[part.choice].joined(part)
     return wholes

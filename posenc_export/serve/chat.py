@@ -7,10 +7,9 @@ from pydantic import Field
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
 from posenc_export.serve.completion import Part
-from posenc_export.serve.protocol import Fields, Prompt, SamplingRequest, Whole
+from posenc_export.serve.protocol import LEAST, MOST_LOGPROBS, Fields, Prompt, SamplingRequest, Whole
 from posenc_export.serve.requests import Limits, Token
 
-LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Nothing = Annotated[List[Any], Field(max_length=0)]
 
 
@@ -50,7 +49,7 @@ class ChatRequest(SamplingRequest):
     max_tokens: Optional[Whole] = Field(None, description="Older name of max_completion_tokens.")
     max_completion_tokens: Optional[Whole] = Field(None, description="Largest number of tokens of the reply; null for as many as the context allows.")
     logprobs: bool = Field(False, description="Whether choices have the logarithms of the probabilities of their tokens, before temperature.")
-    top_logprobs: int = Field(0, ge=0, le=20, description="Number of most probable tokens with each token; needs logprobs.")
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS, description="Number of most probable tokens with each token; needs logprobs.")
     response_format: Optional[ResponseFormat] = None
     tools: Nothing = []
     tool_choice: Literal[None, "none", "auto"] = None
@@ -90,7 +89,7 @@ class Chat:
 
     def _rest(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs = {"content": [self._logprobs(token) for token in part.tokens if not _ends(token)], "refusal": None} if asked.logprobs else None
+        logprobs = {"content": [self._logprobs(token) for token in part.tokens if not token.is_end], "refusal": None} if asked.logprobs else None
         return {"logprobs": logprobs, "finish_reason": part.ended or None, **ids}
 
     def _logprobs(self, token: Token) -> Dict[str, Any]:
@@ -102,8 +101,3 @@ class Chat:
         assert self.codec is not None  # otherwise the request was refused
         text = self.codec.codec.spelled(token)
         return {"token": text, "logprob": max(logarithm, LEAST), "bytes": None if REPLACEMENT in text else list(text.encode())}
-
-
-def _ends(token: Token) -> bool:
-    """Whether a token only ends the reply, and is not part of it."""
-    return token.id in token.request.stop_ids

@@ -1,6 +1,7 @@
 """State of one completion request: its rows in the engine, the text of each choice, and the token counts."""
 
 import asyncio
+import functools
 import logging
 import time
 from typing import AsyncIterator, Dict, List, NamedTuple, Sequence
@@ -19,12 +20,17 @@ class Part(NamedTuple):
     choice: int  # its index
     text: str  # new text
     tokens: List[Token]  # new tokens, none of which has failed
+    places: List[int]  # number of characters of the choice before each of them
     ended: str  # STOP, LENGTH or FAILED for the last piece of a choice, otherwise empty
 
     @property
     def ids(self) -> List[int]:
         """The new token ids."""
         return [token.id for token in self.tokens]
+
+    def joined(self, after: "Part") -> "Part":
+        """Return this piece and the next one of the same choice as one piece."""
+        return Part(self.choice, self.text + after.text, self.tokens + after.tokens, self.places + after.places, after.ended)
 
 
 class Choice:
@@ -33,7 +39,7 @@ class Choice:
     def __init__(self, index: int, request: Request, codec: Codec, stops: List[str]) -> None:
         self.index, self.request = index, request
         self.pieces, self.stops = codec.pieces(request.prompt), Stops(stops)
-        self.tokens, self.ended, self.last = 0, "", 0.0
+        self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
         """Return the piece that a token adds. A stop string or a token that the tokenizer cannot decode ends the choice, even if the row continues."""
@@ -42,18 +48,20 @@ class Choice:
         except ValueError as error:
             LOG.error("%s; a choice ended", error)
             self.ended = FAILED
-            return Part(self.index, "", [], FAILED)
+            return Part(self.index, "", [], [], FAILED)
 
     def _taken(self, token: Token) -> Part:
-        text = ""
+        text, place = "", self.characters
         if token.ended != FAILED:
-            self.tokens += 1
-            text = self.stops.push("" if token.id in self.request.stop_ids else self.pieces.push(token.id))
+            piece = "" if token.is_end else self.pieces.push(token.id)
+            text = self.stops.push(piece)
+            self.tokens, self.characters = self.tokens + 1, place + len(piece)
         if token.ended and not self.stops.found:
             text += self.stops.push(self.pieces.rest())
             text += self.stops.rest()
         self.ended = STOP if self.stops.found else token.ended
-        return Part(self.index, text, [] if token.ended == FAILED else [token], self.ended)
+        given = ([], []) if token.ended == FAILED else ([token], [place])
+        return Part(self.index, text, *given, self.ended)
 
 
 class Completion:
@@ -93,7 +101,7 @@ class Completion:
                 choice = self.choices[request]
                 taken = [self._taken(choice, token) for token in arrived if token.request is request and not choice.ended]
                 if taken:  # empty if the choice has ended at a stop string, while its row runs until it is cancelled
-                    yield Part(choice.index, "".join(part.text for part in taken), [token for part in taken for token in part.tokens], taken[-1].ended)
+                    yield functools.reduce(Part.joined, taken)
 
     def end(self) -> None:
         """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""

@@ -11,6 +11,8 @@ from posenc_export.serve.requests import Limits, Refused, Request
 
 LONGEST_SHOWN = 80
 MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each
+MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
+LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
 Ids = Annotated[List[Whole], FAST]
@@ -70,7 +72,7 @@ class CompletionRequest(SamplingRequest):
     prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
     max_tokens: Whole = 16
     echo: Literal[False] = False
-    logprobs: Literal[None] = None
+    logprobs: Optional[int] = Field(None, ge=0, le=MOST_LOGPROBS, description="Number of most probable tokens with each token and the logarithm of its probability.")
     suffix: Literal[None] = None
     best_of: Literal[None, 1] = None
 
@@ -97,25 +99,38 @@ class Completions:
     """The format of /v1/completions.
 
     Args:
+        codec: converts between text and token ids.
         stop_ids: ids that end a text.
     """
 
     request: Type[SamplingRequest] = CompletionRequest
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, stop_ids: Sequence[int]) -> None:
-        self.stop_ids = tuple(stop_ids)
+    def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
+        self.codec, self.stop_ids = codec, tuple(stop_ids)
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
         found = (tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt) for prompt in _prompts(asked))
-        return [Prompt(ids, asked.max_tokens, self.stop_ids) for ids in found]
+        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in found]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        return {"index": part.choice, "text": part.text, "logprobs": None, "finish_reason": part.ended or None, **ids}
+        logprobs = None if asked.logprobs is None else self._logprobs(part)
+        return {"index": part.choice, "text": part.text, "logprobs": logprobs, "finish_reason": part.ended or None, **ids}
 
     def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        return self.answer(part, asked) if part.text or part.ended or asked.return_token_ids else None
+        return self.answer(part, asked) if part.text or part.ended or asked.return_token_ids or asked.logprobs is not None else None
+
+    def _logprobs(self, part: Part) -> Dict[str, Any]:
+        """The logarithms of the probabilities of the tokens that are part of the text. Of two tokens with the same text, the more probable one is listed."""
+        shown = [(token, place) for token, place in zip(part.tokens, part.places, strict=True) if not token.is_end]
+        spelled = [[(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs] for token, _ in shown]
+        return {
+            "tokens": [own for (own, _), *_ in spelled],
+            "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
+            "top_logprobs": [dict(sorted(likeliest, key=lambda each: each[1])) for _, *likeliest in spelled],
+            "text_offset": [place for _, place in shown],
+        }
 
 
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:

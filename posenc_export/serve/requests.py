@@ -53,6 +53,11 @@ class Token(NamedTuple):
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
     logprobs: Tuple[Tuple[int, float], ...] = ()  # ids and logarithms of their probabilities: this token, then the most probable ones; empty if not requested
 
+    @property
+    def is_end(self) -> bool:
+        """Whether the token only ends a text and is not part of it."""
+        return self.id in self.request.stop_ids
+
 
 class Refused(ValueError):
     """The request exceeds the limits or does not fit the model. Sending it again gives the same error."""

@@ -87,6 +87,20 @@ def test_log_probabilities_come_with_each_token(port: int) -> None:
         assert token.top_logprobs[0].logprob == token.logprob < 0 and token.top_logprobs[0].token == token.token and len(token.top_logprobs) == 3
 
 
+def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_text(port: int) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        given: Dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 24, "temperature": 0, "logprobs": 2}
+        choice = client.completions.create(**given).choices[0]
+        parts = [part.choices[0].logprobs for part in client.completions.create(**given, stream=True) if part.choices[0].logprobs]
+    found = choice.logprobs
+    assert len(found.tokens) == 24 and all(listed[token] == own < 0 for listed, token, own in zip(found.top_logprobs, found.tokens, found.token_logprobs, strict=True))
+    assert all(1 <= len(listed) <= 2 for listed in found.top_logprobs)
+    assert all(token in (choice.text[place], "\ufffd") for token, place in zip(found.tokens, found.text_offset, strict=True) if place < len(choice.text))
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for part in parts for one in getattr(part, name)] == getattr(found, name)
+
+
 def test_log_probabilities_are_logarithms_of_the_softmax() -> None:
     logits = np.array([1.0, 3.0, 3.0, -np.inf, 0.0], np.float32)
     found = log_probabilities(logits, 0, 2)

@@ -184,7 +184,7 @@ BAD: Dict[str, Any] = {
     "an empty prompt": {"prompt": ""},
     "no prompt": {},
     "a field of no API": {"prompt": "a", "max_token": 5},
-    "a field that is not honoured": {"prompt": "a", "logprobs": 3},
+    "a field that is not honoured": {"prompt": "a", "echo": True},
     "a prompt that is too long": {"prompt": "a" * 201},
     "too many tokens": {"prompt": "a" * 200, "max_tokens": 101},
     "an id outside of the vocabulary": {"prompt": [256]},
