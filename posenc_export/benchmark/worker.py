@@ -140,8 +140,12 @@ class Bench:
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory so far, in bytes. ru_maxrss is not used, because it includes the parent's memory at the time of exec."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss includes the parent's memory at the time of exec."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """Process that runs only while `ask` waits for its reply, and is stopped otherwise.
+    """Process that runs only while `ask` waits for its reply, and is stopped otherwise. On systems without the signals to stop it (Windows), it waits for input.
 
     Args:
         label: name of the contestant, for error messages.
@@ -28,6 +29,9 @@ class Worker:
         self.label = label
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         self.child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=_environment(threads), start_new_session=True)
+        self._replies: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)  # a thread, because Windows cannot wait for a pipe for a limited time
+        self._reader.start()
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
         """Send a request and return its reply.
@@ -35,19 +39,21 @@ class Worker:
         Raises:
             ValueError: the contestant failed, exited or did not answer within PATIENCE seconds.
         """
-        assert self.child.stdin is not None and self.child.stdout is not None
-        self._signal(signal.SIGCONT)
+        assert self.child.stdin is not None
+        self._signal("SIGCONT")
         try:
             self.child.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
             self.child.stdin.flush()
         except BrokenPipeError:
             raise self._died(do) from None
-        if not select.select([self.child.stdout], [], [], PATIENCE)[0]:
-            raise ValueError(f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no reply; omit this contestant or give smaller contexts")
-        line = self.child.stdout.readline()
+        try:
+            line = self._replies.get(timeout=PATIENCE)
+        except queue.Empty:
+            rule = f"expected {do} to end within {PATIENCE:.0f} s, got no reply"
+            raise ValueError(f"benchmark {self.label}: {rule}; omit this contestant or give smaller contexts") from None
         if not line:
             raise self._died(do)
-        self._signal(signal.SIGSTOP)
+        self._signal("SIGSTOP")
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise ValueError(f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; omit this contestant or correct the error")
@@ -55,8 +61,9 @@ class Worker:
 
     def end(self) -> None:
         """Kill the process and its children, also if they are stopped."""
-        self._signal(signal.SIGKILL)
+        self._signal("SIGKILL")
         self.child.wait()
+        self._reader.join()
         for stream in (self.child.stdout, self.log):
             if stream is not None:
                 stream.close()
@@ -64,9 +71,21 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 self.child.stdin.close()
 
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, number)
+    def _read(self) -> None:
+        """Queue every line of the process, and an empty one at its end."""
+        assert self.child.stdout is not None
+        line = b"\n"
+        while line:
+            line = self.child.stdout.readline()
+            self._replies.put(line)
+
+    def _signal(self, name: str) -> None:
+        """Send a signal to the process and its children. Without process groups (Windows), the process is killed alone, and nothing is stopped."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.Signals[name])
+        elif name == "SIGKILL":
+            self.child.kill()
 
     def _died(self, do: str) -> ValueError:
         code = self.child.wait()

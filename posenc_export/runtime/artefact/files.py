@@ -80,9 +80,10 @@ def writing(path: Path) -> Iterator[Hashed]:
 
 def sync(path: Path) -> None:
     """Flush the content of a file, or the entries of a folder, to disk."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot flush a folder
+    windows = os.name == "nt"
+    if windows and path.is_dir():  # Windows cannot flush a folder
         return
-    number = os.open(path, os.O_RDONLY)
+    number = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # and flushes only files that are open for writing
     try:
         os.fsync(number)
     finally:

@@ -106,7 +106,9 @@ def _absolute(folder: Path) -> Path:
 def _put(finished: Path, place: Path) -> bool:
     """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return whether such a folder existed."""
     if not place.exists() or not os.listdir(place):
-        os.rename(finished, place)  # also replaces an empty folder
+        if os.name == "nt" and place.exists():  # elsewhere a rename replaces an empty folder
+            place.rmdir()
+        os.rename(finished, place)
         return False
     if not exchange(finished, place):
         aside = place.with_name(files.ASIDE + place.name)
