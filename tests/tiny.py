@@ -33,6 +33,7 @@ VARIANTS = {
     "rope_dynamic-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "layout": "interleaved", "rotary": 8, "lengths": "per_call"},
     "rope_dynamic-single-per_call": {"name": "rope_dynamic", "original_max_positions": 20, "numerics": "transformers", "lengths": "per_call"},
     "rope_longrope-per_call": {"name": "rope_longrope", "original_max_positions": 20, "long_factor": "1;2;3;4;5;6;7;8", "lengths": "per_call"},
+    "rope_longrope-long": {"name": "rope_longrope", "original_max_positions": 20, "rotary": 8, "long_factor": "1;3;7;16", "lengths": "long"},
     "t5-near": {"name": "t5", "buckets": 8, "max_distance": 20, "scores": "scaled"},
     "kerple-power": {"name": "kerple", "kernel": "power"},
     "complex_order-words": {"name": "complex_order", "frequencies": "words"},

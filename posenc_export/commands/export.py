@@ -14,8 +14,10 @@ from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.shared.suggestion import download, suggestion
 
-OF_CHECKPOINT = ("layer", "max_positions", "part", "longer")
+OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths")
 LONGER = ("copied", "interpolated", "hierarchical")
+LENGTHS = ("long", "short", "by_position")
+FACTORS = "factors of LongRoPE in a decoder (default: long for all positions if the range is longer than the trained length, otherwise short)"
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILE = ".safetensors"
@@ -54,6 +56,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
     longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
+    checkpoint.add_argument("--lengths", choices=LENGTHS, help=FACTORS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -102,7 +105,7 @@ def _model(options: argparse.Namespace) -> Any:
     from posenc_export.models.gguf.checkpoint import is_gguf
     from posenc_export.models.presets import PRESETS, load_preset
 
-    chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer") if getattr(options, name) is not None}
+    chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer", "lengths") if getattr(options, name) is not None}
     if options.model == "block":
         return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
     if options.model in PRESETS:
@@ -136,13 +139,13 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"))
+        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"), chosen.get("lengths"))
         if "part" not in chosen and Path(folder).is_dir():
             _name_left_out(folder, model)
         return model
     if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
-    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"))
+    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"), lengths=chosen.get("lengths"))
     return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
 
 

@@ -15,7 +15,7 @@ from posenc_export.ops import turned_keys
 from posenc_export.ops.angles import reduced_angle
 
 Keys = Literal["raw", "rotated"]
-Lengths = Literal["seen", "per_call"]
+Lengths = Literal["by_position", "per_call"]
 
 
 class RoPEDynamic(PositionEncoding):
@@ -40,7 +40,7 @@ class RoPEDynamic(PositionEncoding):
         keys: "raw" or "rotated".
         numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
             those of the last query when transformers reads all n tokens at once.
-        lengths: "seen", or "per_call", as transformers. transformers takes the longest row of a batch, so that results are equal if all rows have one length.
+        lengths: "by_position", or "per_call", as transformers. transformers takes the longest row of a batch, so that results are equal if all rows have one length.
 
     Raises:
         ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown layout, keys, numerics or lengths, factor below 1, L below 1,
@@ -80,7 +80,7 @@ class RoPEDynamic(PositionEncoding):
         rotary: Optional[int] = None,
         keys: Keys = "raw",
         numerics: Numerics = "exact",
-        lengths: Lengths = "seen",
+        lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
@@ -92,7 +92,7 @@ class RoPEDynamic(PositionEncoding):
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         self.rounded = frequencies.numpy() if self.single else None  # for the oracle, which does not repeat the roundings of float32
-        angles = torch.arange(geometry.max_positions if lengths == "seen" else 1, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
+        angles = torch.arange(geometry.max_positions if lengths == "by_position" else 1, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
         leading = frequencies.to(torch.float32)[: None if keys == "raw" else 1]  # keys that are cached rotated are not rotated further
         rest = frequencies[: len(leading)] - leading  # two float32 parts have together 48 significant bits
@@ -118,10 +118,10 @@ class RoPEDynamic(PositionEncoding):
         return reduced.cos(), reduced.sin()
 
 
-def check_lengths(name: str, lengths: Lengths, keys: Keys) -> None:
-    """Raise ValueError for keys="rotated" with lengths="per_call"."""
-    if lengths == "per_call" and keys == "rotated":
-        raise ValueError(f"{name}: expected keys=raw with lengths=per_call, which caches nothing, got keys=rotated; leave it out")
+def check_lengths(name: str, lengths: str, keys: Keys) -> None:
+    """Raise ValueError for keys="rotated" with other lengths than "by_position"."""
+    if lengths != "by_position" and keys == "rotated":
+        raise ValueError(f"{name}: expected keys=raw with lengths={lengths}, got keys=rotated; leave it out")
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
@@ -147,7 +147,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         return self.rotated(x, position, 1 if self.encoding.keys == "raw" else position + 1)
 
     def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
-        if self.encoding.keys == "raw" and self.encoding.lengths == "seen":
+        if self.encoding.keys == "raw" and self.encoding.lengths == "by_position":
             q = self.rotated(q, query, query + 1, rotated_for=1)
             keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in zip(keys, positions, strict=True)])
         return keys @ q / math.sqrt(len(q))

@@ -2,19 +2,21 @@
 
 import cmath
 import math
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.rope_dynamic import Keys, Lengths, check_lengths
+from posenc_export.encodings.rope_dynamic import Keys, check_lengths
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
 from posenc_export.ops import two_rotations
 
 Factors = Union[str, Sequence[float]]
+Lengths = Literal["by_position", "long", "short", "per_call"]
+FIXED = ("long", "short")  # one set of factors for all positions
 
 
 class RoPELongRoPE(PositionEncoding):
@@ -28,10 +30,13 @@ class RoPELongRoPE(PositionEncoding):
     Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated for the length at which they arrive and cached, as
     transformers does at decode: scores of queries beyond L with keys before it then mix factors.
 
+    With lengths="long" or lengths="short" all positions have the same factors: keys are cached once, with D entries, and scores depend on the difference of positions
+    only. vLLM and llama.cpp choose so, long if the longest allowed length is above L. transformers uses the long factors for all tokens of a prompt longer than L.
+
     With lengths="per_call" all tokens of a row are rotated with the factors for the length of the row in the call, its largest position + 1. As for
     rope_dynamic, this is possible for bidirectional attention only.
 
-    Hook: rotate. State: none; cached keys have D + r entries, or D with keys="rotated". Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys have D + r entries; D with keys="rotated" or fixed factors. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
@@ -43,11 +48,11 @@ class RoPELongRoPE(PositionEncoding):
         keys: "raw" for the scores of keys that are rotated when a query reads them, or "rotated".
         numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
             those of the last query when transformers reads all its tokens at once.
-        lengths: see rope_dynamic.
+        lengths: "by_position" for factors by the position of each query, "long" or "short" for fixed ones, or "per_call", see rope_dynamic.
 
     Raises:
         ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors that are not r/2 positive numbers, L below 2,
-            keys="rotated" with lengths="per_call".
+            keys="rotated" with other lengths than "by_position".
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
@@ -56,6 +61,8 @@ class RoPELongRoPE(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in place of D."""
+        if self.fixed:
+            return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
             of_q = torch.where(beyond, self.rotate_long(q, positions), self.rotate_short(q, positions))
@@ -77,16 +84,16 @@ class RoPELongRoPE(PositionEncoding):
         rotary: Optional[int] = None,
         keys: Keys = "raw",
         numerics: Numerics = "exact",
-        lengths: Lengths = "seen",
+        lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
         size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
         check_lengths("rope_longrope", lengths, keys)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys, self.lengths = layout == "interleaved", keys, lengths
+        self.interleaved, self.keys, self.lengths, self.fixed = layout == "interleaved", keys, lengths, lengths in FIXED
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
-        self.cached_twice = keys == "raw" and lengths == "seen"
+        self.cached_twice = keys == "raw" and lengths == "by_position"
         self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
         self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
@@ -95,11 +102,13 @@ class RoPELongRoPE(PositionEncoding):
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
         positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
-        angles = [positions * set_of for set_of in frequencies]
+        chosen = [frequencies[lengths == "long"]] if self.fixed else frequencies
+        angles = [positions * set_of for set_of in chosen]
         if keys == "rotated":
             angles = [torch.where(positions < self.original, angles[0], angles[1])]
-        self.cos, self.long_cos = (Table((angle.cos() * self.magnitude).numpy()) for angle in (angles[0], angles[-1]))
-        self.sin, self.long_sin = (Table((angle.sin() * self.magnitude).numpy()) for angle in (angles[0], angles[-1]))
+        ends = (angles[0], angles[-1][:1] if self.fixed else angles[-1])  # TorchScript compiles the calls that read the second table
+        self.cos, self.long_cos = (Table((angle.cos() * self.magnitude).numpy()) for angle in ends)
+        self.sin, self.long_sin = (Table((angle.sin() * self.magnitude).numpy()) for angle in ends)
 
     def key_size(self, head_size: int) -> int:
         return head_size + self.size if self.cached_twice else head_size
@@ -136,6 +145,8 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
+        if e.fixed:
+            return self.rotated(x, position, e.original + (e.lengths == "long"))
         if e.lengths == "per_call":
             return self.rotated(x, position, self.longest + 1)
         if e.keys == "rotated":

@@ -25,7 +25,11 @@ Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]  # for one parameter: it
 
 
 def from_pretrained(
-    path: Union[str, Path], layer: Optional[int] = None, max_positions: Optional[int] = None, part: Optional[str] = None
+    path: Union[str, Path],
+    layer: Optional[int] = None,
+    max_positions: Optional[int] = None,
+    part: Optional[str] = None,
+    lengths: Optional[str] = None,
 ) -> Union[Stack, AttentionBlock]:
     """Load a model with the weights of a checkpoint, float32, in eval mode.
 
@@ -39,6 +43,8 @@ def from_pretrained(
         part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
             "decoder". None gives T5's encoder with hidden states as output. "embeddings" gives the part before the layers (tokens, positions, segments and
             norm) of any model but Whisper.
+        lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or "by_position" of each query. None gives "long" if the range of positions
+            is longer than the trained length, otherwise "short".
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
@@ -49,7 +55,7 @@ def from_pretrained(
         raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         given = checkpoint.config
-        config, family = families.read(given, max_positions, part)
+        config, family = families.read(given, max_positions, part, lengths)
         if layer is not None and not 0 <= layer < len(config.order):
             raise ValueError(f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer")
         check_sizes(given["model_type"], config, checkpoint.sizes())

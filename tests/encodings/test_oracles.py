@@ -159,7 +159,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_llama3:high_freq_factor=1", "expected high_freq_factor above low_freq_factor"),
         ("rope_proportional:share=0.01", "expected at least one rotated pair"),
         ("rope_dynamic:keys=cold", "expected keys to be one of raw, rotated"),
-        ("rope_dynamic:lengths=row", "expected lengths to be one of seen, per_call"),
+        ("rope_dynamic:lengths=row", "expected lengths to be one of by_position, per_call"),
         ("rope_dynamic:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
         ("rope_longrope:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
         ("rope_longrope:long_factor=1;2", "expected long_factor to be 8 finite numbers above 0"),

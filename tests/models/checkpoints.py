@@ -28,7 +28,8 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "mistral": {"sliding_window": 512, "head_dim": 32, "num_key_value_heads": 1},
     "qwen2": {"rope_parameters": YARN},
     "smollm3": {"num_hidden_layers": 5, "attention_bias": True},
-    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
+    "phi3 short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
     "phi3 plain": {"tie_word_embeddings": True, "sliding_window": 512},
     **earlier.MODELS,
 }

@@ -12,7 +12,7 @@ from tests.models.encoders import PADDING
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
 ABSOLUTE, RELATIVE = 2e-4, 1e-4  # transformers computes angles in float32, with errors of 3e-5 at position 512
-LENGTH = 40  # below 64 tokens, where phi3's long factors begin and steps of transformers differ from its full pass
+LENGTH = 40
 LENGTHS = [LENGTH, 11, 26]
 
 

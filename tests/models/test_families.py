@@ -120,7 +120,7 @@ FAULTS: Dict[str, Any] = {
     "epsilon": ("qwen2", {"rms_norm_eps": 1e-3}, _nothing),
     "a scaling left out": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, _nothing),
     "a layer that turns": ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}, _nothing),
-    "other factors": ("phi3", {"original_max_position_embeddings": 8}, _nothing),
+    "other factors": ("phi3", {"original_max_position_embeddings": 512}, _nothing),
     "keys for values": ("qwen2", {}, _swapped("k_proj", "v_proj")),
     "gate for up": ("llama", {}, _swapped("gate_proj", "up_proj")),
     "one norm for the other": ("llama", {}, _swapped("input_layernorm", "post_attention_layernorm")),

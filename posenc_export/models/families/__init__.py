@@ -7,6 +7,7 @@ from typing import Any, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.family import Family
+from posenc_export.models.families.shared.lengths import with_lengths
 from posenc_export.models.families.shared.limits import check_values
 from posenc_export.models.families.shared.settings import Settings
 
@@ -54,13 +55,16 @@ def _nearest(name: Any) -> str:
     return f"the nearest type that is read is {near[0]}; " if near else ""
 
 
-def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None) -> Tuple[StackConfig, Family]:
+def read(
+    config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None, lengths: Optional[str] = None
+) -> Tuple[StackConfig, Family]:
     """Convert a config.json to a description.
 
     Args:
         config: contents of config.json, as transformers writes it.
         max_positions: number of positions; None for max_position_embeddings.
         part: "encoder" or "decoder" for a model that has both. "embeddings" and None give the description of the whole model.
+        lengths: as for `with_lengths`.
 
     Returns:
         The description, and the family with all rules for this config.
@@ -80,7 +84,7 @@ def read(config: Mapping[str, Any], max_positions: Optional[int] = None, part: O
         family = family.parts[part]
     check_values(name, config)
     settings = Settings(family.keys(config), max_positions)
-    description = family.describe(settings)
+    description = with_lengths(family.describe(settings), lengths)
     settings.finish()
     weights, unused = {**family.weights, **family.further_weights(description, config)}, (*family.unused, *family.further_unused(description, config))
     return description, replace(family, weights=weights, unused=unused)
