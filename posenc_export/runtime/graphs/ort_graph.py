@@ -130,12 +130,12 @@ class OrtGraph:
         return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        output = self.manifest.outputs[0]
-        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, 1, 0), strict=True)], output.dtype)
-        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0], list(range(rows, caches.rows))
+        output, new = self.manifest.outputs[0], feeds[self.manifest.inputs[0].name].shape[1]
+        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, new, 0), strict=True)], output.dtype)
+        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0] if new == 1 else result, list(range(rows, caches.rows))
 
         def bound(caches: BufferedCaches, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
-            binding = self._bind(caches, feeds, 0, rows, 1, addresses)
+            binding = self._bind(caches, feeds, 0, rows, new, addresses)
             binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
             return binding
 

@@ -117,7 +117,7 @@ class BufferedCaches:
         return self._swapped(("append",), columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        # An interrupted step counts as one more slot, which a full cache does not have. Slices end there anyway.
+        # A run that was interrupted counts as more slots, which a full cache does not have. Slices end there anyway.
         within = [slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden]
         filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
         for state, past, _ in self._each("in_place"):

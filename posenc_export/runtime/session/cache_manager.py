@@ -130,8 +130,8 @@ class CacheManager:
                 history.cut(int(state.settled_length[row]))
 
     def count_written(self, state: SessionState) -> None:
-        """Raise `written` to the slots that the state and its stepper have used, including one slot of a step that may have been interrupted."""
-        self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + 1 if state.stepper else 0))
+        """Raise `written` to the slots that the state and its stepper have used, including those of a run that may have been interrupted."""
+        self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + state.stepper.widest if state.stepper else 0))
 
     def wipe(self, state: SessionState) -> None:
         """Write the fill value to every written slot that holds no token of the state."""

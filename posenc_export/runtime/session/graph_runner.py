@@ -98,7 +98,19 @@ class GraphRunner:
             constant += ["slots", "total_sequence_length"]
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        return state.replace(caches=caches, stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, constant))
+        widest = 1 if manifest.continuation_rows == 1 and state.rows > 1 else manifest.chunk
+        return state.replace(caches=caches, stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, widest, constant))
+
+    def pass_feeds(self, state: SessionState, new: int) -> Feeds:
+        """Return the graph inputs of a pass of `new` tokens per row at the length at which the stepper of the state began, with all outputs requested."""
+        state = state.replace(stepper=None)
+        assert state.caches is not None
+        tokens, counts = self.manifest.inputs[0], np.full(state.rows, new)
+        x = np.zeros((state.rows, new, *tokens.token_shape), tokens.dtype)
+        feeds = self._feeds(state, slice(None), *_padded(list(x), self._with_coordinates(state, slice(None), counts, {})), counts, counts)
+        if "slots" in feeds:
+            _count_slots(feeds, state.caches.capacity)
+        return feeds
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], that the stepper is about to feed."""

@@ -27,11 +27,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """A repeatable run of the graph on one token per row."""
+    """A repeatable run of the graph on one token per row, or on S tokens per row if there is `fixed`."""
 
     run: Callable[[Any], Tuple[np.ndarray, Any]]  # takes caches; returns the output [B,*], which the next run overwrites, and the updated caches
     fixed: Optional[Callable[[], Any]] = None  # runs the graph and writes `output`, if all states are written in place
-    output: Optional[np.ndarray] = None  # the array [B,*] that `fixed` writes
+    output: Optional[np.ndarray] = None  # the array that `fixed` writes: [B,*] for one token per row, otherwise [B,S,*]
 
 
 class Caches(Protocol):
@@ -47,7 +47,8 @@ class Caches(Protocol):
         """Run the graph for each call. Return pairs of row index and output [S,*], and the updated caches."""
 
     def step(self, feeds: Feeds, rows: int) -> Step:
-        """Prepare a repeatable run of one token for each of the first `rows` rows. Every run reads the current content of `feeds`."""
+        """Prepare a repeatable run of the tokens in `feeds` for each of the first `rows` rows: one token, or several if Step.fixed is there for one. Every run reads
+        the current content of `feeds`."""
 
     def reserve(self, slots: int, rows: int) -> "Caches":
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may hold a token."""

@@ -1,5 +1,6 @@
-"""Feed one token per row repeatedly with the same binding. This is the cost of every generated token."""
+"""Feed one token per row, or a few, repeatedly with the same bindings. This is the cost of every generated token."""
 
+from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
@@ -8,8 +9,20 @@ from posenc_export.runtime.artefact.manifest import Value
 from posenc_export.runtime.session.arguments import array_of, check_tokens
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 
+WIDEST = 32  # most tokens per row of a pass whose binding is kept
 FEW = 64  # arrays of at most this many counters are incremented item by item
 CONSTANT = ("first_position", "attention_mask", "logits_index")  # inputs that do not change between steps with one binding
+
+
+@dataclass
+class _Pass:
+    """A binding for S tokens per row."""
+
+    feeds: Dict[str, np.ndarray]  # its memory is bound
+    tokens: np.ndarray  # the token array of feeds, [B,S] or [B,S,E]
+    counters: List[np.ndarray]  # the inputs that grow by one with each token
+    step: Any  # state.Step
+    taken: int = 0  # number of tokens that the stepper had taken for the current values of the counters
 
 
 class Stepper:
@@ -21,21 +34,73 @@ class Stepper:
         source: the graph input for tokens.
         vocabulary: number of token ids, or 0 for activations.
         room: number of steps before the session must check its limits again.
+        widest: largest number of tokens per row that one run can take.
         constant: names of further inputs that do not change between steps.
 
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
-        room: number of steps that are left.
+        room: number of tokens per row that are left.
         take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns [B,*], which the next step overwrites.
     """
 
-    def __init__(self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int, constant: Collection[str] = ()) -> None:
+    def __init__(
+        self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int, widest: int, constant: Collection[str] = ()
+    ) -> None:
         self.reached: Tuple[int, Any] = (0, caches)
         self.room = room
+        self._widest = min(widest, WIDEST)
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
-        self._counters = _joined(feeds, [name for name in feeds if name not in (source.name, *CONSTANT, *constant)])
+        self._constant = (source.name, *CONSTANT, *constant)
+        self._counters = _joined(feeds, self._constant)
         self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # the binding refers to the memory of feeds, which must be kept alive
+        self._passes: Dict[int, _Pass] = {}
         self.take = self._taker()
+
+    @property
+    def widest(self) -> int:
+        """Largest number of slots of a row that one run may have written."""
+        return max(self._passes, default=1)
+
+    def can_pass(self, x: np.ndarray) -> bool:
+        """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S and room for S tokens, on caches that are written in place."""
+        if self._step.fixed is None or x.dtype != self._token.dtype or x.ndim != self._token.ndim + 1:
+            return False
+        rows, new = x.shape[:2]
+        return 1 < new <= min(self._widest, self.room) and (rows, *x.shape[2:]) == self._token.shape
+
+    def take_pass(self, x: np.ndarray, feeds_of: Callable[[int], Dict[str, np.ndarray]]) -> np.ndarray:
+        """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens overwrites.
+
+        Args:
+            x: inputs for which `can_pass` is true.
+            feeds_of: function that returns the graph inputs of a first pass of S tokens, called once for each S.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+            GraphError: the graph failed.
+        """
+        if self._vocabulary:
+            check_tokens(self._vocabulary, list(x))
+        new = x.shape[1]
+        if new not in self._passes:
+            feeds = feeds_of(new)
+            counters = _joined(feeds, self._constant)
+            self._passes[new] = _Pass(feeds, feeds[self._source.name], counters, self.reached[1].step(feeds, len(x)))
+        one, (taken, caches) = self._passes[new], self.reached
+        for counter in one.counters:
+            counter += taken - one.taken
+        one.taken = taken
+        one.tokens[...] = x
+        assert one.step.fixed is not None and one.step.output is not None
+        try:
+            one.step.fixed()
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        self.reached = (taken + new, caches)
+        self.room -= new
+        for counter in self._counters:
+            counter += new
+        return one.step.output
 
     def checked(self, inputs: Any) -> np.ndarray:
         """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an id is outside the vocabulary."""
@@ -95,9 +160,9 @@ class Stepper:
         return take
 
 
-def _joined(feeds: Dict[str, np.ndarray], names: List[str]) -> List[np.ndarray]:
-    """Store the named feeds in one array per dtype, so that one addition increments all of them."""
-    joined = []
+def _joined(feeds: Dict[str, np.ndarray], constant: Collection[str]) -> List[np.ndarray]:
+    """Store the feeds but the constant ones in one array per dtype, so that one addition increments all of them."""
+    joined, names = [], [name for name in feeds if name not in constant]
     for dtype in sorted({feeds[name].dtype.str for name in names}):
         group = [name for name in names if feeds[name].dtype.str == dtype]
         block = np.concatenate([feeds[name].reshape(-1) for name in group])

@@ -166,7 +166,7 @@ def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> Non
     session.prefill(TOKENS)
     gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls
     try:
-        for leave in (lambda: session.prefill(TOKENS), session.reset):
+        for leave in (lambda: session.prefill(list(TOKENS)), session.reset):
             session.step(TOKENS[:, 0])
             stepper = weakref.ref(session._now.stepper)
             assert stepper() is not None

@@ -14,6 +14,7 @@ import torch
 
 from posenc_export.export import export
 from posenc_export.runtime import Session, load
+from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -129,6 +130,36 @@ def test_a_step_on_caches_in_place_binds_nothing(target: str, folders: Callable[
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
     assert session.step(np.zeros(1, np.int64)).shape == (1, VOCABULARY)
+
+
+@pytest.mark.parametrize("target", IN_PLACE)
+def test_a_pass_of_a_few_tokens_is_bound_once(target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = stepping(folders(target))
+    tokens = np.arange(4)[None]
+    first = session.prefill(tokens)
+    session.step(np.zeros(1, np.int64))
+    session.rewind(5)
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
+    assert np.array_equal(session.prefill(tokens), first)
+    found = profiled(lambda: session.prefill(tokens))
+    assert found["call"] <= 4 * PYTHON_CALLS[target]
+
+
+@pytest.mark.parametrize("target", IN_PLACE)
+def test_passes_of_a_few_tokens_between_steps_and_rewinds_give_what_one_prefill_gives(target: str, folders: Callable[..., Path]) -> None:
+    session, tokens = stepping(folders(target)), np.random.default_rng(0).integers(0, VOCABULARY, 40)
+    session.rewind(int(session.length[0]))
+    whole = session.fork().prefill(tokens[None])[0]
+    session.prefill(tokens[None, :9])
+    session.step(tokens[9:10])
+    at = 10
+    for count, back in ((3, 2), (8, 8), (3, 0), (1, 1), (2, 1), (8, 3), (5, 0)):
+        output = session.prefill(tokens[None, at : at + count])[0] if count > 1 else session.step(tokens[at : at + 1])
+        assert worst_error(output, whole[at : at + count]) <= tolerance("float32", LAYERS, 64)
+        session.rewind(back)
+        at += count - back
+    assert session.length[0] == at
 
 
 def test_a_step_on_growing_caches_binds_each_input_and_output_once(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
