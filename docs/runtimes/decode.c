@@ -4,6 +4,7 @@
 // encoding: rope in 5 of 5 layers
 // sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
 // positions: 0 .. 4095
+// interface: 1
 //
 // R is the folder of a release of ONNX Runtime, with headers and library:
 // gcc -O2 decode.c -o decode -I$R/include -L$R/lib -Wl,-rpath,$R/lib -lonnxruntime

@@ -4,6 +4,7 @@
 // encoding: rope in 5 of 5 layers
 // sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
 // positions: 0 .. 4095
+// interface: 1
 //
 // T is the folder of libtorch or of the torch wheel, with headers and libraries:
 // T=$(python -c "import torch; print(torch.__path__[0])")

@@ -4,6 +4,7 @@
 // encoding: rope in 5 of 5 layers
 // sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
 // positions: 0 .. 4095
+// interface: 1
 //
 // npm install onnxruntime-node
 // node decode.mjs FOLDER 16 100 101 102   (16 tokens after a prompt of three)

@@ -7,6 +7,7 @@ from typing import List, Sequence, Tuple, Union
 from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
 
@@ -64,7 +65,7 @@ def gather(
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown:
         raise ValueError(f"benchmark: expected runtimes from {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose from these")
-    artefacts = _of_folders([Path(folder).resolve() for folder in folders], different_models, providers)
+    artefacts = _of_folders([locate(folder).resolve() for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
     return [replace(contestant, label=label) for contestant, label in zip(peers + artefacts, labels, strict=True)]

@@ -76,7 +76,7 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
     comment = "" if LANGUAGES[language] == "python" else "// "
     return {
         "language": language,
-        "heading": f"\n{comment}".join(f"{title}: {text}" for title, text in summary(manifest).items()),
+        "heading": f"\n{comment}".join(f"{title}: {text}" for title, text in {**summary(manifest), "interface": str(manifest.interface)}.items()),
         "returned": "the logits of the last token" if manifest.input("logits_index") else "the outputs of all tokens",
         "output": manifest.outputs[0].name,
         "dtype": manifest.dtype,

@@ -12,7 +12,7 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
     from posenc_export.benchmark.run import CONTEXTS
     from posenc_export.benchmark.runtimes import RUNTIMES
 
-    timing.add_argument("folders", type=Path, nargs="+", help="folders of artefacts, all of one model unless --different-models is given")
+    timing.add_argument("folders", type=Path, nargs="+", help="folders of artefacts or presets, all of one model unless --different-models is given")
     runtimes = f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given several times"
     timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=runtimes)
     providers = "measure the artefacts with this provider too: openvino, openvino-bf16 or aotinductor; may be given several times"

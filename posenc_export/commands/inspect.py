@@ -50,7 +50,7 @@ def _graph(manifest: Manifest) -> List[Line]:
     from posenc_export.clients.states import groups
     from posenc_export.runtime.artefact.meanings import of_graph
 
-    meanings, lines = of_graph(manifest), []
+    meanings, lines = of_graph(manifest), [("interface", str(manifest.interface or "not stated, written by an earlier version"))]
     if manifest.operators:
         lines.append(("operators", ", ".join(f"{name} {count}" for name, count in manifest.operators.items())))
         lines.append(("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items())))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Iterable
 
 from posenc_export.runtime.graphs.providers import HELP
+from posenc_export.shared.preset_folders import NAMES
 
 # Options of a block with their defaults, and their help texts.
 BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
@@ -22,7 +23,7 @@ MEANING = {
 
 def add_folder(parser: argparse.ArgumentParser, artefact: str = "an artefact") -> None:
     """Add the folder of an artefact."""
-    parser.add_argument("folder", type=Path, help=f"folder of {artefact}")
+    parser.add_argument("folder", type=Path, help=f"folder of {artefact}, or a preset, such as {NAMES[0]}")
 
 
 def add_provider(parser: argparse.ArgumentParser) -> None:

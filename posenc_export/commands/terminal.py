@@ -17,7 +17,7 @@ from posenc_export.shared.tables import WIDTH, aligned
 FAILED_CHECK, BAD_INPUT = 1, 2
 EXTRAS = {
     "torch": "export",
-    "onnx": "export",
+    "onnx": "page",
     "onnx_ir": "export",
     "onnxscript": "export",
     "safetensors": "export",

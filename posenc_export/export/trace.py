@@ -118,9 +118,20 @@ def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> 
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
-    _read_through_nodes(program.model.graph, _initializers(module, model, on_grid))
+    graph = program.model.graph
+    _read_through_nodes(graph, _initializers(module, model, on_grid))
+    turned = _transposed_weights(graph)
     program.optimize()
+    for value, name in turned.items():
+        if value in graph.initializers:  # the optimizer folded the transpose
+            graph.initializers[value].name = name
     return program.model
+
+
+def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
+    """Return the name that a transposed weight gets if it becomes a constant, by the name of the value: that of the parameter and ".T"."""
+    weights = {name: [node for node, _ in weight.uses() if node.op_type == "Transpose"] for name, weight in graph.initializers.items()}
+    return {str(nodes[0].outputs[0].name): f"{name}.T" for name, nodes in weights.items() if len(nodes) == 1}
 
 
 def _initializers(module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:

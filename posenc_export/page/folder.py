@@ -3,24 +3,28 @@
 import json
 import shutil
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
-from posenc_export.page import graph, patterns
+from posenc_export.page import graph
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
-from posenc_export.runtime.artefact.rules import B, P
+from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 ASSETS = ("index.html", "page.js", "model.js")
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")  # 27 MB, which a browser fetches only to use WebGPU
-INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask")  # graph inputs that model.js can fill
+TARGETS = ("ort", "onnx")
+WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
+# Graph inputs that model.js can fill.
+INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask", "cache_position", "first_position", "seqlens_k", "total_sequence_length")
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes of text that the page feeds to the model
 
@@ -29,16 +33,17 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
-        folder: artefact of a byte-level decoder, target onnx, float32.
+        folder: artefact of a byte-level decoder, target ort or onnx, float32, or the name of a preset.
         output: folder of the page; created, or replaced if it already holds a page.
         onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in the working folder, in build and in the parent folders.
 
     Raises:
         ValueError: the artefact is of another kind, onnxruntime-web is not found, or the folder holds other files.
         OSError: the folder cannot be written, or the disk is full; an existing page is unchanged.
-        ModuleNotFoundError: the extra `export` is not installed.
+        ModuleNotFoundError: the extra `page` is not installed.
     """
-    manifest, folder = manifests.read(folder), files.locate(folder)
+    folder = files.locate(folder)
+    manifest = manifests.read(folder)
     _check(manifest)
     web, staging = _web(onnxruntime_web), StagingFolder([output], PAGE)
     with staging as path:
@@ -50,7 +55,7 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     """Write the files of a page into a new folder."""
     (page / "onnxruntime-web").mkdir(parents=True)
-    gpu = all((web / "dist" / name).is_file() for name in WEBGPU)
+    gpu = manifest.target == WEBGPU_TARGET and all((web / "dist" / name).is_file() for name in WEBGPU)
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
@@ -64,9 +69,9 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
 
 
 def _check(manifest: Manifest) -> None:
-    if manifest.target != "onnx" or manifest.kind != "decoder" or manifest.dtype != "float32" or manifest.encoder:
+    if manifest.target not in TARGETS or manifest.kind != "decoder" or manifest.dtype != "float32" or manifest.encoder:
         found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
-        raise ValueError(f"page: expected a decoder for target onnx, float32, got {found}; export one with --target onnx")
+        raise ValueError(f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; export one with --target ort")
     if manifest.vocabulary != BYTES or "tokenizer.json" in manifest.files:
         rule = f"page: expected a byte-level decoder (vocabulary {BYTES}), whose text needs no tokenizer"
         raise ValueError(f"{rule}, got {manifest.vocabulary} token ids; export it with --signature mask and run it with transformers.js")
@@ -92,7 +97,8 @@ def _web(given: Optional[Path]) -> Path:
 
 def _page_data(name: str, manifest: Manifest, layers: Any, version: str, gpu: bool) -> Dict[str, Any]:
     """Return the content of page.json."""
-    sizes: Dict[Any, Any] = {B: 1, P: 0}
+    context = min(manifest.max_positions, CONTEXT)
+    sizes: Dict[Any, Any] = {B: 1, P: 0, M: context}
     states = [
         {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(axis, axis) for axis in state.axes], "fill": state.fill}
         for state in manifest.states
@@ -109,13 +115,22 @@ def _page_data(name: str, manifest: Manifest, layers: Any, version: str, gpu: bo
         "axes": manifest.axes,
         "states": states,
         "stop_ids": manifest.stop_ids,
-        "context": min(manifest.max_positions, CONTEXT),
+        "context": context,
         "positions": manifest.max_positions,
         "attention": layers,
-        "patterns": patterns.patterns_by_layer(manifest, min(DISTANCES, manifest.max_positions)),
+        "patterns": _patterns(manifest),
         "distances": min(DISTANCES, manifest.max_positions),
         "certificate": _certificate(manifest),
     }
+
+
+def _patterns(manifest: Manifest) -> List[Any]:
+    """Return the patterns of encodings by layer, computed with torch; None for each layer where torch is not installed."""
+    if find_spec("torch") is None:
+        return [None] * len(manifest.config["order"])
+    from posenc_export.page.patterns import patterns_by_layer
+
+    return list(patterns_by_layer(manifest, min(DISTANCES, manifest.max_positions)))
 
 
 def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:

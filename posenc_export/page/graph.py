@@ -2,36 +2,51 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import B, P
+from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
 
-AFTER_SOFTMAX = 3  # qk_matmul_output_mode of ai.onnx Attention
-KEY = 4  # input of Attention: past_key
+# By operator and domain: input past_key, output of the attention weights, and the attribute that asks for them after the softmax.
+ATTENTION: Dict[Tuple[str, str], Tuple[int, int, str, int]] = {
+    ("Attention", ""): (4, 3, "qk_matmul_output_mode", 3),
+    ("GroupQueryAttention", "com.microsoft"): (3, 3, "qk_output", 2),
+}
 PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
 def with_attention(source: Path, written: Path) -> List[int]:
-    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each Attention operator. Return the layers N. External data are not copied."""
+    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each layer N that one attention operator computes. External data are not copied.
+
+    GroupQueryAttention does not write the weights of keys after the query.
+
+    Returns:
+        The layers N. A layer whose graph reads its attention weights already, as for `cope`, and one of several operators are left out.
+    """
     import onnx
 
     model = onnx.load(source, load_external_data=False)
-    layers: List[int] = []
+    of_layer: Dict[int, List[Any]] = {}
     for node in model.graph.node:
-        if node.op_type != "Attention" or node.domain:
+        if (node.op_type, node.domain) in ATTENTION:
+            key = ATTENTION[node.op_type, node.domain][0]
+            found = re.match(r"past_key_values\.(\d+)\.", node.input[key] if len(node.input) > key else "")
+            of_layer.setdefault(int(found[1]) if found else len(of_layer), []).append(node)
+    layers = []
+    for layer, nodes in of_layer.items():
+        _, output, attribute, after_softmax = ATTENTION[nodes[0].op_type, nodes[0].domain]
+        if len(nodes) > 1 or len(nodes[0].output) > output:
             continue
-        found = re.match(r"past_key_values\.(\d+)\.", node.input[KEY] if len(node.input) > KEY else "")
-        layers.append(int(found[1]) if found else len(layers))
-        node.output.extend([""] * (3 - len(node.output)) + [f"attention.{layers[-1]}"])
-        node.attribute.append(onnx.helper.make_attribute("qk_matmul_output_mode", AFTER_SOFTMAX))
+        layers.append(layer)
+        nodes[0].output.extend([""] * (output - len(nodes[0].output)) + [f"attention.{layer}"])
+        nodes[0].attribute.append(onnx.helper.make_attribute(attribute, after_softmax))
         axes = ["batch_size", "heads", "sequence_length", "total_sequence_length"]
-        model.graph.output.append(onnx.helper.make_tensor_value_info(f"attention.{layers[-1]}", onnx.TensorProto.FLOAT, axes))
+        model.graph.output.append(onnx.helper.make_tensor_value_info(f"attention.{layer}", onnx.TensorProto.FLOAT, axes))
     written.write_bytes(model.SerializeToString(deterministic=True))
     return layers
 
@@ -65,8 +80,10 @@ def _feeds(manifest: Manifest) -> Dict[str, Any]:
     """Return the inputs of a call that feeds PROMPT as one row."""
     ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
     order = np.arange(ids.shape[1], dtype=np.int64)[None]
-    known = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids), "logits_index": order}
-    sizes: Dict[Any, Any] = {B: 1, P: 0}
+    known: Dict[str, Any] = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids), "logits_index": order, "cache_position": order}
+    last, count = np.array([ids.size - 1], np.int32), np.array(ids.size, np.int32)
+    known |= {"first_position": np.zeros((1, 1), np.int64), "seqlens_k": last, "total_sequence_length": count}
+    sizes: Dict[Any, Any] = {B: 1, P: 0, M: ids.size}
     if manifest.axes:
         known["position_ids"] = np.repeat(order[None], 1 + manifest.axes, 0)
     states = {state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype) for state in manifest.states}

@@ -25,6 +25,7 @@ def load(
     """Load an artefact folder after checking its files against its manifest.
 
     Args:
+        folder: artefact folder, or the name of a preset if no such folder exists.
         provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
             chooses WebGPU or OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
         threads: threads per operator, at most providers.MOST_THREADS; None uses all cores. torch has one number for all its users, so a graph of torch sets it
@@ -88,7 +89,7 @@ def verify(
     Args:
         provider, threads, digest: as for `load`.
         progress: called with one line of text at each stage.
-        record: write the proof into the manifest; use False for a read-only folder.
+        record: write the proof into the manifest, unless the artefact is a preset; use False for a read-only folder.
         tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:

@@ -103,6 +103,18 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
     assert np.triu(np.asarray(found[1]), 1).max() == 0 and np.asarray(found[1]).shape == (1, 6, len(PROMPT), len(PROMPT))
 
 
+def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(folder: Path, web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fused = artefact(tmp_path_factory.getbasetemp(), "ort")
+    found = []
+    for name, source in (("onnx", folder), ("ort", fused)):
+        feeds = _feeds(write(source, tmp_path / name, web))
+        graph = onnxruntime.InferenceSession(str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"])
+        found.append(np.tril(np.asarray(graph.run(["attention.0"], feeds)[0])))
+    shown = json.loads((tmp_path / "ort" / "page.json").read_bytes())
+    assert worst_error(found[1], found[0]) <= manifests.read(fused).reference.tolerance and found[0].max() > 0.5
+    assert shown["states"][0]["shape"][2] == shown["context"] and not shown["webgpu"]
+
+
 def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
     alibi: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"'))
     layers = patterns_by_layer(manifests.read(folder).replace(config=alibi), 9)
@@ -117,8 +129,8 @@ def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path
 
 
 def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(ValueError, match="page: expected a decoder for target onnx, float32, got decoder for target ort, float32"):
-        write(artefact(tmp_path_factory.getbasetemp(), "ort"), tmp_path / "page", web)
+    with pytest.raises(ValueError, match="page: expected a decoder for target ort or onnx, float32, got decoder for target onnx-static, float32"):
+        write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 
@@ -194,14 +206,14 @@ def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str
 
 
 @with_chromium
-@pytest.mark.parametrize("preset", ["tiny-rope", "tiny-alibi"])
-def test_a_browser_continues_a_text_as_a_session_does(preset: str, tmp_path: Path) -> None:
-    export(load_preset(preset), "onnx", tmp_path / "a", verify=False)
+@pytest.mark.parametrize(("preset", "target"), [("tiny-rope", "onnx"), ("tiny-rope", "ort"), ("tiny-alibi", "ort"), ("small-t5", "ort")])
+def test_a_browser_continues_a_text_as_a_session_does(preset: str, target: str, tmp_path: Path) -> None:
+    export(load_preset(preset), target, tmp_path / "a", verify=False)
     write(tmp_path / "a", tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     found, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
     tokens: List[int] = [int(token[0]) for token in load(tmp_path / "a", provider="cpu").session().generate([list(TEXT.encode())], 96)]
     assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
-    assert document.count('class="head"') == 5 * {"tiny-rope": 4, "tiny-alibi": 6}[preset]
+    assert document.count('class="head"') == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
 
 
 @with_chromium

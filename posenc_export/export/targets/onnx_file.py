@@ -194,7 +194,8 @@ def _explain(model: ir.Model, manifest: Manifest) -> None:
     """Write the summary and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
     facts = summary(manifest)
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
-    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted({**facts, "certificate": "in posenc.json"}.items())})
+    facts |= {"interface": str(manifest.interface), "certificate": "in posenc.json"}
+    model.metadata_props.update({f"posenc.{title}": text for title, text in sorted(facts.items())})
     doc_strings = meanings.of_graph(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.doc_string = doc_strings.get(str(value.name))

@@ -3,7 +3,7 @@
 // Builds of onnxruntime-web. That of WebGPU is fetched only when it is chosen.
 const BUILDS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
 const LIKELIEST = 12; // number of most probable ids to sample from
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
+const ARRAYS = { float32: Float32Array, int32: Int32Array, int64: BigInt64Array };
 
 export const page = await (await fetch("page.json")).json();
 
@@ -23,6 +23,10 @@ const FEEDS = {
   },
   logits_index: (ort, tokens) => integers(ort, tokens.keys(), [1, tokens.length]),
   attention_mask: (ort, tokens, held) => tensor(ort, "int64", [1, held + tokens.length], 1),
+  cache_position: (ort, tokens, held) => integers(ort, Array.from(tokens, (_, index) => held + index), [1, tokens.length]),
+  first_position: (ort) => tensor(ort, "int64", [1, 1], 0),
+  seqlens_k: (ort, tokens, held) => tensor(ort, "int32", [1], held + tokens.length - 1),
+  total_sequence_length: (ort, tokens, held) => tensor(ort, "int32", [], held + tokens.length),
 };
 
 // Returns the name of this browser's GPU adapter, or null if it has none.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Iterator, List, Optional, Union
 
 from posenc_export.runtime.artefact.schema import File, Manifest
+from posenc_export.shared.preset_folders import preset_folder
 
 PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it
 ASIDE = f"{PREFIX}old-"  # prefix of the artefact that is being replaced, on systems that cannot exchange two folders atomically
@@ -16,10 +17,12 @@ PART = f"{PREFIX}part-"  # prefix of a file that is being written
 
 
 def locate(folder: Union[str, Path]) -> Path:
-    """Return the folder or, if it is missing, the old artefact that an interrupted export set aside."""
+    """Return the folder or, if it is missing, the old artefact that an interrupted export set aside, or the artefact of a preset of this name."""
     folder = Path(folder)
+    if folder.exists():
+        return folder
     aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
-    return aside if not folder.exists() and aside.is_dir() else folder
+    return aside if aside.is_dir() else preset_folder(str(folder)) or folder
 
 
 def utf8(path: Path) -> str:

@@ -8,8 +8,9 @@ import msgspec
 
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.certificate import Proof
-from posenc_export.runtime.artefact.schema import MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
-from posenc_export.shared.suggestion import download
+from posenc_export.runtime.artefact.schema import INTERFACE, MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
+from posenc_export.shared import preset_folders
+from posenc_export.shared.suggestion import download, suggestion
 
 __all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
 
@@ -26,7 +27,7 @@ def write(manifest: Manifest, folder: Path) -> None:
 
 
 def add_proof(folder: Path, digest: str, proof: Proof) -> None:
-    """Write a proof into posenc.json, in place of an earlier one with the same provider and machine.
+    """Write a proof into posenc.json, in place of an earlier one with the same provider and machine. Presets are not written.
 
     Args:
         digest: Manifest.digest of the artefact that was verified.
@@ -36,6 +37,8 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
         OSError: the folder cannot be written.
     """
     manifest = read_alone(folder, digest)
+    if preset_folders.is_preset(folder):
+        return
     others = [other for other in manifest.proofs if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])]
     write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
 
@@ -65,6 +68,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     content = _content(folder)
     if content.get("schema") != SCHEMA:
         raise ValueError(f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
+    _check_interface(folder, content.get("interface", 0))
     seal = content.pop("seal", None)
     if seal != digest_of(content):
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
@@ -78,6 +82,12 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
     return manifest
+
+
+def _check_interface(folder: Path, found: Any) -> None:
+    if isinstance(found, int) and found > INTERFACE:
+        rule = f"expected inputs and outputs of graph interface {INTERFACE} or below"
+        raise ValueError(f"artefact {folder}: {rule}, got interface {found}; install the version of posenc-export that wrote it, or export again with this one")
 
 
 def _content(folder: Path) -> Any:
@@ -101,11 +111,18 @@ def _content(folder: Path) -> Any:
 
 
 def _export_first(folder: Path) -> str:
-    """Return the remedy for a folder that holds no artefact: the command that exports the checkpoint in it, or downloads one first."""
+    """Return the remedy for a folder that holds no artefact: a preset's name, or the command that exports the checkpoint in it, or downloads one first."""
     place, fetch = str(folder), download(folder)
+    near = suggestion(place, preset_folders.NAMES)
+    if place in preset_folders.NAMES:
+        return f"for the preset of this name, {preset_folders.INSTALL}"
+    if near.startswith("did") and not folder.exists():
+        return near
     if (folder / "config.json").is_file():
         return f"export the checkpoint first: posenc export {place} --target ort -o ARTEFACT"
-    return f"download the model with {fetch} and export it with posenc export" if fetch else "give a folder that `posenc export` wrote"
+    if fetch:
+        return f"download the model with {fetch} and export it with posenc export"
+    return f"give a folder that `posenc export` wrote, or a preset: {', '.join(preset_folders.NAMES)}"
 
 
 def _short(value: Any) -> str:

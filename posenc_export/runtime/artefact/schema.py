@@ -10,12 +10,15 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.machine import Compiled
 
 SCHEMA = 4
+# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (meanings.py, docs/runtimes/README.md), which other programs feed.
+# A new input that has no default value, or another meaning of one, needs the next number.
+INTERFACE = 1
 # Patterns end in \Z, since $ also matches before a final line break.
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
-OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "packages", "quality", "start_ids", "weights")
+OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "interface", "packages", "quality", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
@@ -145,6 +148,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         opset: version by domain.
         operators: number of nodes by operator.
         versions: library versions of the export.
+        interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of earlier versions, which do not state it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; {"checkpoint": name} for a name only; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
@@ -181,6 +185,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
     weights: Optional[Weights] = None
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""

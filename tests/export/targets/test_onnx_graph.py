@@ -117,3 +117,11 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
     assert properties["posenc.encoding"] == "rope in 2 of 2 layers" and properties["posenc.positions"] == "0 .. 1099"
     assert "posenc.json" in properties["posenc.certificate"]
     assert (model.producer_name, model.producer_version) == ("posenc_export", __version__)
+
+
+@pytest.mark.parametrize("target", ONNX_TARGETS)
+def test_matrices_are_named_after_their_parameters(target: str, made: Any) -> None:
+    graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
+    matrices = {each.name for each in graph.initializer if len(each.dims) == 2}
+    parts = ("attention.projection.qkv", "attention.projection.output", "mlp.gate", "mlp.up", "mlp.down")
+    assert {f"model.layers.{layer}.{part}.weight.T" for layer in range(2) for part in parts} <= matrices

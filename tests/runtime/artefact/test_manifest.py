@@ -14,6 +14,7 @@ from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.schema import INTERFACE
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -58,6 +59,18 @@ def _set(*path: Any) -> Callable[[Content], None]:
         content[path[-2]] = path[-1]
 
     return change
+
+
+def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+    later = _changed(made["ort"], tmp_path / "later", _set("interface", INTERFACE + 1))
+    rule = f"expected inputs and outputs of graph interface {INTERFACE} or below, got interface {INTERFACE + 1}; install the version of posenc-export that wrote it"
+    with pytest.raises(ValueError, match=rule):
+        load(later)
+
+
+def test_an_artefact_that_states_no_interface_is_read(made: Dict[str, Path], tmp_path: Path) -> None:
+    earlier = manifests.read(_changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface")))
+    assert earlier.interface == 0 and "interface" not in earlier.to_json()
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "reference.bin"])

@@ -1,0 +1,26 @@
+"""Where the trained decoders stand: the package posenc-export-presets, in the source tree or installed. Each is the folder of an artefact for target `ort`."""
+
+import importlib.util
+from pathlib import Path
+from typing import List, Optional
+
+NAMES = ("tiny-rope", "tiny-alibi", "small-rope", "small-alibi", "small-t5", "small-fire")
+PACKAGE = "posenc_export_presets"
+INSTALL = "run pip install ./packages/presets in the source tree"
+SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
+
+
+def places() -> List[Path]:
+    """Return the folders that may hold presets: that of the source tree, then those of the installed package."""
+    installed = importlib.util.find_spec(PACKAGE)
+    return [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [SOURCE_TREE]
+
+
+def preset_folder(name: str) -> Optional[Path]:
+    """Return the folder of a preset's artefact; None for another name, or if the package is not installed."""
+    return next((place / name for place in places() if (place / name).is_dir()), None) if name in NAMES else None
+
+
+def is_preset(folder: Path) -> bool:
+    """Whether a folder belongs to the package, which all projects share and nothing writes to."""
+    return folder.name in NAMES and folder.parent in places()
