@@ -24,7 +24,9 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument("--context", type=int, help="largest number of tokens of prompt and continuation (default: the range of positions)")
     serving.add_argument("--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)")
     serving.add_argument("--max-tokens", type=int, help="largest number of tokens of a continuation (default: context - 1)")
-    serving.add_argument("--chunk", type=int, default=256, help="tokens of prompts that are read between two decode steps (default: 256)")
+    serving.add_argument("--chunk", type=int, default=256, help="most tokens of prompts that are read between two decode steps (default: 256)")
+    shared = "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none (default: 256)"
+    serving.add_argument("--prefix-memory", type=int, default=256, metavar="MB", help=shared)
     add_provider(serving)
     serving.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
@@ -86,7 +88,7 @@ def _limits(options: argparse.Namespace, most: int) -> Any:
 
     context = most if options.context is None else options.context
     prompt, tokens = (context - 1 if given is None else given for given in (options.max_prompt, options.max_tokens))
-    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout)
+    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout, options.prefix_memory * 1_000_000)
 
 
 def listen(host: str, port: int) -> socket.socket:

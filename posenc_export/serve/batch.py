@@ -1,6 +1,7 @@
 """Continuous batching: requests join and leave the rows of one session between steps."""
 
 import logging
+import time
 from collections import deque
 from typing import Any, Deque, List, Sequence, Tuple
 
@@ -9,7 +10,10 @@ import numpy as np
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
+from posenc_export.serve.memory import bytes_per_slot
+from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
 
 LOG = logging.getLogger(__name__)
@@ -18,15 +22,19 @@ LOG = logging.getLogger(__name__)
 class Row:
     """A request with a row of the session.
 
+    Args:
+        request: the request.
+        known: number of tokens of its prompt that are not read.
+
     Attributes:
         unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
-        generated: number of generated tokens.
+        generated: the generated tokens.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, known: int = 0) -> None:
         self.request = request
-        self.unread: Deque[int] = deque(request.prompt)
-        self.generated = 0
+        self.unread: Deque[int] = deque(request.prompt[known:])
+        self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
 
     def take(self, count: int) -> List[int]:
@@ -37,12 +45,16 @@ class Row:
 class Batch:
     """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by one thread at a time.
 
-    A prompt longer than `limits.chunk` is fed over several turns, so that running rows wait for at most one chunk. In the steps in between, its row feeds the
-    next token of the prompt, so that every step is one call of the graph.
+    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most one chunk, whose length follows the time of their steps. In the
+    steps in between, its row feeds the next token of the prompt, so that every step is one call of the graph. The caches of prompts, and of rows that end, are
+    kept for requests that begin alike.
 
     Args:
         model: a model that passes requests.check_model.
-        limits: number of rows, context and chunk.
+        limits: number of rows, context, chunk and memory of prefixes.
+
+    Attributes:
+        prefixes: the kept caches; None if there is no memory for them, or the model has states that each call replaces.
 
     Raises:
         ValueError: the caches of all rows do not fit the memory.
@@ -52,6 +64,7 @@ class Batch:
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
         self.rows: List[Row] = []
+        self.pace = Pace(limits.chunk)
 
         def opened(rows: int, slots: int) -> Any:
             caches = model.graph.open(rows, slots)
@@ -62,6 +75,8 @@ class Batch:
             if model.manifest.capacity_bucket:
                 opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
             self.session = Session(opened, model.manifest, limits.rows, limits.context, 1, model.provider)
+            blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK) if can_share(model.manifest) else 0
+            self.prefixes = Prefixes(model.graph.open, blocks) if blocks else None
             self.probe(1)  # allocates the caches of all rows
             self.probe(limits.rows)  # and the memory that a step of all rows needs
         except (MemoryError, ValueError) as error:  # numpy raises ValueError for sizes beyond 64 bits
@@ -83,28 +98,32 @@ class Batch:
         Raises:
             GraphError: the graph failed on the rest of a prompt; call `fail`.
         """
-        room, tokens = self.limits.chunk, []
+        room, seconds = self.pace.room(any(row.generated for row in self.rows))
+        tokens: List[Token] = []
+        since, took = time.perf_counter(), 0.0
         for index, row in enumerate(self.rows):
             room -= self._continue_prompt(index, row, room)
-        while room > 0 and waiting and len(self.rows) < self.limits.rows:
-            row = Row(waiting[0])
-            part = row.take(room)
-            room -= len(part)
-            tokens += self._enter(row, part)
+        while room > 0 and waiting and len(self.rows) < self.limits.rows and (not took or time.perf_counter() - since + took <= seconds):
+            began = time.perf_counter()
+            entered, new = self._enter(waiting[0], room)
             waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
+            room, tokens, took = room - entered, tokens + new, time.perf_counter() - began
         return tokens
 
     def step(self) -> List[Token]:
         """Feed one token of every row. Return the generated tokens. After a GraphError, call `fail`."""
+        since = time.perf_counter()
         logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
         likeliest = logits.argmax(-1).tolist()
         tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
         self.leave([token.request for token in tokens if token.ended])
+        self.pace.stepped(time.perf_counter() - since)
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
         for index in reversed([index for index, row in enumerate(self.rows) if row.request in requests]):
+            self._share(index)
             self.session.retire(index)
             self.rows[index] = self.rows[-1]
             self.rows.pop()
@@ -116,33 +135,51 @@ class Batch:
         self.session.reset()
         return failed
 
-    def _enter(self, row: Row, part: List[int]) -> List[Token]:
-        """Admit a row with the first part of its prompt. Return its first generated token if that is the whole prompt."""
+    def _enter(self, request: Request, room: int) -> Tuple[int, List[Token]]:
+        """Admit a row with the known tokens of its prompt and up to `room` more.
+
+        Returns:
+            Number of tokens fed, and the first generated token if the whole prompt was.
+        """
+        prefix = self.prefixes.find(request.prompt, request.sharing) if self.prefixes is not None else None
+        row = Row(request, prefix.length if prefix else 0)
+        part, since = row.take(room), time.perf_counter()
         try:
-            logits = self.session.admit([part])[:, -1]
+            logits = self.session.admit([part], logits_to_keep=1, prefix=prefix)[:, -1]
         except GraphError as error:  # the row was not admitted; the other rows are not affected
-            LOG.error("%s; a prompt of %d tokens was not read", error, len(row.request.prompt))
-            return [Token(row.request, -1, FAILED)]
+            LOG.error("%s; a prompt of %d tokens was not read", error, len(request.prompt))
+            return len(part), [Token(request, -1, FAILED)]
         self.rows.append(row)
+        self._share(len(self.rows) - 1)
+        self.pace.read(len(part), time.perf_counter() - since)
         tokens = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
         self.leave([token.request for token in tokens if token.ended])
-        return tokens
+        return len(part), tokens
 
     def _continue_prompt(self, index: int, row: Row, room: int) -> int:
         """Feed up to `room` more tokens of a row's prompt, except the last unread token, which the next step feeds. Return the number of tokens fed."""
-        part = row.take(max(0, min(room, len(row.unread) - 1)))
+        part, since = row.take(max(0, min(room, len(row.unread) - 1))), time.perf_counter()
         if part:
             empty: List[int] = []
-            self.session.prefill([part if other == index else empty for other in range(len(self.rows))])
+            self.session.prefill([part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1)
+            self._share(index)
+            self.pace.read(len(part), time.perf_counter() - since)
         return len(part)
+
+    def _share(self, index: int) -> None:
+        """Keep the caches of what a row has read, for requests that begin alike."""
+        if self.prefixes is not None:
+            row = self.rows[index]
+            tokens = [*row.request.prompt, *row.generated][: int(self.session.length[index])]
+            self.session.share(index, tokens, self.prefixes, row.request.sharing)
 
     def _next(self, row: Row, likeliest: int, logits: np.ndarray) -> Token:
         """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
         request = row.request
         token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
-        row.generated += 1
+        row.generated.append(token)
         row.unread.append(token)
-        ended = STOP if token in request.stop_ids else LENGTH if row.generated == request.max_tokens else ""
+        ended = STOP if token in request.stop_ids else LENGTH if len(row.generated) == request.max_tokens else ""
         return Token(request, token, ended, () if request.logprobs is None else log_probabilities(logits[0], token, request.logprobs))
 
 

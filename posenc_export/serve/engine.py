@@ -3,10 +3,11 @@
 import logging
 import threading
 from collections import deque
-from typing import Callable, Deque, List, Sequence, Set
+from typing import Callable, Deque, List, Optional, Sequence, Set
 
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Request, Stopping, Token, check_model, check_request
 
@@ -40,6 +41,11 @@ class Engine:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="posenc engine", daemon=True)
         self._thread.start()
+
+    @property
+    def prefixes(self) -> Optional[Prefixes]:
+        """The kept caches of prompts, None if there are none."""
+        return self._batch.prefixes
 
     @property
     def running(self) -> int:

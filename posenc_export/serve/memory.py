@@ -13,15 +13,16 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -> None:
-    """Raise ValueError if the caches of all rows need more memory than there is.
+    """Raise ValueError if the caches of all rows and those of prefixes need more memory than there is.
 
     Args:
         available: bytes; None if they are not known.
     """
     each = bytes_per_slot(manifest) * limits.rows
-    if available is not None and each * limits.context > available:
-        rule, got = f"memory for caches of {limits.rows} rows of {limits.context} tokens", f"{available / 1e9:.1f} GB for {each * limits.context / 1e9:.1f} GB"
-        fits = available // each
+    needed = each * limits.context + limits.prefix_memory
+    if available is not None and needed > available:
+        rule, got = f"memory for caches of {limits.rows} rows of {limits.context} tokens", f"{available / 1e9:.1f} GB for {needed / 1e9:.1f} GB"
+        fits = max(available - limits.prefix_memory, 0) // each
         raise ValueError(f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, with these rows at most {fits}")
 
 

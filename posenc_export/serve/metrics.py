@@ -1,8 +1,12 @@
 """Metrics of the server in Prometheus's text format."""
 
+from typing import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.prefixes import BLOCK, Prefixes
 from posenc_export.serve.engine import Engine
 
 FIRST = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # seconds
@@ -32,7 +36,22 @@ class Metrics:
         waiting.set_function(lambda: engine.waiting)
         model = Gauge("posenc_model_info", "The served artefact.", ["model", "target", "digest"], registry=self.registry)
         model.labels(name, manifest.target, manifest.digest).set(1)
+        if engine.prefixes is not None:
+            self.registry.register(PrefixCollector(engine.prefixes))
 
     def text(self) -> bytes:
         """Return the content of /metrics."""
         return generate_latest(self.registry)
+
+
+class PrefixCollector:
+    """Reads the counts of the kept prefixes."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self.prefixes = prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, as prometheus_client asks for them."""
+        yield CounterMetricFamily("posenc_prefix_hits", "Prompts that began with a known prefix.", self.prefixes.hits)
+        yield CounterMetricFamily("posenc_prefix_tokens", "Prompt tokens that were known and not computed again.", self.prefixes.tokens)
+        yield GaugeMetricFamily("posenc_prefix_kept_tokens", "Tokens whose caches are kept.", BLOCK * self.prefixes.used)

@@ -60,7 +60,7 @@ class SamplingRequest(Fields):
     stream: bool = False
     stream_options: Optional[StreamOptions] = None
     return_token_ids: bool = Field(False, description="Whether choices have token_ids: all generated ids, including those of a stop string.")
-    user: Optional[str] = None
+    user: str = Field("", description="Computed prefixes of prompts are shared by requests with the same user.")
     logit_bias: Optional[Dict[str, Zero]] = None
     presence_penalty: Zero = 0.0
     frequency_penalty: Zero = 0.0
@@ -166,7 +166,7 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
         raise Refused(str(error)) from None
     seed, choosing = secrets.randbits(63) if asked.seed is None else asked.seed, (asked.temperature, asked.top_k, asked.top_p)
     return [
-        Request(prompt.ids, prompt.max_tokens, *choosing, (seed + choice) % 2**64, (*prompt.stop_ids, *asked.stop_token_ids), prompt.logprobs)
+        Request(prompt.ids, prompt.max_tokens, *choosing, (seed + choice) % 2**64, (*prompt.stop_ids, *asked.stop_token_ids), prompt.logprobs, asked.user)
         for prompt in prompts
         for choice in range(asked.n)
     ]

@@ -14,7 +14,7 @@ class Limits:
     """Limits of a server.
 
     Raises:
-        ValueError: a limit is below 1.
+        ValueError: a limit is below 1, or the memory of prefixes below 0.
     """
 
     rows: int = 16  # number of requests decoded together
@@ -22,13 +22,15 @@ class Limits:
     context: int = CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
     prompt: int = CONTEXT - 1  # tokens of a prompt
     tokens: int = 4095  # tokens of a continuation
-    chunk: int = 256  # prompt tokens fed between two steps of the running rows
+    chunk: int = 256  # largest number of prompt tokens fed between two steps
     seconds: int = 600  # time from the arrival of a request to the end of its response
+    prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"serve: expected {name} of at least 1, got {value}; give a larger number")
+            least = 0 if name == "prefix_memory" else 1
+            if value < least:
+                raise ValueError(f"serve: expected {name} of at least {least}, got {value}; give a larger number")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class Request:
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
     logprobs: Optional[int] = None  # number of most probable tokens that come with each token and its probability; None for neither
+    sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
 
 class Token(NamedTuple):

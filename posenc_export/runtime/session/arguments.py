@@ -175,6 +175,12 @@ def check_read_out(manifest: Manifest, given: PrefillArguments) -> PrefillArgume
     return given
 
 
+def check_row(row: Any, rows: int) -> None:
+    """Raise ValueError unless there is a row of this index."""
+    if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < rows:
+        raise ValueError(f"session: expected a row index 0 .. {rows - 1}, got {short_repr(row)}")
+
+
 def check_has_cache(manifest: Manifest, call: str) -> None:
     """Raise ValueError if a call needs a cache and the model is bidirectional."""
     if not manifest.states:

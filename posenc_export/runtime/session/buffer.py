@@ -57,14 +57,18 @@ class Buffer:
         else:
             self.value.update_inplace(np.ascontiguousarray(content))
 
-    def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int) -> None:
-        """Copy the first `slots` slots along an axis of `rows` rows of `source`, from row `first` on, to this buffer from row `row` on. Other sizes are equal."""
+    def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int, begin: int = 0, at: int = 0) -> None:
+        """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot `begin` on, to this buffer from row `row` and slot `at` on.
+
+        Other sizes are equal.
+        """
         if self.device == "cpu":
-            valid = (*(slice(None),) * (axis - 1), slice(slots))
-            self.array[(slice(row, row + rows), *valid)] = source.array[(slice(first, first + rows), *valid)]
+            other = (slice(None),) * (axis - 1)
+            self.array[(slice(row, row + rows), *other, slice(at, at + slots))] = source.array[(slice(first, first + rows), *other, slice(begin, begin + slots))]
         elif slots and rows:
-            (to, to_pitch, width, height), (at, pitch, _, _) = (one._pieces(begin, rows, axis, slots) for one, begin in ((self, row), (source, first)))
-            device_memory.copy(to, to_pitch, at, pitch, width, height)
+            to, to_pitch, width, height = self._pieces(row, rows, axis, slots, at)
+            from_, pitch, _, _ = source._pieces(first, rows, axis, slots, begin)
+            device_memory.copy(to, to_pitch, from_, pitch, width, height)
 
     def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
         """Write the initial value to some slots along an axis of one row."""
@@ -73,15 +77,15 @@ class Buffer:
             self.array[index] = self.fill
         elif isinstance(slots, slice):
             start, stop, _ = slots.indices(self.shape[axis])
-            address, pitch, width, height = self._pieces(row, 1, axis, max(stop - start, 0))
+            address, pitch, width, height = self._pieces(row, 1, axis, max(stop - start, 0), start)
             if width:
-                device_memory.clear(address + start * pitch // self.shape[axis], pitch, width, height)
+                device_memory.clear(address, pitch, width, height)
         else:
             content = self.read()
             content[index] = self.fill
             self.write(content)
 
-    def _pieces(self, row: int, rows: int, axis: int, slots: int) -> Tuple[int, int, int, int]:
-        """Return where the first slots of some rows are: address of the first piece, bytes from piece to piece, bytes of a piece, number of pieces."""
+    def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, int, int, int]:
+        """Return where `slots` slots of some rows are, from `begin` on: address of the first piece, bytes from piece to piece, bytes of a piece, number of pieces."""
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
-        return self.address + row * self.row_bytes, self.shape[axis] * slot, slots * slot, rows * math.prod(self.shape[1:axis])
+        return self.address + row * self.row_bytes + begin * slot, self.shape[axis] * slot, slots * slot, rows * math.prod(self.shape[1:axis])

@@ -124,9 +124,9 @@ class BufferedCaches:
             for row, slots in filled if state.reads_hidden else ():
                 past.clear_slots(row, state.axis, slots)
 
-    def move(self, source: int, target: int, slots: int) -> None:
-        for state, past, _ in self._each("in_place"):
-            past.copy_slots(target, past, source, 1, state.axis, slots)
+    def copy(self, row: int, source: "BufferedCaches", first: int, slots: int, begin: int = 0, at: int = 0) -> None:
+        for (state, past, _), (_, given, _) in zip(self._each("in_place"), source._each("in_place"), strict=True):
+            past.copy_slots(row, given, first, 1, state.axis, slots, begin, at)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         return [past.read()[row].copy() for _, past, _ in self._each("replace")]

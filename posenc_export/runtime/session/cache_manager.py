@@ -7,6 +7,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import TokenAttributes
 from posenc_export.runtime.session.history import RowHistory
+from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.state import Caches, SessionState, Slots
 
 
@@ -61,6 +62,16 @@ class CacheManager:
             caches=caches,
             histories=state.histories + self._histories(len(starts)),
         )
+
+    def begun(self, state: SessionState, row: int, prefix: Prefix) -> SessionState:
+        """Return the state with cached tokens in an empty row."""
+        assert state.caches is not None
+        caches = state.caches.reserve(max(self.used(state), prefix.length), state.rows)
+        self.written = max(self.written, prefix.length)
+        prefix.write(caches, row)
+        length = state.settled_length.copy()
+        length[row] = prefix.length
+        return state.replace(settled_length=length, caches=caches)
 
     def without(self, state: SessionState, row: int) -> SessionState:
         """Return the state without one row; the last row takes its index. Its in-place states are copied later, by `apply_moves`."""
@@ -119,7 +130,7 @@ class CacheManager:
         """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
         for source, target in state.moves:
             assert state.caches is not None
-            state.caches.move(source, target, int(state.settled_length[target]))
+            state.caches.copy(target, state.caches, source, int(state.settled_length[target]))
         return state.replace(moves=())
 
     def tidy(self, state: SessionState) -> None:

@@ -14,6 +14,7 @@ from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
 from posenc_export.runtime.session.graph_runner import GraphRunner
+from posenc_export.runtime.session.prefixes import Prefix, Prefixes
 from posenc_export.runtime.session.state import Caches, SessionState, no_rows
 from posenc_export.runtime.session.stepper import Stepper
 
@@ -217,15 +218,18 @@ class Session:
         encoder: Optional[Rows] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
+        prefix: Optional[Prefix] = None,
     ) -> np.ndarray:
         """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are not changed.
 
         Args:
             inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: as for `prefill`, for the new rows.
             start: position of the first token of each new row, one number or [n]; None means 0.
+            prefix: cached tokens with which a single new row begins at position 0, from Prefixes.find; `inputs` are the tokens after them.
 
         Raises:
-            ValueError: as for `prefill`; the target's rows share cache columns; a new row has no tokens. The session is unchanged.
+            ValueError: as for `prefill`; the target's rows share cache columns; a new row has no tokens; there is a prefix and not one row at position 0. The
+                session is unchanged.
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
@@ -233,15 +237,33 @@ class Session:
         if not prefill.counts.all():
             raise ValueError(f"session: expected at least one token in every new row, got rows of {prefill.counts.tolist()} tokens; leave empty rows out")
         starts = arguments.per_row("start", start, len(prefill.tokens))
-        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, np.zeros_like(starts), prefill.counts)
+        if prefix is not None and starts.tolist() != [0]:
+            raise ValueError(f"session: expected one row at position 0 after a prefix, got rows at {starts.tolist()}; admit rows one by one")
+        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, np.full_like(starts, 0 if prefix is None else prefix.length), prefill.counts)
         new = encoder_outputs.new(self.manifest, encoder, encoder_attention_mask, len(starts))
         state = self._now.without_stepper(self._columns)
         joined = self._cache_manager.joined(state, starts) if state.rows else self._cache_manager.opened(state, starts)
         joined = joined.replace(encoder_outputs=state.encoder_outputs.joined(new) if state.encoder_outputs and new else new)
+        joined = joined if prefix is None else self._cache_manager.begun(joined, state.rows, prefix)
         reached: List[SessionState] = []
         outputs = self._runner.prefill(joined, state.rows, prefill, reached.append)
         self._now = reached[-1]
         return outputs
+
+    @exclusive
+    def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
+        """Copy the caches of the first tokens of a row, which began at position 0, to `prefixes` (Prefixes.save).
+
+        Raises:
+            ValueError: there is no such row, it begins at another position, or it has fewer tokens.
+        """
+        arguments.check_row(row, self.batch)
+        if self._now.start[row] or len(tokens) > self._now.length[row]:
+            got = f"{len(tokens)} of {self._now.length[row]} tokens from position {self._now.start[row]} on"
+            raise ValueError(f"session: expected tokens of a row that begins at position 0, got {got}; give the tokens that were fed")
+        caches = self._now.without_stepper(self._columns).caches
+        assert caches is not None  # since there are rows
+        prefixes.save(caches, int(row), tokens, key)
 
     @exclusive
     def retire(self, row: int) -> None:
@@ -252,8 +274,7 @@ class Session:
         """
         arguments.check_rows_are_independent(self.manifest, "retire")
         state = self._now.without_stepper(self._columns)
-        if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < state.rows:
-            raise ValueError(f"session: expected a row index 0 .. {state.rows - 1}, got {arguments.short_repr(row)}")
+        arguments.check_row(row, state.rows)
         self._cache_manager.count_written(self._now)
         self._now = self._cache_manager.without(state, int(row))
         self._settle()

@@ -62,8 +62,8 @@ class Caches(Protocol):
     def wipe(self, hidden: Sequence[Slots]) -> None:
         """Write the fill value to the hidden slots of each row, in the in-place states whose hidden slots the graph reads."""
 
-    def move(self, source: int, target: int, slots: int) -> None:
-        """Copy the first `slots` slots of row `source` to row `target`, in all in-place states."""
+    def copy(self, row: int, source: Any, first: int, slots: int, begin: int = 0, at: int = 0) -> None:
+        """Copy `slots` slots of row `first` of `source`, caches of the same graph, from slot `begin` on, to row `row` from slot `at` on, in all in-place states."""
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
