@@ -56,9 +56,11 @@ docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Build both distributions to build/wheels and test them in empty environments. Needs a package index.
+# URL is the address of the repository, which the package's page links; without it, pictures and links of README.md stay relative.
+URL ?=
 wheels: $(VENV)/ready
 	$(BIN)/python -m pip install -q -e '.[release]'
-	$(BIN)/python -m tests.packaging
+	URL=$(URL) $(BIN)/python -m tests.packaging
 
 # Test artefacts on other runtimes and write docs/runtimes/table.md. Needs a package index; unavailable runtimes keep their rows.
 clients: $(VENV)/ready
@@ -67,7 +69,7 @@ clients: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,test]'
+	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,completion,test]'
 	touch $@
 
 clean:

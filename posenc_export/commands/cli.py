@@ -1,11 +1,11 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve, page, bench, inspect, plot."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve, page, bench, inspect, plot, completion."""
 
 import argparse
 import importlib
 import io
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Container, Optional, Sequence
 
 from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
 from posenc_export.shared.version import VERSION
@@ -26,13 +26,14 @@ COMMANDS = {
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
     "inspect": ("inspect", "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it"),
     "plot": ("plot", "draw an encoding, as PNG or SVG"),
+    "completion": ("completion", "print a script that completes commands and options in a shell"),
 }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options, unknown = _parser(next((word for word in given if not word.startswith("-")), "")).parse_known_args(given)
+    options, unknown = parser_of([word for word in given if not word.startswith("-")][:1]).parse_known_args(given)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.say = Progress()
@@ -66,14 +67,14 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser(called: str) -> argparse.ArgumentParser:
-    """Return a parser of all commands, with the arguments of the one that is called."""
+def parser_of(called: Container[str]) -> argparse.ArgumentParser:
+    """Return a parser of all commands, with the arguments of those that are called."""
     parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, verify them, and run them.")
     parser.add_argument("--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name == called:
+        if name in called:
             file = importlib.import_module(f"posenc_export.commands.{module}")
             file.add_arguments(command)
             command.set_defaults(run=file.run)

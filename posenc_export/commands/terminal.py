@@ -27,6 +27,7 @@ EXTRAS = {
     "tokenizers": "text",
     "jinja2": "text",
     "gguf": "gguf",
+    "shtab": "completion",
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
