@@ -20,7 +20,12 @@ __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verif
 
 
 def load(
-    folder: Union[str, Path], provider: str = "auto", threads: Optional[int] = None, digest: Optional[str] = None, check: bool = True
+    folder: Union[str, Path],
+    provider: str = "auto",
+    threads: Optional[int] = None,
+    digest: Optional[str] = None,
+    check: bool = True,
+    capture: bool = True,
 ) -> Model:
     """Load an artefact folder after checking its files against its manifest.
 
@@ -33,6 +38,8 @@ def load(
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
         check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. If they differ, "auto" uses the CPU with a warning, and other
             choices are an error. An artefact without a reference is not checked.
+        capture: on CUDA, capture steps as CUDA graphs and replay them, if the artefact allows it (`posenc inspect` says so). Threads have graphs of their own, which
+            are kept until the model is deleted: use False for sessions in many short-lived threads.
 
     Raises:
         ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, its outputs
@@ -44,7 +51,7 @@ def load(
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    model = _load(folder, manifest, provider, threads)
+    model = _load(folder, manifest, provider, threads, capture)
     if check and model.provider != "cpu":
         from posenc_export.runtime.verification.at_load import check_outputs
 
@@ -54,11 +61,11 @@ def load(
             if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
                 raise
             warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
-            return _load(folder, manifest, "cpu", threads)
+            return _load(folder, manifest, "cpu", threads, capture)
     return model
 
 
-def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> Model:
+def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool) -> Model:
     if manifest.target in providers.TORCH_TARGETS:
         check_files(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.graphs.torch_files import load_torch
@@ -72,7 +79,7 @@ def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int
     from posenc_export.runtime.graphs.ort_graph import OrtGraph, choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
-        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads), folder)
+        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads, capture), folder)
 
 
 def verify(

@@ -69,7 +69,8 @@ def line(row: Dict[str, Any]) -> str:
     if "refused" in row:
         return f"{row['name']:28} refused: {row['refused']}"
     step = row.get("step", {})
-    ran = f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {row['capture'][:40]}" if step else ""
+    replayed = f"{row['capture'][:40]}, {row.get('replayed_us', '-')} us" if step else ""
+    ran = f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {replayed}" if step else ""
     return "\n".join([f"{row['name']:28} {row['static']}; {row.get('error', ran)}", *(f"    FAULT {fault}" for fault in row["faults"])])
 
 

@@ -1,53 +1,195 @@
-"""Graph inputs of repeated steps in device memory, which are bound once."""
+"""Steps on CUDA: inputs, states and output are in device memory, so that a step binds nothing and can be replayed as a CUDA graph.
 
-from typing import Collection, Dict, List, Tuple
+ONNX Runtime captures a step under an id, and replays it with the addresses and shapes of that run, whatever is bound later. It captures in global mode: meanwhile, other
+threads must not allocate memory or wait for the device. Each thread has its own graphs.
+"""
+
+import warnings
+import weakref
+from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.session import device_memory
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.errors import RUN_ERRORS
 from posenc_export.runtime.session.state import Feeds
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
 ALIGNMENT = 256  # bytes, as cudaMalloc aligns memory
+UNCAPTURED = -1  # gpu_graph_id of runs that are not captured
+MOST_GRAPHS = 64  # of a loaded graph: ONNX Runtime 1.31 does not release graphs of CUDA
+
+Launch = Callable[[], None]
 
 
-class DeviceFeeds:
-    """Graph inputs on the device. Those that change are copied there together, since each copy waits for the device.
+class GraphIds:
+    """Ids of captured steps: one for each set of addresses and shapes.
 
     Args:
-        feeds: graph inputs by name, contiguous in the memory of their base. ON_HOST has no copy.
-        constant: names of inputs that are copied only once.
-
-    Attributes:
-        addresses: address of each input on the device.
+        most: number of ids; 0 captures nothing.
     """
 
-    def __init__(self, feeds: Feeds, constant: Collection[str]) -> None:
-        blocks = {int(block.ctypes.data): block for block in map(_block, feeds.values())}  # memory on the host; counters of one dtype share theirs
-        changing = {int(_block(array).ctypes.data) for name, array in feeds.items() if name not in (*constant, ON_HOST)}
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._ids: Dict[Hashable, int] = {}
+
+    def of(self, bound: Hashable) -> int:
+        """Return the id of a step with these addresses and shapes, or UNCAPTURED if none is left."""
+        if bound not in self._ids and len(self._ids) < self.most:
+            self._ids[bound] = len(self._ids) + 1
+        return self._ids.get(bound, UNCAPTURED)
+
+    def stop(self) -> None:
+        """Let all further steps be uncaptured."""
+        self.most = 0
+        self._ids.clear()
+
+
+class DeviceCopies:
+    """Copies on the device of arrays that do not change, each kept as long as its array."""
+
+    def __init__(self) -> None:
+        self._held: Dict[int, Tuple[Any, Any]] = {}
+
+    def address(self, array: np.ndarray) -> int:
+        """Return the address on the device of an array that is contiguous in the memory of its base."""
+        block, held = _block(array), self._held
+        name = id(block)
+        if name not in held:
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(block, "cuda", 0)
+            held[name] = (weakref.ref(block, lambda _: held.pop(name, None)), value)
+        return int(held[name][1].data_ptr()) + int(array.ctypes.data) - int(block.ctypes.data)
+
+
+class Memory(NamedTuple):
+    """Device memory of the inputs and the output of steps of one number of rows and tokens."""
+
+    staged: np.ndarray  # the content of `inputs` on the host
+    inputs: Any
+    output: Any
+
+
+class StepInputs:
+    """Graph inputs that are copied to the device together before each run, since each copy waits for the device.
+
+    Args:
+        feeds: graph inputs by name, contiguous in the memory of their base. Counters of one dtype share theirs.
+        result: the output on the host.
+        memories: device memory by numbers of rows and tokens, which is added if missing.
+    """
+
+    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Tuple[int, ...], Memory]) -> None:
+        blocks = {int(block.ctypes.data): block for block in map(_block, feeds.values())}  # in the order of feeds, which is that of the manifest
         places, size = {}, 0
-        for at in sorted(changing):
+        for at, block in blocks.items():
             places[at] = size
-            size += -(-blocks[at].nbytes // ALIGNMENT) * ALIGNMENT
-        self._staged = np.zeros(size, np.uint8)
-        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(self._staged, "cuda", 0)
+            size += -(-block.nbytes // ALIGNMENT) * ALIGNMENT
+        sizes = result.shape[:2]
+        if sizes not in memories or memories[sizes].staged.size != size:
+            staged = np.zeros(size, np.uint8)
+            memories[sizes] = Memory(staged, *(onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for array in (staged, result)))
+        self.memory = memories[sizes]
         self._pairs: List[Tuple[np.ndarray, np.ndarray]] = [
-            (self._staged[first : first + blocks[at].nbytes].view(blocks[at].dtype), blocks[at].reshape(-1)) for at, first in places.items()
+            (self.memory.staged[first : first + blocks[at].nbytes].view(blocks[at].dtype), blocks[at].reshape(-1)) for at, first in places.items()
         ]
-        fixed = {_block(feeds[name]).ctypes.data for name in feeds if name in constant} - changing
-        self._constants = {at: onnxruntime.OrtValue.ortvalue_from_numpy(blocks[at], "cuda", 0) for at in fixed}
-        begins = {at: int(self._value.data_ptr()) + first for at, first in places.items()} | {at: int(value.data_ptr()) for at, value in self._constants.items()}
         self.addresses: Dict[str, int] = {}
         for name, array in feeds.items():
-            if name != ON_HOST:
-                at = int(_block(array).ctypes.data)
-                self.addresses[name] = begins[at] + int(array.ctypes.data) - at
+            at = int(_block(array).ctypes.data)
+            self.addresses[name] = int(self.memory.inputs.data_ptr()) + places[at] + int(array.ctypes.data) - at
 
     def update(self) -> None:
-        """Copy the inputs that are not constant to the device."""
+        """Copy the inputs to the device."""
         for staged, block in self._pairs:
             staged[...] = block
-        self._value.update_inplace(self._staged)
+        self.memory.inputs.update_inplace(self.memory.staged)
+
+
+class DeviceSteps:
+    """Prepares the steps of one loaded graph.
+
+    Args:
+        session: the session of ONNX Runtime.
+        captures: whether the session was opened with CUDA graphs.
+    """
+
+    def __init__(self, session: Any, captures: bool) -> None:
+        self.session, self.copies = session, DeviceCopies()
+        self.ids = GraphIds(MOST_GRAPHS if captures else 0)
+        self.uncaptured = _options(UNCAPTURED) if captures else None
+        self._memories: Dict[Tuple[int, ...], Memory] = {}
+        self._slots: Dict[int, np.ndarray] = {}
+
+    def prepare(
+        self, feeds: Feeds, constant: Mapping[str, np.ndarray], result: np.ndarray, bind: Callable[[BufferedCaches, Mapping[str, int], int], Any]
+    ) -> Callable[[BufferedCaches], Launch]:
+        """Prepare steps that read the current content of feeds.
+
+        Args:
+            feeds: graph inputs by name.
+            constant: those of the session's encoder, which no call changes.
+            result: array [B,S,*] that each run writes. Only steps of one token are captured.
+            bind: returns a binding, given caches, the addresses of the inputs that are on the device, and that of the output.
+
+        Returns:
+            A function of caches on the device, which returns the function that runs a step on them.
+        """
+        held = dict(constant)
+        if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
+            held["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
+        inputs = StepInputs({name: array for name, array in feeds.items() if name not in (*held, ON_HOST)}, result, self._memories)
+        addresses = {**inputs.addresses, **{name: self.copies.address(array) for name, array in held.items()}}
+        shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
+        total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0  # a replay takes the number of the run that was captured
+        pointer = int(inputs.memory.output.data_ptr())
+        fetch = device_memory.to_host(result, pointer)
+
+        def launch_of(caches: BufferedCaches) -> Launch:
+            buffers = tuple((past.address, present.address) for past, present in zip(caches.past, caches.present, strict=True))
+            number = self.ids.of((shapes, total, caches.capacity, buffers)) if result.shape[1] == 1 else UNCAPTURED
+            return self._launch(bind(caches, addresses, pointer), number, inputs, fetch)
+
+        return launch_of
+
+    def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
+        """Return a function that copies the inputs to the device, runs or replays the graph, and copies the output to the host."""
+        run, update, turn, uncaptured = self.session.run_with_iobinding, inputs.update, device_memory.TURN, self.uncaptured
+        options = uncaptured if number == UNCAPTURED else _options(number)
+
+        def launch() -> None:
+            nonlocal options
+            with turn:
+                update()
+                try:
+                    run(binding, options)
+                except RUN_ERRORS as error:
+                    if options is uncaptured:
+                        raise
+                    self._stop(error)
+                    options = uncaptured
+                    run(binding, options)  # a step may be repeated: it writes the same slots
+                fetch()
+
+        return launch
+
+    def _stop(self, error: BaseException) -> None:
+        if self.ids.most:
+            warn_uncaptured(error)
+        self.ids.stop()
+
+
+def warn_uncaptured(error: BaseException) -> None:
+    """Warn that steps are not captured as CUDA graphs, and why."""
+    said = " ".join(str(error).split())[:200]
+    remedy = "steps run without it; give load capture=False to do so from the start"
+    warnings.warn(f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}", RuntimeWarning, stacklevel=5)
+
+
+def _options(number: int) -> Any:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
 
 
 def _block(array: np.ndarray) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the host or on the device."""
 
+import contextlib
 import functools
 import platform
 import warnings
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,14 +18,14 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
-from posenc_export.runtime.graphs import cuda, cuda_placement
-from posenc_export.runtime.graphs.cuda_steps import DeviceFeeds
+from posenc_export.runtime.graphs import cuda, cuda_placement, cuda_steps
+from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
 from posenc_export.runtime.graphs.mapped_weights import mapped_weights
-from posenc_export.runtime.graphs.onnx_files import check_external, refused
+from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
+from posenc_export.runtime.session import device_memory
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
-from posenc_export.runtime.session.stepper import CONSTANT
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
@@ -88,11 +89,12 @@ class OrtGraph:
         manifest: description of the graph.
         provider: "cpu" or "cuda".
         threads: threads per operator; None uses all cores.
+        capture: whether steps on CUDA are captured as CUDA graphs, if the graph allows it.
     """
 
     strided = False
 
-    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool = True) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
@@ -107,60 +109,89 @@ class OrtGraph:
         self.manifest, self.provider = manifest, provider
         self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
+        placement = cuda_placement.placed(path) if self.device == "cuda" else None
         # Whether the graph reads no input both on the host and on the device, to which it would copy it from memory that is bound once.
-        self.reads_device = self.device == "cuda" and not cuda_placement.placed(path).copies["to the device"]
-        with refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
-            self.session = onnxruntime.InferenceSession(
-                utf8(path), options, providers=[PROVIDERS[provider]], enable_fallback=0, disabled_optimizers=SLOWER[provider]
-            )
+        self.reads_device = placement is not None and not placement.copies["to the device"]
+        captures = capture and placement is not None and placement.captured and _repeats(manifest)
+        self._turn: ContextManager[Any] = device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
+        with self._turn, refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
+            self.session, captures = _opened(path, options, provider, captures)
             self.session.posenc_weights = weights  # the session reads them, so they must live as long
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
+        self.steps = DeviceSteps(self.session, captures)
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        binding = self._bind(caches, call.feeds, call.first, call.rows, call.new)
-        binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
-        try:
-            self.session.run_with_iobinding(binding)
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
-        return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
+        with self._turn:
+            kept = {name: self.steps.copies.address(array) for name, array in self._encoder(call.feeds).items()}
+            binding = self._bind(caches, call.feeds, call.first, call.rows, call.new, kept)
+            binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
+            try:
+                self.session.run_with_iobinding(binding, self.steps.uncaptured)
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         output, new = self.manifest.outputs[0], feeds[self.manifest.inputs[0].name].shape[1]
         result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, new, 0), strict=True)], output.dtype)
-        session, pointer, last, idle = self.session, result.ctypes.data, result[:, 0] if new == 1 else result, list(range(rows, caches.rows))
+        last, idle, in_place = _last(result), list(range(rows, caches.rows)), all(state.update == "in_place" for state in self.manifest.states)
+        # Inputs in host memory are copied to a device when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew, unless all are there.
+        if self.reads_device and all(buffer.device == "cuda" for buffer in caches.past) and not any(state.update == "append" for state in self.manifest.states):
+            return self._device_step(caches, feeds, result, idle)
+        session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
 
-        def bound(caches: BufferedCaches, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
-            binding = self._bind(caches, feeds, 0, rows, new, addresses)
-            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, pointer)
+        def bound(caches: BufferedCaches) -> Any:
+            binding = self._bind(caches, feeds, 0, rows, new)
+            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
             return binding
 
         def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            caches = caches.with_columns(caches.columns + 1)
+            with turn:
+                caches = caches.with_columns(caches.columns + 1)
+                try:
+                    session.run_with_iobinding(bound(caches), uncaptured)
+                except RUN_ERRORS as error:
+                    raise GraphError(error) from None
+                return last, caches.after(1, idle)
+
+        if self.provider == "cpu" and in_place:
+            return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
+        return Step(run)
+
+    def _device_step(self, caches: BufferedCaches, feeds: Feeds, result: np.ndarray, idle: Sequence[int]) -> Step:
+        """Prepare steps whose inputs, states and output [B,S,*] are on the device. idle: rows of the caches that take no part."""
+        output, last, (rows, new) = self.manifest.outputs[0], _last(result), result.shape[:2]
+
+        def bound(caches: BufferedCaches, addresses: Mapping[str, int], pointer: int) -> Any:
+            binding = self._bind(caches, feeds, 0, rows, new, addresses)
+            binding.bind_output(output.name, "cuda", 0, result.dtype, result.shape, pointer)
+            return binding
+
+        with self._turn:
+            launch_of = self.steps.prepare(feeds, self._encoder(feeds), result, bound)
+            fixed = launch_of(caches)
+        launches = {_addresses(caches): fixed}  # states that are exchanged after each call have two
+
+        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+            launch = launches.get(_addresses(caches))
+            if launch is None:
+                launch = launches[_addresses(caches)] = launch_of(caches)
             try:
-                session.run_with_iobinding(bound(caches))
+                launch()
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
             return last, caches.after(1, idle)
 
         in_place = all(state.update == "in_place" for state in self.manifest.states)
-        if self.provider == "cpu" and in_place:
-            return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
-        # Inputs in host memory are copied to a device when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew, unless all are there.
-        if self.reads_device and in_place and all(buffer.device == "cuda" for buffer in caches.past):
-            inputs = DeviceFeeds(feeds, {*CONSTANT, "slots", *(value.name for value in self.manifest.encoder)})
-            binding = bound(caches, inputs.addresses)
+        return Step(run, fixed, last) if in_place else Step(run)
 
-            def fixed() -> None:
-                inputs.update()
-                session.run_with_iobinding(binding)
-
-            return Step(run, fixed, last)
-        return Step(run)
+    def _encoder(self, feeds: Feeds) -> Feeds:
+        """Return the graph inputs that the session's encoder gave, if they can stay on the device."""
+        return {value.name: feeds[value.name] for value in self.manifest.encoder} if self.reads_device else {}
 
     def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
         """Bind inputs and states. addresses: of inputs on the device; the others are on the host."""
@@ -174,3 +205,31 @@ class OrtGraph:
             binding.bind_input(state.past, past.device, 0, past.element, before, past.address + offset)
             binding.bind_output(state.present, present.device, 0, present.element, after, present.address + offset)
         return binding
+
+
+def _opened(path: Path, options: Any, provider: str, captures: bool) -> Tuple[Any, bool]:
+    """Open a session. Return it, and whether it captures CUDA graphs, which versions of ONNX Runtime may refuse other than the one that the table of kernels is of."""
+    name, given = PROVIDERS[provider]
+    providers = [(name, {**given, "enable_cuda_graph": "1"} if captures else given)]
+    try:
+        return onnxruntime.InferenceSession(utf8(path), options, providers=providers, enable_fallback=0, disabled_optimizers=SLOWER[provider]), captures
+    except load_errors() as error:
+        if not captures:
+            raise
+        cuda_steps.warn_uncaptured(error)
+        return _opened(path, options, provider, captures=False)
+
+
+def _repeats(manifest: Manifest) -> bool:
+    """Whether the steps of a session have the same shapes, with all states in device memory."""
+    fixed = all(state.update != "append" and state.past != "past_positions" for state in manifest.states)
+    return bool(manifest.states) and fixed and manifest.signature != "mask"
+
+
+def _last(result: np.ndarray) -> np.ndarray:
+    """Return the output of a step as the caller gets it: [B,*] for one token per row, otherwise [B,S,*]."""
+    return result[:, 0] if result.shape[1] == 1 else result
+
+
+def _addresses(caches: BufferedCaches) -> Tuple[int, ...]:
+    return tuple(buffer.address for buffer in caches.past)

@@ -36,7 +36,8 @@ class Buffer:
             import onnxruntime
 
             # Memory for elements of this size: the graph is given its address, and the element type when it is bound.
-            self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(self.shape, self.dtype, "cuda", 0)
+            with device_memory.TURN:
+                self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(self.shape, self.dtype, "cuda", 0)
             self.address, size = int(self.value.data_ptr()), math.prod(self.shape) * self.dtype.itemsize
             if size:
                 device_memory.clear(self.address, size, size, 1)
@@ -47,7 +48,10 @@ class Buffer:
 
     def read(self) -> np.ndarray:
         """Return the content: a view of host memory, or a copy of device memory."""
-        return self.array if self.device == "cpu" else self.value.numpy()  # type: ignore[no-any-return]
+        if self.device == "cpu":
+            return self.array
+        with device_memory.TURN:
+            return self.value.numpy()  # type: ignore[no-any-return]
 
     def write(self, content: np.ndarray) -> None:
         """Overwrite the content with an array of the same shape."""
@@ -55,7 +59,8 @@ class Buffer:
             if content is not self.array:
                 self.array[...] = content
         else:
-            self.value.update_inplace(np.ascontiguousarray(content))
+            with device_memory.TURN:
+                self.value.update_inplace(np.ascontiguousarray(content))
 
     def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int, begin: int = 0, at: int = 0) -> None:
         """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot `begin` on, to this buffer from row `row` and slot `at` on.

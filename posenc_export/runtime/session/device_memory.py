@@ -3,9 +3,13 @@
 import ctypes
 import functools
 import sys
-from typing import Any
+import threading
+from typing import Any, Callable
 
-DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+import numpy as np
+
+DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
+TURN = threading.RLock()  # held by calls that use the device: while one thread captures a CUDA graph, others must not allocate memory or wait
 
 
 def copy(target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
@@ -27,10 +31,29 @@ def clear(address: int, pitch: int, width: int, height: int) -> None:
     _call("cudaMemset2D", ctypes.c_void_p(address), ctypes.c_size_t(pitch), 0, ctypes.c_size_t(width), ctypes.c_size_t(height))
 
 
+def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
+    """Return a function that copies the content of an array from an address on the device. The array must live as long.
+
+    Raises:
+        RuntimeError: the function: CUDA returned an error.
+    """
+    arguments = ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source), ctypes.c_size_t(array.nbytes), DEVICE_TO_HOST
+    copy = _runtime().cudaMemcpy  # to memory of the host that is not pinned, it returns when the copy is complete
+
+    def fetch() -> None:
+        _check("cudaMemcpy", copy(*arguments))
+
+    return fetch
+
+
 def _call(name: str, *arguments: Any) -> None:
     """Call a function, and wait: ONNX Runtime runs on another stream, which would not."""
     runtime = _runtime()
-    error = getattr(runtime, name)(*arguments) or runtime.cudaStreamSynchronize(None)
+    with TURN:
+        _check(name, getattr(runtime, name)(*arguments) or runtime.cudaStreamSynchronize(None))
+
+
+def _check(name: str, error: int) -> None:
     if error:
         raise RuntimeError(f"session: expected {name} to succeed, got CUDA error {error}")
 

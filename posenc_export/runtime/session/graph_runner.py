@@ -14,7 +14,7 @@ from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.state import Caches, Call, Feeds, SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
-STEP_SLOTS = 128  # scores of slots that hold no token are computed too
+STEP_SLOTS = 128  # least multiple of slots that steps count
 
 
 class GraphRunner:
@@ -29,7 +29,7 @@ class GraphRunner:
     def __init__(self, manifest: Manifest, cache_manager: CacheManager, provider: str) -> None:
         self.manifest, self.cache_manager = manifest, cache_manager
         self._fewest = 0 if provider == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
-        self._whole_rows = provider == "cuda"  # whether the first tokens of rows are announced with their padding
+        self._whole_rows = provider == "cuda"  # whether the first tokens of rows are announced with their padding, and steps count slots in multiples
         self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
 
     def prefill(self, state: SessionState, first: int, arguments: PrefillArguments, commit: Callable[[SessionState], None]) -> np.ndarray:
@@ -93,8 +93,9 @@ class GraphRunner:
         if any(each.update == "in_place" for each in manifest.states):
             room = min(room, cache_manager.capacity - int(length.max()), caches.capacity - cache_manager.used(state))
         constant = [value.name for value in manifest.encoder]
-        if "slots" in feeds:
-            room = min(room, _count_slots(feeds, caches.capacity) - cache_manager.used(state))
+        slots = self._count_slots(feeds, caches.capacity, cache_manager.used(state) + 1)
+        if slots:
+            room = min(room, slots - cache_manager.used(state))
             constant += ["slots", "total_sequence_length"]
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
@@ -108,8 +109,7 @@ class GraphRunner:
         tokens, counts = self.manifest.inputs[0], np.full(state.rows, new)
         x = np.zeros((state.rows, new, *tokens.token_shape), tokens.dtype)
         feeds = self._feeds(state, slice(None), *_padded(list(x), self._with_coordinates(state, slice(None), counts, {})), counts, counts)
-        if "slots" in feeds:
-            _count_slots(feeds, state.caches.capacity)
+        self._count_slots(feeds, state.caches.capacity, self.cache_manager.used(state) + new)
         return feeds
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
@@ -188,20 +188,25 @@ class GraphRunner:
         feeds = {value.name: builders[value.name]() for value in self.manifest.inputs}
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
 
+    def _count_slots(self, feeds: Feeds, capacity: int, needed: int) -> int:
+        """Let steps count more slots than the `needed` ones of the longest row, at most a quarter more or STEP_SLOTS, so that inputs that depend on their number change
+        rarely: a step that takes slots as an input, or that may be a CUDA graph, which does not read total_sequence_length again. Scores of slots that hold no token
+        are computed too. Return the number of slots, or 0 if the inputs change with each step."""
+        if "slots" not in feeds and not ("total_sequence_length" in feeds and self._whole_rows):
+            return 0
+        part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
+        count = min(-(-needed // part) * part, capacity)
+        if "slots" in feeds:
+            feeds["slots"] = np.arange(count)
+        if "total_sequence_length" in feeds:
+            feeds["total_sequence_length"][...] = count
+        return count
+
     def _last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
         """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that the memory of the other outputs is freed."""
         if self._selects or requested == count:
             return output[:requested]
         return output[count - requested : count].copy()
-
-
-def _count_slots(feeds: Feeds, capacity: int) -> int:
-    """Let steps of one token that take slots as an input count a multiple of STEP_SLOTS of them, so that the input changes once in as many steps. Return their number."""
-    count = min(-(-len(feeds["slots"]) // STEP_SLOTS) * STEP_SLOTS, capacity)
-    feeds["slots"] = np.arange(count)
-    if "total_sequence_length" in feeds:
-        feeds["total_sequence_length"][...] = count
-    return count
 
 
 def _padded(rows: List[np.ndarray], attributes: TokenAttributes) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:

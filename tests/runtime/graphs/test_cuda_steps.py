@@ -2,7 +2,7 @@
 
 import ctypes
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import onnxruntime
@@ -10,7 +10,7 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import Model, load
-from posenc_export.runtime.graphs.cuda_steps import ALIGNMENT
+from posenc_export.runtime.graphs.cuda_steps import ALIGNMENT, ON_HOST, UNCAPTURED, DeviceSteps, GraphIds
 from posenc_export.runtime.session import device_memory
 from posenc_export.runtime.verification.proof import encoder_rows
 from tests.tiny import decoder, reading
@@ -55,28 +55,64 @@ class FakeRuntime:
         return 0
 
     @staticmethod
+    def cudaMemcpy(target: Any, source: Any, size: Any, kind: int) -> int:
+        ctypes.memmove(target.value, source.value, size.value)
+        return 0
+
+    @staticmethod
     def cudaStreamSynchronize(stream: Any) -> int:
         return 0
+
+
+class Capturing:
+    """A session that replays like one on CUDA: a run under an id that is known repeats the binding of the first run under it.
+
+    Attributes:
+        replays: ids of the runs that were replayed.
+        fails: whether captures fail.
+    """
+
+    def __init__(self, session: Any, fails: bool = False) -> None:
+        self.io_binding, self._run, self.fails = session.io_binding, session.run_with_iobinding, fails
+        self.captured: Dict[int, Any] = {}
+        self.replays: List[int] = []
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        number = int(options.get_run_config_entry("gpu_graph_id"))
+        if number != UNCAPTURED and self.fails:
+            raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
+        if number in self.captured:
+            self.replays.append(number)
+        self._run(binding if number == UNCAPTURED else self.captured.setdefault(number, binding))
 
 
 @pytest.fixture
 def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     """Let tensors and bindings for device cuda be memory of the host. Return the names of inputs and outputs in the order in which they are bound."""
     bound: List[str] = []
+    totals: List[np.ndarray] = []
+    kept: List[FakeMemory] = []  # a graph that is replayed writes to the memory of its capture
     real = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def made(array: np.ndarray, device: str = "cpu", index: int = 0) -> Any:
-        return FakeMemory(array) if device == "cuda" else real(array, device, index)
+        return held(array) if device == "cuda" else real(array, device, index)
+
+    def held(array: np.ndarray) -> FakeMemory:
+        kept.append(FakeMemory(array))
+        return kept[-1]
 
     def on_host(bind: Any) -> Any:
         def call(self: Any, name: str, device: str = "cpu", *rest: Any) -> None:
             bound.append(name)
+            if name == ON_HOST:  # a kernel reads it when it is captured, and not when it is replayed
+                totals.append(np.frombuffer(ctypes.string_at(rest[-1], 4), np.int32).copy())
+                rest = (*rest[:-1], totals[-1].ctypes.data)
             bind(self, name, "cpu", *rest)
 
         return call
 
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_numpy", staticmethod(made))
-    unset = staticmethod(lambda shape, dtype, device, index: FakeMemory(np.full(shape, 7, dtype)))
+    unset = staticmethod(lambda shape, dtype, device, index: held(np.full(shape, 7, dtype)))
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
     monkeypatch.setattr(device_memory, "_runtime", FakeRuntime)
     for name in ("bind_input", "bind_output"):
@@ -89,6 +125,13 @@ def on_fake_device(folder: Path) -> Model:
     model.graph.device = model.graph.provider = "cuda"
     model.graph.reads_device = True
     return model
+
+
+def capturing(folder: Path, fails: bool = False) -> Tuple[Model, Capturing]:
+    model = on_fake_device(folder)
+    model.graph.session = session = Capturing(model.graph.session, fails)
+    model.graph.steps = DeviceSteps(session, captures=True)
+    return model, session
 
 
 def outputs(model: Model) -> Dict[str, np.ndarray]:
@@ -114,6 +157,57 @@ def test_outputs_are_those_of_the_cpu(variant: str, tmp_path: Path, bindings: Li
     expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(on_fake_device(tmp_path / "artefact"))
     for name, wanted in expected.items():
         np.testing.assert_allclose(found[name].astype(np.float32), wanted.astype(np.float32), atol=0.01 * np.abs(wanted).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("rope", "alibi", "recurrent")])
+def test_replayed_graphs_give_the_outputs_of_the_cpu(variant: str, tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
+    model, session = capturing(tmp_path / "artefact")
+    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(model)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(found[name].astype(np.float32), wanted.astype(np.float32), atol=0.01 * np.abs(wanted).max(), err_msg=name)
+    assert len(set(session.replays)) > 3 and len(session.replays) > len(session.captured)
+
+
+@pytest.mark.xdist_group("rope")
+def test_a_graph_that_is_replayed_for_other_caches_is_found(tmp_path: Path, bindings: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: ids that depend on the number of rows alone."""
+    export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    monkeypatch.setattr(GraphIds, "of", lambda self, bound: bound[0][0][2][0])
+    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(capturing(tmp_path / "artefact")[0])
+    assert not np.abs(found["fork"].astype(np.float32) - expected["fork"]).max() <= 0.01 * np.abs(expected["fork"]).max()
+
+
+@pytest.mark.xdist_group("rope")
+def test_steps_of_later_texts_replay_the_graph_of_the_first(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    model, fake = capturing(tmp_path / "artefact")
+    session = model.session()
+    for _ in range(3):
+        session.reset()
+        session.prefill(np.zeros((1, 5), np.int64))
+        session.step(np.zeros(1, np.int64))
+    assert list(fake.captured) == [1] and fake.replays == [1, 1]
+
+
+@pytest.mark.xdist_group("rope")
+def test_a_capture_that_fails_runs_uncaptured_with_one_warning(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    with pytest.warns(RuntimeWarning) as warned:
+        found = outputs(capturing(tmp_path / "artefact", fails=True)[0])
+    expected = outputs(load(tmp_path / "artefact", provider="cpu", threads=1))
+    assert [np.abs(found[name].astype(np.float32) - expected[name]).max() <= 0.01 * np.abs(expected[name]).max() for name in expected] == [True] * len(expected)
+    assert [str(one.message) for one in warned] == [
+        "runtime: expected steps that can be captured as a CUDA graph, got CUDA failure 900: operation not permitted when stream is capturing; "
+        "steps run without it; give load capture=False to do so from the start"
+    ]
+
+
+def test_ids_are_those_of_equal_addresses_and_end_at_the_limit() -> None:
+    ids = GraphIds(2)
+    assert [ids.of(bound) for bound in (("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1))] == [1, 2, 1, UNCAPTURED, 2]
+    ids.stop()
+    assert ids.of(("a", 1)) == UNCAPTURED
 
 
 @pytest.mark.xdist_group("alibi")
