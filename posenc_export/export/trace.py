@@ -1,5 +1,6 @@
 """The model behind several exports: cast once per dtype, and traced once per calling convention."""
 
+import contextlib
 import copy
 from typing import Any, Callable, Collection, Dict, Mapping, Optional, Tuple, TypeVar, Union
 
@@ -12,6 +13,7 @@ from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import KEEP, OnGrid, Rounded, format_of, rounded
 from posenc_export.export.quantization.kept import kept
+from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
@@ -111,15 +113,18 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 
 def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> ir.Model:
-    module = wrap(model, manifest.signature)
-    arguments, shapes = trace_inputs(manifest)
+    part, whole = RepeatedLayers.of(model), wrap(model, manifest.signature)
+    module, marking = (whole, contextlib.ExitStack()) if part is None else (wrap(part.model, manifest.signature), part.marking())
+    arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
-    with semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
+    with marking, semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
         program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
     graph = program.model.graph
-    _read_through_nodes(graph, _initializers(module, model, on_grid))
+    if part is not None:
+        part.complete(graph, manifest)
+    _read_through_nodes(graph, _initializers(whole, model, on_grid))
     turned = _transposed_weights(graph)
     program.optimize()
     for value, name in turned.items():

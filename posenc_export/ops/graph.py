@@ -102,6 +102,12 @@ class Node:
         return [kind(user) for user, _ in self.output.uses() if user.op_type == kind.__name__]
 
 
+class Passed(Node):
+    """The hidden states that a layer returns, where only some layers are traced (export/repeated_layers.py)."""
+
+    x = Input()
+
+
 class OnGrid(Node):
     """A rounded weight, which keeps the name of its parameter where the optimizer folds constants. It is put into a traced graph (export/trace.py)."""
 

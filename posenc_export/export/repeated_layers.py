@@ -1,0 +1,231 @@
+"""Trace few layers of a deep model: further layers of a kind get copies of the nodes of its second layer, with weights and states of their own.
+
+The first layer of a kind also holds values that layers share, such as sizes; nodes of the second one read them, and so do the copies.
+"""
+
+import copy
+import re
+from contextlib import ExitStack
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import onnx_ir as ir
+import torch
+
+from posenc_export.export.describe import Model
+from posenc_export.models.stack import Stack
+from posenc_export.ops.graph import DOMAIN, Passed
+from posenc_export.runtime.artefact.manifest import Manifest
+
+STATE = re.compile(r"past_key_values\.(\d+)\.")  # begins the name of a state of a layer
+LAYER = "model.layers."  # begins the name of a weight of a layer in a calling convention
+TRACED = 2  # layers of each kind
+FEWEST = 2  # layers that tracing leaves out, or else it takes all
+
+
+class RepeatedLayers:
+    """The traced part of a model, whose graph becomes that of the whole model.
+
+    Args:
+        whole: the whole model.
+        traced: indices of the layers that are traced, ascending.
+
+    Attributes:
+        model: the traced part, which has the modules of the whole model.
+    """
+
+    def __init__(self, whole: Stack, traced: Sequence[int]) -> None:
+        self.whole, self.traced = whole, list(traced)
+        self.model = _with_layers(whole, self.traced)
+
+    @classmethod
+    def of(cls, model: Model) -> Optional["RepeatedLayers"]:
+        """Return the traced part of a model, or None if all of its layers are to be traced."""
+        if not isinstance(model, Stack):
+            return None
+        kinds = _kinds(model)
+        traced = [index for index, kind in enumerate(kinds) if kinds[:index].count(kind) < TRACED]
+        return cls(model, traced) if len(kinds) - len(traced) >= FEWEST else None
+
+    def manifest(self, whole: Manifest) -> Manifest:
+        """Return the manifest of the traced part, in which states have the names that they have in the whole model."""
+        kept = {*self.traced, None}
+        states = [state for state in whole.states if _layer_of(state.past) in kept]
+        return whole.replace(states=states, encoder=[value for value in whole.encoder if _layer_of(value.name) in kept])
+
+    def marking(self) -> ExitStack:
+        """Return a context in which each traced layer emits a node Passed for the hidden states that it returns."""
+        hooks = ExitStack()
+        for layer in self.model.layers:
+            hooks.callback(layer.register_forward_hook(_mark).remove)
+        return hooks
+
+    def complete(self, graph: ir.Graph, manifest: Manifest) -> None:
+        """Turn the traced graph into that of the whole model, whose manifest is given."""
+        _Completion(self, graph, manifest).run()
+
+
+class _Completion:
+    """The graph of a traced part while copies of layers are added to it.
+
+    Attributes:
+        parts: nodes of each traced layer, the last of which is its mark.
+        entries: hidden states that each traced layer reads; None for the first.
+        inputs, outputs: values of the graph by the names of the manifest.
+    """
+
+    def __init__(self, repeated: RepeatedLayers, graph: ir.Graph, manifest: Manifest) -> None:
+        self.graph, self.manifest, self.traced, self.kinds = graph, manifest, repeated.traced, _kinds(repeated.whole)
+        self.layers = [dict(_tensors(layer)) for layer in repeated.whole.layers]
+        part = repeated.manifest(manifest)
+        self.inputs = dict(zip(_input_names(part), graph.inputs, strict=True))
+        self.outputs = dict(zip(_output_names(part), graph.outputs, strict=True))
+        self._name_weights()
+        self.parts = self._parts()
+        self.entries: List[Optional[ir.Value]] = [None, *(nodes[-1].outputs[0] for nodes in self.parts[:-1])]
+
+    def run(self) -> None:
+        """Add the layers that were not traced, in order, and remove the marks."""
+        mark, readers = self.parts[0][-1], list(self.parts[-1][-1].outputs[0].uses())
+        for layer, kind in enumerate(self.kinds):
+            if layer in self.traced:
+                mark = self._behind(self.traced.index(layer), mark)
+            else:
+                second = [index for index, one in enumerate(self.traced) if self.kinds[one] == kind][-1]
+                mark = self._copied(second, layer, mark)
+        for node, index in readers:
+            node.replace_input_with(index, mark.outputs[0])
+        for node in [node for node in self.graph if _is_mark(node)]:
+            value = node.inputs[0]
+            assert value is not None
+            node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+            self.graph.remove(node, safe=True)
+        for values, ordered in (
+            (self.graph.inputs, [self.inputs[name] for name in _input_names(self.manifest)]),
+            (self.graph.outputs, [self.outputs[name] for name in _output_names(self.manifest)]),
+        ):
+            values.clear()
+            values.extend(ordered)
+
+    def _name_weights(self) -> None:
+        """Give the weights of traced layers the names that they have in the whole model."""
+        named: List[Tuple[int, str, ir.Value]] = []
+        for name, value in self.graph.initializers.items():
+            if name.startswith(LAYER):
+                index, _, within = name.removeprefix(LAYER).partition(".")
+                named.append((int(index), within, value))
+        for place, within, value in sorted(named, key=lambda one: -one[0]):  # the last layer first, since indices only grow
+            value.name = f"{LAYER}{self.traced[place]}.{within}"
+
+    def _parts(self) -> List[List[ir.Node]]:
+        """Return the nodes of each traced layer: those that depend on its states, its weights or the hidden states that it reads, and on no later layer."""
+        place = {layer: index for index, layer in enumerate(self.traced)}
+        tags = {value: place[layer] for name, value in self.inputs.items() if (layer := _layer_of(name)) is not None}
+        tags |= {value: place[weight[0]] for name, value in self.graph.initializers.items() if (weight := self._of_layer(name)) is not None}
+        parts: List[List[ir.Node]] = [[] for _ in (*self.traced, None)]  # the last one for the nodes behind all layers
+        for node in self.graph:
+            tag = max((tags[value] for value in node.inputs if value in tags), default=None)
+            if tag is not None:
+                parts[tag].append(node)
+                tags |= dict.fromkeys(node.outputs, tag + _is_mark(node))
+        return [sorted(part, key=_is_mark) for part in parts[:-1]]
+
+    def _of_layer(self, name: str) -> Optional[Tuple[int, str]]:
+        """Return the layer and the name within it of a weight that only one layer has; None for other weights."""
+        layer, _, within = name.removeprefix(LAYER).partition(".")
+        if not name.startswith(LAYER) or int(layer) not in self.traced:
+            return None
+        tensor = self.layers[int(layer)][within]
+        return None if any(tensor is other for index, of in enumerate(self.layers) if index != int(layer) for other in of.values()) else (int(layer), within)
+
+    def _behind(self, index: int, mark: ir.Node) -> ir.Node:
+        """Let a traced layer read the hidden states of the layer before it, and return its mark."""
+        entry = self.entries[index]
+        if entry is not None and entry is not mark.outputs[0]:
+            for node in self.parts[index]:
+                for at, value in enumerate(node.inputs):
+                    if value is entry:
+                        node.replace_input_with(at, mark.outputs[0])
+            self.entries[index] = mark.outputs[0]
+        return self.parts[index][-1]
+
+    def _copied(self, index: int, layer: int, mark: ir.Node) -> ir.Node:
+        """Copy the nodes of a traced layer for another layer behind a mark, and return the mark of the copy."""
+        entry, template = self.entries[index], self.traced[index]
+        assert entry is not None
+        of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}
+        for node in self.parts[index]:
+            made = ir.node(node.op_type, [self._input(value, of, layer) for value in node.inputs], node.attributes, domain=node.domain, num_outputs=len(node.outputs))
+            for old, new in zip(node.outputs, made.outputs, strict=True):
+                new.name, new.shape, new.type = f"{old.name}.of_layer_{layer}", old.shape and old.shape.copy(), old.type
+                of[old] = new
+            self.graph.insert_after(mark, made)
+            mark = made
+        outputs = {name: value for name, value in self.outputs.items() if name.startswith(f"present.{template}.")}
+        self.outputs |= {f"present.{layer}.{name.split('.', 2)[2]}": of[value] for name, value in outputs.items()}
+        return mark
+
+    def _states(self, template: int, layer: int) -> Dict[ir.Value, ir.Value]:
+        """Add the states of a layer to the inputs, and return them by those of a traced layer."""
+        start, found = f"past_key_values.{template}.", {}
+        for name, value in list(self.inputs.items()):
+            if name.startswith(start):
+                new = f"past_key_values.{layer}.{name.removeprefix(start)}"
+                self.inputs[new] = found[value] = ir.Value(name=new, shape=value.shape and value.shape.copy(), type=value.type)
+        return found
+
+    def _input(self, value: Optional[ir.Value], of: Dict[ir.Value, ir.Value], layer: int) -> Optional[ir.Value]:
+        """Return what the copy of a node for a layer reads in place of a value."""
+        if value is None or value in of or not value.is_initializer():
+            return value if value is None else of.get(value, value)
+        weight = self._of_layer(str(value.name))
+        if weight is None:
+            return value
+        name = f"{LAYER}{layer}.{weight[1]}"
+        if name not in self.graph.initializers:
+            made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(self.layers[layer][weight[1]].detach(), name=name))
+            self.graph.register_initializer(made)
+        return self.graph.initializers[name]
+
+
+def _kinds(model: Stack) -> List[Any]:
+    """Return the description and the mask of each layer. Layers for which they are equal differ only in their weights and states."""
+    return list(zip(model.config.kinds, model.mask_of, strict=True))
+
+
+def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
+    """Return a model with some layers of another one, which keep their weights."""
+    made = copy.copy(model)
+    made._modules = {**model._modules, "layers": torch.nn.ModuleList(model.layers[index] for index in chosen)}
+    made.mask_of, made.layer_states = ([one[index] for index in chosen] for one in (model.mask_of, model.layer_states))
+    made.reads_encoder = [model.reads_encoder[index] for index in chosen]
+    made.kept_states = made.embed_states + sum(made.layer_states)
+    return made
+
+
+def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
+    x, present = outputs
+    return Passed.emit(x, x.shape, x=x), present
+
+
+def _is_mark(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type == Passed.__name__
+
+
+def _tensors(layer: torch.nn.Module) -> Any:
+    yield from layer.named_parameters(remove_duplicate=False)
+    yield from layer.named_buffers(remove_duplicate=False)
+
+
+def _layer_of(state: str) -> Optional[int]:
+    """Return the layer of a state by its name; None for a state of no layer."""
+    found = STATE.match(state)
+    return None if found is None else int(found[1])
+
+
+def _input_names(manifest: Manifest) -> List[str]:
+    """Return the names of graph inputs, in the order of a calling convention."""
+    return [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
+
+
+def _output_names(manifest: Manifest) -> List[str]:
+    return [*(value.name for value in manifest.outputs), *(state.present for state in manifest.states)]

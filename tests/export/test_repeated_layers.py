@@ -1,0 +1,64 @@
+"""A graph of which few layers were traced has the nodes, weights and states of one of which all were."""
+
+import hashlib
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from posenc_export.export import repeated_layers
+from posenc_export.export.describe import describe
+from posenc_export.export.targets import TARGETS
+from posenc_export.export.trace import Source
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.models.stack import Stack
+
+LAYERS = 5
+MIXED = [{"name": name} for name in ("rope", "nope", "rope", "rope", "nope", "rope", "nope", "nope")]  # further layers of both kinds, in any order
+
+
+def decoder(encoding: str, further=()) -> Stack:
+    block = block_config(encoding={"name": encoding}, width=16, heads=2, max_positions=64)
+    return seeded(decoder_config(vocabulary=32, layers=len(further) or LAYERS, hidden=16, block=block, layer_encodings=further), 0).eval()
+
+
+def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
+    """Write a graph and return a digest of each output, which names the operators, attributes, weights and inputs that it depends on."""
+    kind = TARGETS[target]
+    folder.mkdir()
+    kind.write(Source(model), describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
+    graph = ir.load(folder / "model.onnx").graph
+    found = {value: value.name for value in graph.inputs}
+    found |= {value: hashlib.sha256(value.const_value.tobytes()).hexdigest() for value in graph.initializers.values()}
+    for node in graph:
+        attributes = sorted((name, str(one.value)) for name, one in node.attributes.items())
+        content = [node.domain, node.op_type, attributes, [found.get(value) for value in node.inputs]]
+        for index, value in enumerate(node.outputs):
+            found[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
+    return {value.name: found[value] for value in graph.outputs}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "further", "signature", "target"),
+    [
+        pytest.param("rope", [], "positions", "ort", marks=pytest.mark.exhaustive),
+        ("rope", MIXED, "positions", "onnx"),
+        pytest.param("cope", [], "positions", "onnx-static", marks=pytest.mark.exhaustive),  # scores that each layer computes from its weights
+        pytest.param("t5", [], "mask", "onnx", marks=pytest.mark.exhaustive),  # a bias that all layers share
+    ],
+)
+def test_copied_layers_are_those_of_a_whole_trace(tmp_path, monkeypatch, encoding, further, signature, target):
+    model = decoder(encoding, further)
+    assert repeated_layers.RepeatedLayers.of(model) is not None
+    few = digests(model, signature, target, tmp_path / "few")
+    monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS + len(further))
+    assert few == digests(model, signature, target, tmp_path / "whole")
+
+
+def test_two_layers_of_each_kind_are_traced():
+    assert repeated_layers.RepeatedLayers.of(decoder("rope", MIXED)).traced == [0, 1, 2, 4]
+
+
+def test_models_with_few_layers_are_traced_whole():
+    assert repeated_layers.RepeatedLayers.of(decoder("rope", MIXED[:3])) is None
