@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Iterator
 
-from posenc_export.commands.options import add_folder, add_provider, add_sampling
+from posenc_export.commands.options import add_folder, add_provider, add_sampling, add_speculate, drafting
 from posenc_export.commands.terminal import note_unverified, refuse
 
 NEW = "/new"
@@ -19,6 +19,7 @@ def add_arguments(chatting: argparse.ArgumentParser) -> None:
     chatting.add_argument("--max-tokens", type=int, help="largest number of tokens of a reply (default: as many as the context allows)")
     chatting.add_argument("--context", type=int, help="largest number of tokens of the conversation (default: the range of positions)")
     add_sampling(chatting)
+    add_speculate(chatting)
     add_provider(chatting)
 
 
@@ -34,14 +35,15 @@ def run(options: argparse.Namespace) -> int:
     model = load(options.folder, options.provider)
     note_unverified(options.say, options.folder, model.manifest)
     codec, session = needed_chat_codec(options.folder, model.manifest), model.session(capacity=options.context)
-    chat = Chat(session, codec, options.system, options.context)
+    speculate = drafting(options)
+    chat = Chat(session, codec, options.system, options.context, speculate)
     talking = sys.stdin.isatty()
     if talking:
         print(f"{NEW} begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program", file=sys.stderr)
     for line in _lines("> " if talking else ""):
         if line == NEW:
             session.reset()
-            chat = Chat(session, codec, options.system, options.context)
+            chat = Chat(session, codec, options.system, options.context, speculate)
             continue
         try:
             _print_reply(options, chat, line)

@@ -7,7 +7,7 @@ from typing import Any, List
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider, add_sampling
+from posenc_export.commands.options import add_folder, add_provider, add_sampling, add_speculate, drafting
 from posenc_export.commands.terminal import note_unverified
 
 
@@ -20,6 +20,7 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
     generating.add_argument("--chat", action="store_true", help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns")
     generating.add_argument("--system", help="text of the system message, with --chat")
     add_sampling(generating)
+    add_speculate(generating)
     add_provider(generating)
 
 
@@ -45,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
         start, shown, encoder_output = _start(session.manifest), "", _encoder_output(options, prompt)
     tokens: List[int] = []
     parts: List[str] = []
-    for token in session.generate([start], options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed, None, encoder_output):
+    sampling = (options.temperature, options.top_k, options.top_p, options.seed)
+    for token in session.generate([start], options.max_tokens, *sampling, None, encoder_output, drafting(options)):
         parts.append(pieces.push(int(token[0])))
         if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if tokens else shown) + parts[-1], end="", flush=True)
@@ -72,7 +74,7 @@ def _converse(options: argparse.Namespace, session: Any) -> int:
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 
-    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system)
+    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system, speculate=drafting(options))
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
             if not options.json:

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Iterable
 
 from posenc_export.runtime.graphs.providers import HELP
 from posenc_export.shared.preset_folders import NAMES
@@ -37,6 +37,24 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+
+
+def add_speculate(parser: argparse.ArgumentParser) -> None:
+    """Add how tokens are drafted, as Session.generate takes it."""
+    meaning = "read several drafted tokens in one pass where that is faster, with the same result: lookup drafts from the text itself, a FOLDER with a smaller decoder"
+    parser.add_argument("--speculate", metavar="lookup|FOLDER", help=f"{meaning} (default: one token per pass)")
+
+
+def drafting(options: argparse.Namespace) -> Any:
+    """Return Session.generate's argument `speculate`. Raise ValueError for a folder that is not an artefact."""
+    from posenc_export.runtime import load
+    from posenc_export.runtime.session.speculation import LOOKUP
+
+    if options.speculate in (None, LOOKUP):
+        return options.speculate
+    if not Path(options.speculate).is_dir():
+        raise ValueError(f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got {options.speculate}; ./{LOOKUP} is a folder of that name")
+    return load(options.speculate, options.provider)
 
 
 def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") -> None:

@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.speculation import LEAST_REWIND
 from posenc_export.shared.numerics import Errors, cell_error
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import TEXTS, Subject, Token
@@ -18,6 +20,13 @@ from tests.fuzz.wrong import wrong_calls
 Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
 WATCHED = 6  # number of the latest outputs that are checked for later writes
+
+
+class Free(PassCosts):
+    """Costs with which everything that can be drafted is."""
+
+    def relative(self, widths: Sequence[int]) -> float:
+        return 0.1
 
 
 @dataclass
@@ -176,6 +185,27 @@ class Driver:
                 self._compare(output[index : index + 1], row, row.length - 1, call)
             if call["copy"]:
                 self._own(output)
+
+    def _speculate(self, twin: Twin, call: Call) -> None:
+        """Keys: times; texts, one per row. Generate in a fork, with drafts that are looked up wherever possible, and compare with what plain decoding chooses."""
+        more = [[Token(call["texts"][index % len(call["texts"])] % TEXTS)] for index in range(len(twin.rows))]
+        short = self.subject.replaces and self.limit < LEAST_REWIND
+        if self.manifest.kind != "decoder" or not twin.rows or short or self._beyond(twin.rows, [tokens * call["times"] for tokens in more]):
+            return
+        session, plain = twin.session.fork(), twin.session.fork()
+        session.pass_costs = Free(separate=False)
+        prompt = [self.subject.tokens([*row.tokens, *tokens], row.length) for row, tokens in zip(twin.rows, more, strict=True)]
+        before = [self.subject.tokens(row.tokens, 0) for row in twin.rows]
+        ids = np.stack(list(session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)), axis=1)
+        assert session.length.tolist() == [row.length + call["times"] for row in twin.rows], f"got lengths {session.length.tolist()}"
+        for index, row in enumerate(twin.rows):
+            expected = self.subject.expected(row.start, [*row.tokens, *more[index]], row.source).values()
+            bound = max(against.bound for _, against in expected)
+            read: List[Any] = [[]] * len(twin.rows)
+            read[index] = [*prompt[index], *ids[index, :-1]]
+            logits = plain.prefill(read)[index]
+            short_of = logits.max(-1) - logits[np.arange(len(logits)), ids[index]]
+            assert (short_of <= 2 * bound * np.abs(logits).max()).all(), f"ids {ids[index].tolist()} are {short_of.max():.3g} from the likeliest"
 
     def _rewind(self, twin: Twin, call: Call) -> None:
         """Keys: n, one number or one per row."""

@@ -114,6 +114,14 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "step", "on": on, "times": times, "texts": texts, "copy": data.draw(st.booleans())})
 
     @rule(data=st.data())
+    def speculate(self, data: Any) -> None:
+        if self.instead(data, self.subject.cached and self.driver.manifest.kind == "decoder"):
+            return
+        on, twin = self.choose(data.draw)
+        texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
+        self.make({"do": "speculate", "on": on, "times": data.draw(st.integers(1, max(min(24, self.room(twin)), 1))), "texts": texts})
+
+    @rule(data=st.data())
     def rewind(self, data: Any) -> None:
         if self.instead(data, self.subject.cached):
             return

@@ -165,6 +165,12 @@ def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.
         raise ValueError(f"session: expected at most {capacity} tokens of a row in the cache, got {longest}; open the session with a larger capacity")
 
 
+def room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Return how many more tokens each row [B] int64 can read within the range of positions and in-place caches of `capacity` slots."""
+    left = manifest.max_positions - start - length
+    return np.minimum(left, capacity - length) if any(state.update == "in_place" for state in manifest.states) else left
+
+
 def check_read_out(manifest: Manifest, given: PrefillArguments) -> PrefillArguments:
     """Return the arguments of Session.read_out. Raise ValueError if the model has no second output, or a row has no tokens."""
     if len(manifest.outputs) < 2:

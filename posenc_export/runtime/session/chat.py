@@ -4,6 +4,7 @@ from typing import Dict, Iterator, List, Optional
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.speculation import Speculate
 
 
 class Chat:
@@ -14,14 +15,17 @@ class Chat:
         codec: encoder of conversations (runtime.artefact.chat_template.chat_codec).
         system: text of the system message; None for none.
         context: largest number of tokens of a conversation; None for the range of positions.
+        speculate: as for Session.generate; drafts are looked up in the whole conversation.
 
     Attributes:
         messages: the messages so far, each {"role", "content"}.
         tokens: ids of the last reply, the one that ended it included.
     """
 
-    def __init__(self, session: Session, codec: ChatCodec, system: Optional[str] = None, context: Optional[int] = None) -> None:
-        self.session, self.codec = session, codec
+    def __init__(
+        self, session: Session, codec: ChatCodec, system: Optional[str] = None, context: Optional[int] = None, speculate: Speculate = None
+    ) -> None:
+        self.session, self.codec, self.speculate = session, codec, speculate
         self.context = min(context or session.manifest.max_positions, session.manifest.max_positions)
         self.messages: List[Dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self.tokens: List[int] = []
@@ -48,8 +52,10 @@ class Chat:
         self._keep(prompt)
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
         most = room if max_tokens is None else min(max_tokens, room)
+        how = {"speculate": self.speculate, "before": [prompt[: len(self._held)]]}
+        generated = self.session.generate([prompt[len(self._held) :]], most, temperature, top_k, top_p, seed, self.codec.ends, **how)
         try:
-            for (token,) in self.session.generate([prompt[len(self._held) :]], most, temperature, top_k, top_p, seed, self.codec.ends):
+            for (token,) in generated:
                 self.tokens.append(int(token))
                 if token not in self.codec.ends:
                     parts.append(pieces.push(int(token)))
@@ -57,6 +63,7 @@ class Chat:
             parts.append(pieces.rest())
             yield parts[-1]
         finally:
+            generated.close()  # takes back what was read and not yielded
             self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
             if self.tokens:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]

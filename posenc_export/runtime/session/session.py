@@ -4,7 +4,7 @@ Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph
 """
 
 import functools
-from typing import Callable, Iterator, List, NoReturn, Optional, Sequence
+from typing import Callable, Generator, List, NoReturn, Optional, Sequence
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from posenc_export.runtime.session import arguments, encoder_outputs, generation
 from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
+from posenc_export.runtime.session.draft_length import PassCosts
 from posenc_export.runtime.session.graph_runner import GraphRunner
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
+from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.runtime.session.state import Caches, SessionState, no_rows
 from posenc_export.runtime.session.stepper import Stepper
 
@@ -34,6 +36,10 @@ class Session:
         capacity: largest number of slots of in-place caches, at most the range of positions; None allows the whole range.
         rewind: number of tokens that `rewind` can take back if states are replaced by each call; see Model.session.
         provider: Model.provider.
+
+    Attributes:
+        rewindable: number of tokens that can be taken back if states are replaced by each call.
+        pass_costs: times of passes of several tokens, measured by speculative decoding.
     """
 
     def __init__(
@@ -45,12 +51,13 @@ class Session:
         rewind: int = REWIND,
         provider: str = "cpu",
     ) -> None:
-        self.manifest, self.provider = manifest, provider
+        self.manifest, self.provider, self.rewindable = manifest, provider, rewind
         self._cache_manager = CacheManager(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
         self._runner = GraphRunner(manifest, self._cache_manager, provider)
         self._replaces, self._columns = self._cache_manager.replaces, self._cache_manager.columns
         self._guard = CallGuard()
         self._now = no_rows()
+        self.pass_costs = PassCosts(manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same caches or lack them."""
@@ -72,6 +79,11 @@ class Session:
     def length(self) -> np.ndarray:
         """Number of tokens in the cache of each row [B] int64."""
         return self._now.length.copy()
+
+    @property
+    def room(self) -> np.ndarray:
+        """Number of tokens that each row [B] int64 has room for, in the range of positions and in caches of the largest capacity."""
+        return arguments.room(self.manifest, self._cache_manager.capacity, self._now.start, self._now.length)
 
     @property
     def position(self) -> np.ndarray:
@@ -289,7 +301,9 @@ class Session:
         seed: int = 0,
         stop: Optional[Sequence[int]] = None,
         encoder: Optional[Rows] = None,
-    ) -> Iterator[np.ndarray]:
+        speculate: Speculate = None,
+        before: Optional[Rows] = None,
+    ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended; the last ids are not fed.
 
         Args:
@@ -298,11 +312,15 @@ class Session:
             temperature, top_k, top_p, seed: as for generation.choose, with a random generator of this seed.
             stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
             encoder: as for `prefill`.
+            speculate: draft tokens and read several in one pass where that gains time; the ids are the same. "lookup" drafts what followed the latest tokens earlier
+                in the text of the row, a loaded decoder of the same vocabulary drafts what it would generate. None reads one token per pass.
+            before: ids that each row has read before the prompt, among which drafts are looked up.
 
         Raises:
-            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, or max_tokens is below 1. Raised with the first id.
+            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, max_tokens is below 1, or the
+                session or the draft model does not allow `speculate`. Raised with the first id.
         """
-        return generation.generate(self, prompt, max_tokens, temperature, top_k, top_p, seed, stop, encoder)
+        return generation.generate(self, prompt, max_tokens, generation.Sampling(temperature, top_k, top_p), seed, stop, encoder, speculate, before)
 
     def _commit(self, state: SessionState) -> None:
         self._now = state

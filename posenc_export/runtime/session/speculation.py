@@ -1,0 +1,199 @@
+"""Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): read drafted tokens together with the last one, and keep those that the model chooses itself.
+
+Every token is chosen from the logits of the model with the random number of its place, as without drafts, and a drafted token is kept if it is the chosen one.
+Tokens are therefore those of plain decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several tokens differ from those of
+steps by rounding errors, within the bound of the certificate, so that two tokens which are that close may be exchanged. For a draft that is not random, which a
+look-up is, this accepts as many tokens as rejection sampling: each with the probability that the model gives it. A draft model chooses with the same random
+numbers as the model (Daliri et al. 2024, Coupling without communication).
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Collection, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.arguments import short_repr
+from posenc_export.runtime.session.draft_length import COUNTS, Acceptance, best_count
+from posenc_export.runtime.session.drafts import DRAFTED, DraftModel, Drafts, Lookup
+
+LOOKUP = "lookup"
+MOST = COUNTS[-1]  # largest number of drafted tokens
+LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is returned
+Speculate = Any  # None, LOOKUP, or the Model that drafts
+
+
+@dataclass
+class Reader:
+    """A row that is decoded.
+
+    Args:
+        choose: token chosen from logits [V], as the row's generated token of this index.
+        stops: ids that end the row.
+        most: largest number of tokens to generate.
+        drafts: drafts of the row, or None.
+        unread: tokens to read before a token can be chosen.
+
+    Attributes:
+        count: number of tokens generated.
+        done: whether the row has ended.
+    """
+
+    choose: Callable[[int, np.ndarray], int]
+    stops: Collection[int]
+    most: int
+    drafts: Optional[Drafts]
+    unread: List[int] = field(default_factory=list)
+    count: int = 0
+    done: bool = False
+
+    def guess(self, ahead: int, logits: np.ndarray) -> int:
+        """Return the token that would be chosen from these logits as the next token but `ahead`."""
+        return self.choose(self.count + ahead, logits)
+
+    def take(self, logits: np.ndarray) -> int:
+        """Choose the next token, which is read by the next pass unless the row has ended."""
+        token = self.choose(self.count, logits)
+        self.count += 1
+        self.unread = [token]
+        self.done = token in self.stops or self.count >= self.most
+        return token
+
+
+class Proposal(NamedTuple):
+    """What could be drafted for a row."""
+
+    tokens: List[int]  # of a draft that costs nothing
+    found: Optional[int]  # how it is found, a key of drafts.LIKELY; None without a draft
+
+
+class Speculator:
+    """Reads the rows of a session, with drafts where they gain time.
+
+    Args:
+        session: a session that passes `check_session`.
+
+    Attributes:
+        passes, drafted, kept: number of passes, and of tokens that were drafted and kept in them.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session, self._acceptance = session, Acceptance()
+        self._drafting = 0.0  # seconds of drafting a token for all rows
+        self.passes = self.drafted = self.kept = 0
+
+    def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
+        """Read the unread tokens of each row in one pass, and return the tokens that are chosen after them: at least one for each row that reads.
+
+        Args:
+            readers: one for each row of the session; None for a row that does not read.
+
+        Raises:
+            ValueError, GraphError: as Session.step.
+        """
+        proposals = [_proposal(reader) for reader in readers]
+        drafts = self._drafts(readers, proposals)
+        begun = time.perf_counter()
+        rows = [[*reader.unread, *draft] if reader else [] for reader, draft in zip(readers, drafts, strict=True)]
+        outputs = self._pass(rows)
+        chosen = [_kept(reader, draft, outputs[row, : len(rows[row])]) if reader else [] for row, (reader, draft) in enumerate(zip(readers, drafts, strict=True))]
+        back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in zip(drafts, chosen, strict=True)]
+        if any(back):
+            self._session.rewind(back)
+        self._session.pass_costs.record([len(row) for row in rows], time.perf_counter() - begun)
+        for reader, proposal, draft, tokens in zip(readers, proposals, drafts, chosen, strict=True):
+            if reader and reader.drafts:
+                self._learn(proposal, draft, tokens)
+                reader.drafts.extend(tokens)
+        self.passes += 1
+        return chosen
+
+    def _drafts(self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]) -> List[List[int]]:
+        """Return the drafted tokens of each row that this pass reads."""
+        none: List[List[int]] = [[] for _ in readers]
+        if all(proposal.found is None for proposal in proposals):
+            return none
+        room, costs = self._session.room.tolist(), self._session.pass_costs
+        limits = [min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0 for reader, left in zip(readers, room, strict=True)]
+        count = best_count(costs, self._acceptance, [proposal.found for proposal in proposals], limits, self._drafting / costs.step(len(readers)))
+        if not count:
+            return none
+        begun, drafts = time.perf_counter(), none
+        for row, (reader, proposal) in enumerate(zip(readers, proposals, strict=True)):
+            if reader and reader.drafts and proposal.found is not None and limits[row] > 0:
+                most = min(count, limits[row])
+                drafts[row] = proposal.tokens[:most] if reader.drafts.free else reader.drafts.propose(most, reader.guess)[0]
+        self._drafting = (time.perf_counter() - begun) / count
+        return drafts
+
+    def _pass(self, rows: List[List[int]]) -> np.ndarray:
+        """Read the tokens of each row and return the logits [B,S,V], those of a row first."""
+        lengths = {len(row) for row in rows}
+        if lengths == {1}:
+            return self._session.step(np.array(rows)[:, 0], copy=False)[:, None]  # type: ignore[no-any-return]
+        return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)  # type: ignore[no-any-return]
+
+    def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
+        """Compare the drafted tokens with those that were chosen. A token that was proposed and not read is compared too."""
+        compared = draft or proposal.tokens[:1]
+        if proposal.found is None:
+            return
+        if not compared:
+            self._acceptance.skip(proposal.found)
+            return
+        pairs = zip(compared, chosen, strict=False)
+        right = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(compared), len(chosen)))
+        self._acceptance.record(proposal.found, right, min(right + 1, len(compared), len(chosen)))
+        self.drafted += len(draft)
+        self.kept += len(chosen) - 1
+
+
+def drafts_of(speculate: Speculate, text: Sequence[int]) -> Drafts:
+    """Return the drafts of a row with this text."""
+    return Lookup(text) if speculate == LOOKUP else DraftModel(speculate.session(), text)
+
+
+def check(session: Any, speculate: Speculate) -> None:
+    """Raise ValueError if the session cannot take back drafted tokens, its logits depend on how tokens are divided into calls, or the draft does not fit."""
+    manifest: Manifest = session.manifest
+    if _names(manifest.config, "per_call"):
+        rule = "logits that do not depend on the division into calls for speculate"
+        raise ValueError(f'session: expected {rule}, got an encoding with lengths="per_call"; leave speculate out')
+    if any(state.update == "replace" for state in manifest.states) and session.rewindable < LEAST_REWIND:
+        rule = f"rewind of at least {LEAST_REWIND} for speculate with states that each call replaces"
+        raise ValueError(f"session: expected {rule}, got {session.rewindable}; open the session with rewind={LEAST_REWIND}")
+    if isinstance(speculate, str) or not hasattr(speculate, "manifest"):
+        if speculate != LOOKUP:
+            raise ValueError(f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got {short_repr(speculate)}; leave it out for plain decoding')
+        return
+    draft: Manifest = speculate.manifest
+    if draft.kind != "decoder" or draft.encoder or not draft.states or draft.vocabulary != manifest.vocabulary:
+        found = f"kind {draft.kind} of {draft.vocabulary} ids{' that reads an encoder' if draft.encoder else ''}"
+        raise ValueError(f"session: expected a draft model that is a decoder of {manifest.vocabulary} ids, got {found}; use a smaller model of the same family")
+
+
+def _proposal(reader: Optional[Reader]) -> Proposal:
+    if reader is None or reader.drafts is None:
+        return Proposal([], None)
+    if not reader.drafts.free:
+        return Proposal([], DRAFTED)
+    tokens, found = reader.drafts.propose(MOST, reader.guess)
+    return Proposal(tokens, found if tokens else None)
+
+
+def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:
+    """Choose tokens from the logits [S,V] of a row's tokens, of which the last ones were drafted, as long as the drafted ones are those chosen."""
+    chosen: List[int] = []
+    for expected, one in zip([*draft, None], logits[len(logits) - len(draft) - 1 :], strict=True):
+        chosen.append(reader.take(one))
+        if reader.done or chosen[-1] != expected:
+            break
+    return chosen
+
+
+def _names(config: Any, value: str) -> bool:
+    """Whether a value occurs in a description."""
+    if isinstance(config, dict):
+        config = list(config.values())
+    return any(_names(each, value) for each in config) if isinstance(config, list) else config == value

@@ -1,0 +1,210 @@
+"""Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and drafts only where they gain time."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from posenc_export import load
+from posenc_export.commands.cli import main
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import decoder_config
+from posenc_export.runtime.session import speculation
+from posenc_export.runtime.session.draft_length import COUNTS, DECAY, Acceptance, PassCosts, best_count
+from posenc_export.runtime.session.drafts import DRAFTED, SIZES, Lookup
+from posenc_export.runtime.session.session import Session
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("alibi")  # one worker, which traces the model once
+
+REPEATING = [[3, 4, 5, 6, 7] * 4, [40, 41], [7] * 9]
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Load the model of an encoding on a target; each is exported on first use."""
+    root, known = tmp_path_factory.mktemp("speculation"), {}
+
+    def of(encoding: str, target: str, **sizes: Any) -> Any:
+        key = f"{encoding}-{target}-{len(sizes)}"
+        if key not in known:
+            export(sources(decoder(encoding, **sizes)), target, root / key, verify=False)
+            known[key] = load(root / key, provider="cpu", threads=1)
+        return known[key]
+
+    return of
+
+
+@pytest.fixture
+def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft three tokens wherever possible, whatever it costs."""
+    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+
+
+def _ids(session: Session, prompt: Any, count: int, **given: Any) -> List[List[int]]:
+    return np.stack(list(session.generate(prompt, count, **given)), axis=1).tolist()  # type: ignore[no-any-return]
+
+
+TARGETS = [("alibi", "ort"), ("alibi", "onnx"), ("input_rnn", "ort"), pytest.param(("alibi", "torchscript"), marks=pytest.mark.exhaustive)]
+
+
+@pytest.mark.parametrize("which", TARGETS, ids=str)
+@pytest.mark.parametrize("given", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.usefixtures("drafting")
+def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(which: Any, given: Dict[str, Any], models: Any) -> None:
+    model = models(*which)
+    for prompt in (REPEATING[:1], REPEATING):
+        plain = model.session()
+        wanted = _ids(plain, prompt, 24, **given)
+        for speculate in ("lookup", models("alibi", "onnx"), model):
+            session = model.session()
+            assert _ids(session, prompt, 24, speculate=speculate, **given) == wanted
+            assert session.length.tolist() == plain.length.tolist()
+            following = np.zeros(len(prompt), np.int64)
+            np.testing.assert_allclose(session.step(following), plain.fork().step(following), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("drafting")
+def test_a_stop_id_in_a_draft_ends_the_row_there(models: Any) -> None:
+    model = models("alibi", "ort")
+    whole = _ids(model.session(), REPEATING, 24)
+    stop = [whole[0][9], whole[2][4]]
+    plain, session = model.session(), model.session()
+    assert _ids(session, REPEATING, 24, stop=stop, speculate=model) == _ids(plain, REPEATING, 24, stop=stop)
+    assert session.length.tolist() == plain.length.tolist()
+
+
+@pytest.mark.usefixtures("drafting")
+def test_a_caller_who_stops_early_finds_the_cache_of_plain_decoding(models: Any) -> None:
+    model = models("alibi", "ort")
+    for taken in range(1, 9):
+        session = model.session()
+        ids = session.generate(REPEATING[:1], 24, speculate=model)
+        for _ in range(taken):
+            next(ids)
+        ids.close()
+        assert session.length.tolist() == [len(REPEATING[0]) + taken - 1]
+
+
+@pytest.mark.usefixtures("drafting")
+def test_drafts_end_where_positions_and_caches_end(models: Any) -> None:
+    model = models("alibi", "ort")
+    for session, start in ((model.session(capacity=28), 0), (model.session(), model.manifest.max_positions - 28)):
+        session.prefill(np.array(REPEATING[:1]), start=start)  # leaves room for 8 tokens
+        assert session.room.tolist() == [8]
+        ids = _ids(session, [REPEATING[0][:2]], 7, speculate=model)[0]  # the last id is not read
+        assert len(ids) == 7 and session.room.tolist() == [0]
+
+
+def _distribution(model: Any, prompt: List[int], temperature: float) -> np.ndarray:
+    """Return the probabilities of the second id after a prompt, [V] float64."""
+
+    def probabilities(logits: np.ndarray) -> np.ndarray:
+        weights = np.exp((logits - logits.max(-1, keepdims=True)).astype(np.float64) / temperature)
+        return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+    first = probabilities(model.session().prefill(np.array([prompt]))[0, -1])
+    after = probabilities(model.session().prefill([[*prompt, token] for token in range(len(first))])[:, -1])
+    return first @ after
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["exact", "a planted fault"])
+@pytest.mark.usefixtures("drafting")
+def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(right: bool, models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draws, prompt = models("alibi", "ort"), 250, [3, 4, 5, 3, 4, 5, 3]
+    if not right:  # every drafted token is kept
+        take = speculation.Reader.take
+        monkeypatch.setattr(speculation.Reader, "take", lambda self, logits: take(self, np.where(np.arange(61) == 4, np.float32(9), logits)))
+    expected = draws * _distribution(model, prompt, 2.0)
+    found, session = np.zeros(len(expected)), model.session()
+    for seed in range(draws):
+        session.reset()
+        found[_ids(session, [prompt], 2, temperature=2.0, seed=seed, speculate="lookup")[0][1]] += 1
+    order = np.argsort(expected)
+    groups = np.array_split(order, 12)  # at least 5 expected in each
+    assert min(expected[group].sum() for group in groups) >= 5
+    squared = sum((found[group].sum() - expected[group].sum()) ** 2 / expected[group].sum() for group in groups)
+    freedom = len(groups) - 1
+    assert (squared <= freedom + 4 * np.sqrt(2 * freedom)) == right
+
+
+@pytest.mark.usefixtures("drafting")
+def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the error of passes of several tokens is made large enough to change ids."""
+    model, noise, prefill = models("alibi", "ort"), 0.02, Session.prefill
+    plain = _ids(model.session(), REPEATING[:1], 60)[0]
+    random = np.random.default_rng(0)
+
+    def noisy(self: Session, inputs: Any, *arguments: Any, **named: Any) -> np.ndarray:
+        output = prefill(self, inputs, *arguments, **named)
+        return output if "logits_to_keep" in named else output + random.uniform(-noise, noise, output.shape).astype(np.float32)
+
+    monkeypatch.setattr(Session, "prefill", noisy)
+    drafted = _ids(model.session(), REPEATING[:1], 60, speculate="lookup")[0]
+    assert drafted != plain
+    first = next(index for index, (one, other) in enumerate(zip(drafted, plain, strict=True)) if one != other)
+    logits = prefill(model.session(), np.array([REPEATING[0] + plain[:first]]))[0, -1]
+    assert 0 <= logits[plain[first]] - logits[drafted[first]] <= 2 * noise
+
+
+@pytest.mark.parametrize(
+    ("encoding", "speculate", "message"),
+    [
+        ("alibi", "look", 'expected speculate to be "lookup" or a loaded decoder, got \'look\'; leave it out for plain decoding'),
+        ("input_rnn", "lookup", "expected rewind of at least 60 for speculate with states that each call replaces, got 4; open the session with rewind=60"),
+    ],
+)
+def test_what_cannot_be_drafted_is_refused_by_name(encoding: str, speculate: str, message: str, models: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(models(encoding, "ort").session(rewind=4).generate(REPEATING[:1], 4, speculate=speculate))
+
+
+def test_a_lookup_continues_the_longest_match_and_repeats_what_has_a_period() -> None:
+    text = [9, 8, 1, 2, 3, 4, 5, 7, 7, 3, 4, 6, 1, 2, 3, 4]
+    tokens, size = Lookup(text).propose(3, lambda ahead, logits: 0)
+    assert (tokens, size) == ([5, 7, 7], 4)  # after 1 2 3 4, and not 6, which follows the later 3 4
+    assert Lookup([5, 6] * 5).propose(5, lambda ahead, logits: 0) == ([5, 6, 5, 6, 5], 8)
+    assert Lookup(range(20)).propose(5, lambda ahead, logits: 0)[0] == []
+
+
+def _measured(ratios: Dict[int, float]) -> PassCosts:
+    costs = PassCosts(separate=False)
+    for width, ratio in ratios.items():
+        for _ in range(3):
+            costs.record([width], ratio)
+    return costs
+
+
+@pytest.mark.parametrize("found", [*SIZES, DRAFTED])
+def test_drafts_become_long_where_they_are_right_and_stop_where_they_are_wrong(found: int) -> None:
+    costs = _measured({1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8, 16: 2.6})
+    right, wrong = Acceptance(), Acceptance()
+    for _ in range(int(3 / (1 - DECAY))):
+        right.record(found, 1, 1)
+        wrong.record(found, 0, 1)
+    assert best_count(costs, right, [found], [99], 0.0) == COUNTS[-1]
+    assert best_count(costs, wrong, [found], [99], 0.0) == 0
+
+
+def test_drafts_are_shorter_where_passes_of_several_tokens_cost_more() -> None:
+    acceptance = Acceptance()
+    cheap = best_count(_measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99], 0.0)
+    dear = best_count(_measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99], 0.0)
+    assert best_count(_measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99], 0.0) == 0 < dear < cheap
+
+
+def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "a"
+    export(seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))), "ort", folder, verify=False)
+    answers = []
+    for speculate in ([], ["--speculate", "lookup"], ["--speculate", str(folder)]):
+        assert main(["generate", str(folder), "--prompt", "def f(x): def f(x):", "--max-tokens", "20", "--json", *speculate]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[1] == answers[0] == answers[2]
+    assert main(["generate", str(folder), "--prompt", "a", "--speculate", "lokup"]) == 2
+    assert "expected lookup or the folder of a decoder's artefact, got lokup" in capsys.readouterr().err
