@@ -1,15 +1,16 @@
-"""Cost of encodings at decode: the time of one step of a block with the encoding, divided by that of the same block without, by number of cached keys.
+"""Cost of encodings at decode: the time of one step of a block with the encoding, relative to the same block without one, by number of cached keys.
 
     python -m bench.decode_cost [NAME ...] [--json bench/results/decode_cost.json]
 
-Measured on target ort with one thread, as medians. The two blocks step in turn, so that disturbances affect both. "growth" is the time at 4096 cached keys
-divided by the time at 1024: about 4 for a cost proportional to the number of keys, 16 for its square.
+Measured on target ort as processor time of one thread, which other processes disturb less than the clock, all encodings in one run: in each of ROUNDS rounds,
+every block takes BURST steps in turn with the block without an encoding, and a round gives one ratio of medians. Ratios therefore do not depend on what the
+machine did between two encodings. Each block has a session without an encoding of its own: one that all share would have its cached keys in the processor's
+caches more often.
 
 The file also gets the times of the attention operator alone (bench/attention_kernels.py).
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,72 +22,80 @@ import numpy as np
 
 from bench import attention_kernels
 from posenc_export import block_config
+from posenc_export.benchmark.spread import ratio as ratio_of
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
-from posenc_export.runtime import Session, load
+from posenc_export.runtime import Model, Session, load
 from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
-STEPS = 64
+ROUNDS, BURST, WARM = 9, 20, 6  # the first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile
+STEPS = ROUNDS * BURST
 WIDTH, HEADS = 256, 8
+PLAIN = "nope"
 BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"]  # reads token ids, which a block does not have
 
 
-def session(name: str, folder: Path) -> Session:
-    """Export a block of 8 heads of size 32 with the encoding, and return a session on it."""
-    config = block_config(WIDTH, HEADS, max(CONTEXTS) + 2 * STEPS, encoding={"name": name})
-    export(seeded(config), "ort", folder / name, verify=False)
-    return load(folder / name, provider="cpu", threads=1).session()
+def loaded(name: str, folder: Path) -> Model:
+    """Export a block of 8 heads of size 32 with the encoding, and load it."""
+    config = block_config(WIDTH, HEADS, max(CONTEXTS) + STEPS, encoding={"name": name})
+    export(seeded(config), "ort", folder, verify=False)
+    return load(folder, provider="cpu", threads=1)
 
 
-def stepped(sessions: Sequence[Session], context: int) -> List[List[float]]:
-    """Return the seconds of steps after `context` tokens for each session; the sessions step in turn."""
-    x = np.random.default_rng(0).standard_normal((1, context + 2 * STEPS, WIDTH), dtype=np.float32)
-    taken: List[List[float]] = [[] for _ in sessions]
-    for one in sessions:
-        one.reset()
-        one.prefill(x[:, :context])
-        one.step(x[:, context])
-    for index in range(1, STEPS):
-        for number, one in enumerate(sessions):
-            start = time.perf_counter()
-            one.step(x[:, context + index])
-            taken[number].append(time.perf_counter() - start)
-    return taken
+def burst(plain: Session, own: Session, x: np.ndarray, start: int) -> List[float]:
+    """Step both sessions in turn over the tokens from `start` on; return the median seconds of a step of each."""
+    taken: List[List[float]] = [[], []]
+    for token in range(start, start + BURST):
+        for times, one in zip(taken, (plain, own), strict=True):
+            begin = time.thread_time()
+            one.step(x[:, token])
+            times.append(time.thread_time() - begin)
+    return [statistics.median(times[WARM:]) for times in taken]
 
 
-def measured(name: str) -> Dict[str, Any]:
-    """Return {"encoding", "steps": {context: {"microseconds", "over_nope"}}, "growth": time at the longest context divided by time at the shortest}."""
+def measured(names: Sequence[str]) -> Dict[str, Any]:
+    """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows": [{"encoding", "over_plain": {context: [median, low, high]}}]}."""
+    x = np.random.default_rng(0).standard_normal((1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32)
+    found: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
+    microseconds = {}
     with tempfile.TemporaryDirectory() as temporary:
-        pair = [session(each, Path(temporary) / number) for number, each in (("0", "nope"), ("1", name))]
-        found = {}
+        plain, *models = (loaded(name, Path(temporary) / str(number)) for number, name in enumerate((PLAIN, *names)))
+        pairs_of = {name: (plain.session(), model.session()) for name, model in zip(names, models, strict=True)}
         for context in CONTEXTS:
-            plain, own = (statistics.median(times) for times in stepped(pair, context))
-            found[context] = {"microseconds": round(own * 1e6, 1), "over_nope": round(own / plain, 2)}
-    growth = found[CONTEXTS[-1]]["microseconds"] / found[CONTEXTS[0]]["microseconds"]
-    return {"encoding": name, "steps": {str(context): values for context, values in found.items()}, "growth": round(growth, 2)}
+            for one in (one for pair in pairs_of.values() for one in pair):
+                one.reset()
+                one.prefill(x[:, :context])
+            times: Dict[str, List[List[float]]] = {name: [] for name in names}
+            for start in range(context, context + STEPS, BURST):
+                for name, (without, own) in pairs_of.items():
+                    times[name].append(burst(without, own, x, start))
+            for name, pairs in times.items():
+                ratio = ratio_of([own for _, own in pairs], [alone for alone, _ in pairs])
+                assert ratio is not None  # ROUNDS is above its limit
+                found[name][str(context)] = [round(ratio.median, 3), round(ratio.low, 3), round(ratio.high, 3)]
+            microseconds[str(context)] = round(1e6 * statistics.median(pair[0] for pairs in times.values() for pair in pairs), 1)
+    return {"plain_microseconds": microseconds, "rows": [{"encoding": name, "over_plain": ratios} for name, ratios in found.items()]}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)")
-    parser.add_argument("--json", type=Path, help="write the rows to this file; with names, replace only their rows")
+    parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BLOCKS))
     if unknown:
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
-    before = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.names and options.json and options.json.exists() else []
-    rows: Dict[str, Dict[str, Any]] = {row["encoding"]: row for row in before}
-    for name in options.names or BLOCKS:
-        row = rows[name] = measured(name)
-        steps = "  ".join(f"{context}: {step['microseconds']:8.1f} us, {step['over_nope']:5.2f} of nope" for context, step in row["steps"].items())
-        print(f"{name:20} {steps}  growth {row['growth']:.2f}", flush=True)
+    if options.names and options.json:
+        parser.error("--json needs a run of all encodings, got names; omit one of them")
+    found = measured(options.names or BLOCKS)
+    for row in found["rows"]:
+        steps = "  ".join(f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})" for context, (median, low, high) in row["over_plain"].items())
+        print(f"{row['encoding']:20} {steps}", flush=True)
     if options.json:
-        how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1}
-        kernels = attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS))
-        found = {**how, "kernels": kernels, "rows": [rows[name] for name in BLOCKS if name in rows]}
-        json_rows.write(options.json, found)
+        how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1, "rounds": ROUNDS}
+        json_rows.write(options.json, {**how, "kernels": attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS)), **found})
     return 0
 
 

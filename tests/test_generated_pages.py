@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict
 import pytest
 
 from bench import clients, families
-from posenc_export.catalogue import length, pages, parity
+from posenc_export.catalogue import decode, length, pages, parity
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "families.md": lambda: families.table(_read(DOCS / "families.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
-    "decode.md": lambda: pages.decode_page(_read(RESULTS / "decode_cost.json")),
+    "decode.md": lambda: decode.page(_read(RESULTS / "decode_cost.json")),
     "length.md": lambda: length.page(_read(RESULTS / "length_study.json")),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from posenc_export import encodings
-from posenc_export.catalogue import length
+from posenc_export.catalogue import decode, length
 from posenc_export.catalogue.compact_svg import compact
 from posenc_export.catalogue.listing import SMALL, hooks_of, source_of, states_of
 from posenc_export.catalogue.plots import draw
@@ -79,31 +79,6 @@ def _measured(row: Dict[str, Any]) -> str:
     return f"{head} {max(errors):.1e} | {row['tolerance']:.1e} |"
 
 
-def decode_page(cost: Dict[str, Any]) -> str:
-    """The page with the cost of a decode step by encoding, as Markdown; cost is bench/results/decode_cost.json."""
-    contexts = list(cost["rows"][0]["steps"])
-    lines = ["# Cost at decode", ""]
-    block = f"width {cost['width']}, {cost['heads']} heads, target `{cost['target']}`, {cost['threads']} thread"
-    lines += [f"Time of one decode step of a block ({block}), by number of cached keys, and its ratio to the same"]
-    lines += ["block without an encoding. The two are measured in turn; numbers are medians. `growth` is the time at the last context divided by the time at the first:"]
-    lines += ["4 if time is proportional to the number of keys, 16 if it is quadratic."]
-    lines += ["Written by `bench/decode_cost.py` and `python -m posenc_export.catalogue.pages`.", ""]
-    lines += ["| encoding | " + " | ".join(f"{context} keys | over `nope`" for context in contexts) + " | growth |", "|---|" + "---|" * (2 * len(contexts) + 1)]
-    for row in cost["rows"]:
-        steps = [row["steps"][context] for context in contexts]
-        lines.append(f"| {row['encoding']} | " + " | ".join(f"{s['microseconds']:.0f} us | {s['over_nope']:.2f}" for s in steps) + f" | {row['growth']:.1f} |")
-    return "\n".join([*lines, "", *_kernels(cost["kernels"], contexts[-1]), ""])
-
-
-def _kernels(rows: Sequence[Dict[str, Any]], keys: str) -> List[str]:
-    lines = ["## What the attention operator costs", ""]
-    lines += [f"GroupQueryAttention alone, as a graph with one node, at {keys} keys (`bench/attention_kernels.py`). A step on target `ort` contains what"]
-    lines += ["its encoding needs of the operator: `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` need a bias, `shaw` a bias and the softmax, `pope`"]
-    lines += ["heads of twice the size. `rope_dynamic` rotates all cached keys at each step beyond its trained length, 2048, and their scores are a bias.", ""]
-    lines += ["| GroupQueryAttention | time | over the operator alone |", "|---|---|---|"]
-    return [*lines, *(f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |" for row in rows)]
-
-
 def _save(figure: Any, path: Path) -> None:
     """Save a figure as a short SVG file."""
     import matplotlib
@@ -136,7 +111,9 @@ def main(arguments: Sequence[str]) -> int:
         (options.docs / "length.md").write_text(length.page(measured_lengths), encoding="utf-8")
         _save(length.figure(measured_lengths), options.docs / "length.svg")
     if cost.exists():
-        (options.docs / "decode.md").write_text(decode_page(json.loads(cost.read_text(encoding="utf-8"))), encoding="utf-8")
+        measured_costs = json.loads(cost.read_text(encoding="utf-8"))
+        (options.docs / "decode.md").write_text(decode.page(measured_costs), encoding="utf-8")
+        _save(decode.figure(measured_costs), options.docs / "decode.svg")
     return 0
 
 
