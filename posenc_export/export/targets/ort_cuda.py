@@ -1,19 +1,23 @@
 """Target `ort-cuda`: as `ort`, for kernels of the CUDA provider. The slots of the cache are counted by the caller: Range and Slice read their sizes on the host, and a
-size that is computed on the device would be copied there in every step."""
+size that is computed on the device would be copied there in every step. A sum and the norm after it are one kernel."""
 
 from pathlib import Path
-from typing import Tuple
+from typing import Optional, Tuple
 
 import onnx_ir as ir
+from msgspec.structs import replace
 
+from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
 from posenc_export.export.targets.onnx_file import FILE_NAME, write_onnx
 from posenc_export.export.targets.quantized_weights import Fused
-from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
+from posenc_export.export.targets.rewriter import FLOAT, MICROSOFT, Builder, Replaced, Table
 from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
+
+CHUNK = 1024  # tokens of a prompt in one run of a model without scores in memory: few launches of large kernels. A bias takes [H,chunk,T].
 
 
 def slots(op: Builder) -> ir.Value:
@@ -45,10 +49,28 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
     return standard.attend(op, node) if has_bias and node.sinks is not None else ort_attention.attend(op, node)
 
 
+def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
+    """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since version 1.31 ONNX Runtime adds up the squares in float32 on CUDA."""
+    total, scale = node.inputs
+    addition = None if total is None else total.producer()
+    if total is None or addition is None or addition.op_type != "Add" or not _of_one_shape(*addition.inputs) or node.attributes.get_int("axis", -1) != -1:
+        return []
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    output, mean, deviation, added = op.several(4, "SkipSimplifiedLayerNormalization", *addition.inputs, scale, domain=MICROSOFT, epsilon=epsilon)
+    mean.name = deviation.name = ""  # for training
+    added.shape, added.type = total.shape, total.type
+    return [(node.outputs[0], output), (total, added)]
+
+
+def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
+    return first is not None and second is not None and first.shape is not None and first.shape == second.shape and len(first.shape) == 3
+
+
 LOWERING: Tuple[Table, ...] = (
     {**ort.LOWERING[0], graph.AppendPositions: append_positions, graph.Distances: distances, graph.Attend: attend},
     {**ort.LOWERING[1], graph.Append: append},
 )
+FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": sum_and_norm}
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
@@ -57,7 +79,9 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     Raises:
         ValueError: as for write_onnx; the CUDA provider has no kernel for a node, or one that refuses it.
     """
-    manifest = write_onnx(source, manifest, LOWERING, folder, Fused, ort_layers.FUSIONS)
+    manifest = write_onnx(source, manifest, LOWERING, folder, Fused, FUSIONS)
+    if manifest.chunk == PositionEncoding.chunk and manifest.states and manifest.input("slots") is None:
+        manifest = replace(manifest, chunk=CHUNK)
     found = cuda_placement.placed(folder / FILE_NAME)
     if not found.runs and manifest.dtype != "float32":  # in which a graph of half precision is verified on the CPU
         rule, remedy = "a graph that ONNX Runtime's CUDA provider runs", "change the model, or choose target onnx-static or ort"

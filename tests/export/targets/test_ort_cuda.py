@@ -38,6 +38,12 @@ def test_sinks_without_a_bias_stay_in_group_query_attention(tmp_path: Path) -> N
     assert export(sources(with_sinks("rope")), "ort-cuda", tmp_path / "artefact", verify=False).operators["GroupQueryAttention"] == 1
 
 
+def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores_are_fed_in_larger_chunks(tmp_path: Path) -> None:
+    found = {name: export(sources(decoder(name)), "ort-cuda", tmp_path / name, verify=False) for name in ("rope", "alibi")}
+    assert all(manifest.operators["SkipSimplifiedLayerNormalization"] == 3 and manifest.operators["Add"] == 1 for manifest in found.values())  # of two layers
+    assert [found["rope"].chunk, found["alibi"].chunk] == [ort_cuda.CHUNK, 256]
+
+
 def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_cuda, "LOWERING", ort.LOWERING)
     with pytest.raises(ValueError, match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink \(sinks\); change the model, or choose"):
