@@ -17,14 +17,16 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from bench.train import corpus, fit, initialise, save
 from posenc_export.export import export
-from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, read, small
+from posenc_export.models import presets
+from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, copy_weights, small
 from posenc_export.models.stack import Stack
 from posenc_export.runtime import load
 from posenc_export.shared import json_rows
@@ -88,10 +90,10 @@ def rows() -> Iterator[Row]:
         yield Row(f"rope, {name}, tuned", name, f"{name}-tuned", encoding, tuned=True)
 
 
-def weights_of(name: str, folder: Path) -> Path:
-    """Return the file of weights in `folder`, or that of the package if it does not exist."""
+def weights_of(name: str, folder: Path) -> Optional[Mapping[str, torch.Tensor]]:
+    """Return the weights in `folder`, or those of the package if there are none; None if neither exists."""
     own = folder / f"{name}.safetensors"
-    return own if own.exists() else SOURCE_TREE / f"small-{name}.safetensors"
+    return load_file(own) if own.exists() else presets.weights_of(f"small-{name}")
 
 
 def train(name: str, folder: Path, steps: int) -> None:
@@ -106,8 +108,9 @@ def train(name: str, folder: Path, steps: int) -> None:
 def tune(name: str, folder: Path, steps: int) -> None:
     """Fine-tune the decoder of rope with a scaled rotation, at the length that the scaling extends to."""
     torch.manual_seed(SEED)
-    model = Stack(small(TUNED[name]))
-    read(model, weights_of("rope", folder))
+    model, trained = Stack(small(TUNED[name])), weights_of("rope", folder)
+    assert trained is not None, "length_study: expected the weights of rope, got none; train rope first, or install posenc-export-presets"
+    copy_weights(model, trained, "rope")
 
     def say(line: str) -> None:
         print(f"{name}: {line}", flush=True)
@@ -142,10 +145,10 @@ def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[s
     """Return the rows of the table: evaluated if their weights exist, otherwise those of `earlier`, which holds rows by label."""
     held, found = corpus()[1].numpy(), []
     for row in rows():
-        path = weights_of(row.weights, folder)
-        if path.exists():
+        weights = weights_of(row.weights, folder)
+        if weights is not None:
             model = Stack(small(row.encoding))
-            read(model, path)
+            copy_weights(model, weights, row.weights)
             measured = bits(model.eval(), held)
             found.append(row.line({str(context): round(value, 3) for context, value in measured.items()}))
             print(f"{row.label:22} " + "  ".join(f"{context}: {value:.3f}" for context, value in measured.items()), flush=True)

@@ -1,4 +1,4 @@
-"""Train a preset on the source code of the Python standard library: python -m bench.train tiny-rope
+"""Train a preset on the source code of the Python standard library and write its artefact: python -m bench.train tiny-rope
 
 About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these files are printed; report them in the README.
 """
@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc_export.models.presets import PRESETS, SOURCE_TREE, TRAINED_LENGTH, load_preset
+from bench import presets
+from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.stack import Stack
+from posenc_export.shared.preset_folders import SOURCE_TREE
 
 EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
 
@@ -125,7 +127,7 @@ if __name__ == "__main__":
     parser.add_argument("--resume", action="store_true", help="continue from the existing weights of the preset")
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
-        parser.error("expected the source tree, where weights are saved, got an installed package; run this in a checkout")
+        parser.error("expected the source tree, where its artefact is written, got an installed package; run this in a checkout")
     torch.manual_seed(options.seed)
     train, held = corpus()
     print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
@@ -133,5 +135,5 @@ if __name__ == "__main__":
     if not options.resume:
         initialise(decoder)
     steps = fit(decoder, train, time_budget(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
-    save(decoder, SOURCE_TREE / f"{options.name}.safetensors")
-    print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder.eval(), held):.3f} bits per byte")
+    presets.write(options.name, decoder.eval(), SOURCE_TREE)
+    print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder, held):.3f} bits per byte")

@@ -5,12 +5,12 @@ import math
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 import torch
-from safetensors.torch import load_file
 
 from posenc_export import encodings
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.models.presets import PRESETS, weights_of
+from posenc_export.models.presets import PRESETS, load_preset
 from posenc_export.models.randomness import drawn_from
+from posenc_export.shared.preset_folders import preset_folder
 
 # Tables with random initial values, and their axis of positions or distances.
 TABLES: Dict[str, Dict[str, int]] = {
@@ -23,7 +23,7 @@ TABLES: Dict[str, Dict[str, int]] = {
     "inkling": {"table": 1},
     "cope": {"table": 1},
 }
-BASE, PREFIX = 10000.0, "layers.0.attention.encoding."
+BASE = 10000.0
 
 
 @drawn_from(0)
@@ -39,9 +39,8 @@ def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[Posi
         ValueError: see encodings.build.
     """
     preset = next((preset for preset in PRESETS if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}), "")
-    path = weights_of(preset)
-    if path:
-        weights = {name.removeprefix(PREFIX): value for name, value in load_file(path).items() if name.startswith(PREFIX)}
+    if preset_folder(preset):
+        weights = dict(load_preset(preset).attentions()[0].encoding.named_parameters())
         if weights:
             config = PRESETS[preset]
             geometry = dataclasses.replace(geometry, width=config.width, heads=config.kinds[0].attention.heads)

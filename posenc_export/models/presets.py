@@ -1,11 +1,11 @@
-"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets contains their weights."""
+"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets contains an artefact of each, whose graph holds its weights."""
 
-import importlib.util
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Type, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, Union
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from posenc_export.encodings import check_installed
 from posenc_export.models.block import AttentionBlock
@@ -14,12 +14,13 @@ from posenc_export.models.randomness import drawn_from
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.preset_folders import INSTALL, preset_folder
 from posenc_export.shared.suggestion import suggestion
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
-PACKAGE = "posenc_export_presets"
-SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE  # where training writes
+# File beside the artefacts: parameters of encodings that a graph does not hold, because the optimizer of the exporter computes with them. Names are PRESET/PARAMETER.
+FOLDED = "folded.safetensors"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
@@ -46,37 +47,52 @@ def load_preset(name: str) -> Stack:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; {suggestion(name, PRESETS)}")
-    path = weights_of(name)
-    if path is None:
-        remedy = "run pip install ./packages/presets in the source tree"
-        raise ValueError(f"preset {name}: expected the package posenc-export-presets with its weights, got none; {remedy}")
+    weights = weights_of(name)
+    if weights is None:
+        raise ValueError(f"preset {name}: expected the package posenc-export-presets with its weights, got none; {INSTALL}")
     model = Stack(PRESETS[name])
-    read(model, path)
+    copy_weights(model, weights, name)
     model.source = {"preset": name}
     return model.eval()
 
 
-def weights_of(name: str) -> Optional[Path]:
-    """Return the path of a preset's safetensors file, in the source tree or else in the installed package; None if there is none."""
-    installed = importlib.util.find_spec(PACKAGE)
-    folders = [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [SOURCE_TREE]
-    return next((path for path in (folder / f"{name}.safetensors" for folder in folders) if path.is_file()), None)
+def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
+    """Return the weights of a preset by name of the parameter, float32, with constants of its graph; None if the package is not installed."""
+    folder = preset_folder(name)
+    if folder is None:
+        return None
+    folded = load_file(folder.parent / FOLDED)
+    return {**graph_weights(folder / "model.onnx"), **{key.removeprefix(f"{name}/"): value for key, value in folded.items() if key.startswith(f"{name}/")}}
 
 
-def read(model: Stack, path: Path) -> None:
-    """Copy weights that bench.train saved into `model`.
+def graph_weights(path: Path) -> Dict[str, Tensor]:
+    """Return the constants of an exported graph by name of the parameter; the graph holds matrices of products transposed (export.trace)."""
+    import onnx
+
+    arrays = {each.name.removeprefix("model."): onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    return {name.removesuffix(".T"): torch.from_numpy((array.T if name.endswith(".T") else array).copy()) for name, array in arrays.items()}
+
+
+def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> None:
+    """Copy weights by name of the parameter into `model`. A shared parameter has several names, one of which is enough.
 
     Raises:
-        ValueError: the names in the file differ from the model's parameters.
+        ValueError: a parameter is missing.
     """
-    weights = load_file(path)
-    wanted = dict(model.named_parameters())
-    if set(weights) != set(wanted):
-        found = ", ".join(sorted(set(weights) ^ set(wanted)))
-        raise ValueError(f"weights {path.name}: expected the names of the model's parameters, got a difference in {found}; train the preset again")
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(weights[name])
+        for names, parameter in named(model):
+            found = next((name for name in names if name in weights), None)
+            if found is None:
+                raise ValueError(f"weights {where}: expected all parameters of the model, got none for {names[0]}; train it again")
+            parameter.copy_(weights[found])
+
+
+def named(model: Stack) -> List[Tuple[List[str], torch.nn.Parameter]]:
+    """Return the parameters, each with all its names."""
+    names: Dict[int, List[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [(names[id(parameter)], parameter) for parameter in model.parameters()]
 
 
 def seeded(config: AnyConfig, seed: int = 0) -> Model:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tomllib
 import venv
 import zipfile
@@ -25,6 +26,7 @@ ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", 
 NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
 TESTS = ("tests/test_docs.py", "tests/shared/test_tables.py", "tests/runtime/artefact/test_manifest.py")  # quick tests that read documents, models and artefacts
 NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
+PROMPT = "def read_lines(path):"
 PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
 
 
@@ -99,6 +101,18 @@ def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
     run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
 
 
+def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
+    """Install both wheels into an empty environment, and generate text with a preset; return the seconds from the installation to the text."""
+    venv.create(folder, with_pip=True)
+    began = time.monotonic()
+    run(folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{wheels['posenc_export']}[cpu]", wheels["posenc_export_presets"])
+    text = run(folder / "bin" / "posenc", "generate", "tiny-rope", "--prompt", PROMPT, folder=folder)
+    seconds = time.monotonic() - began
+    expect(text.startswith(PROMPT) and len(text) > len(PROMPT) + 32, "a text of 64 bytes more", text)
+    run(folder / "bin" / "posenc", "verify", "tiny-rope", folder=folder)
+    return seconds
+
+
 def try_tests(sdist: Path, folder: Path) -> str:
     """Collect all tests of the source distribution and run TESTS; return the last line of pytest."""
     with tarfile.open(sdist) as archive:
@@ -125,6 +139,7 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(temporary)
         (place / "presets").mkdir()
         try_presets(wheels, place / "presets")
+        print(f"from pip install to the first text: {try_first_text(wheels, place / 'first'):.0f} s", flush=True)
         artefacts = [place / f"{preset}-{target}" for preset, target in ARTEFACTS]
         for (preset, target), artefact in zip(ARTEFACTS, artefacts, strict=True):
             run(sys.executable, "-m", "posenc_export.commands.cli", "export", preset, "--target", target, "-o", artefact, path=str(TOP))

@@ -1,3 +1,3 @@
-"""Weights of the trained decoders of posenc-export, one NAME.safetensors for each preset."""
+"""The trained decoders of posenc-export: one artefact of target ort in each folder, and folded.safetensors with the few parameters that their graphs do not hold."""
 
 __version__ = "0.1.0"
