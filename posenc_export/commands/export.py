@@ -46,6 +46,8 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)
     largest = "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that loses more is refused"
     exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
+    size = "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where they lose least on the calibration data; on target ort"
+    exporting.add_argument("--size", type=float, metavar="MB", help=size)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     weights_format, options.weights = _weights(options.weights)
     settings = ExportOptions(
         options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
-        options.text, options.max_loss,
+        options.text, options.max_loss, options.size,
     )
     check_export(targets, options.output, settings)
     model = _model(options)

@@ -14,7 +14,7 @@ from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions, Progress
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.formats import activations_of, format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
@@ -49,6 +49,7 @@ def export(
     tolerance: Optional[float] = None,
     text: Union[str, Path, None] = None,
     max_loss: float = MAX_LOSS,
+    size: Optional[float] = None,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
 
@@ -57,15 +58,16 @@ def export(
             to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
-        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss: fields of ExportOptions.
+        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss, size: fields of ExportOptions.
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
-            calibration data that the model cannot read; a tokenizer that cannot be read; on text, a perplexity of more than `max_loss` times that in float32.
+            calibration data that the model cannot read; a size that is too small, or for a model that reads no text; a tokenizer that cannot be read;
+            on text, a perplexity of more than `max_loss` times that in float32.
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss))[0]
+    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss, size))[0]
 
 
 def export_all(
@@ -99,8 +101,10 @@ def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     """Read calibration data and the text that the loss is measured on."""
     sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
     kept, measured = with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
-    if kept is None and options.weights and format_of(options.weights).calibrated:
+    if kept is None and options.format and format_of(options.format).calibrated:
         kept = default_sample(sources.model)
+    if options.size is not None:
+        mixed.check(sources.model, kept)
     return quality.Inputs(sources.model, kept, measured, options.max_loss)
 
 
@@ -122,14 +126,17 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
 
 def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind, weights, signature, sample = TARGETS[target], options.weights, options.signature, read.sample
-    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None)
+    kind, weights, signature, sample = TARGETS[target], options.format, options.signature, read.sample
+    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size)
     options.say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
-    described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, **kind.geometry)
+    formats = {} if options.size is None else mixed.formats_of(source.on_grid)
+    described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, formats=formats, **kind.geometry)
     accuracy = accuracy_of(source.model, described)
     accuracy = accuracy if options.tolerance is None else dataclasses.replace(accuracy, tolerance=options.tolerance)
     manifest, expected = _written(source, described, folder, accuracy, options.verify)
+    if options.size is not None:
+        mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
     if manifest.dtype == "bfloat16":  # which no provider of the CPU computes: the same rounded numbers are verified in float32

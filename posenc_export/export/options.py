@@ -1,10 +1,11 @@
 """Options of an export, and which of them each target supports."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional, Sequence, Union
 
-from posenc_export.export.quantization.formats import FORMATS, KEEP, format_of
+from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, format_of
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
@@ -32,6 +33,7 @@ class ExportOptions:
             (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
         text: file with text to measure the loss of an artefact of few bits on; None for a part of the calibration data, or a text that the package brings.
         max_loss: largest perplexity on that text, over that of the float32 module, at least 1.
+        size: most megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets one of several formats (quantization/mixed.py); None for no limit.
     """
 
     signature: str = "positions"
@@ -44,11 +46,17 @@ class ExportOptions:
     tolerance: Optional[float] = None
     text: Union[str, Path, None] = None
     max_loss: float = MAX_LOSS
+    size: Optional[float] = None
+
+    @property
+    def format(self) -> Optional[str]:
+        """Format of weights: `weights`, or with a size MIXED."""
+        return self.weights if self.size is None else MIXED
 
     @property
     def rounds(self) -> bool:
         """Whether less precision than float32 was asked for in weights, activations or caches."""
-        return bool(self.weights or self.cache) or self.dtype not in (None, "float32")
+        return bool(self.format or self.cache) or self.dtype not in (None, "float32")
 
     def say(self, line: str) -> None:
         """Report progress, if it is wanted."""
@@ -60,7 +68,8 @@ class ExportOptions:
 
         Raises:
             ValueError: unknown target, signature, dtype, weight or cache format; one that a target does not support; a quantized cache without calibration data, or
-                calibration data that is not needed; a tolerance that is not above 0 and below 1; a largest loss below 1.
+                calibration data that is not needed; a size that is not above 0, or with a format of weights; a tolerance that is not above 0 and below 1;
+                a largest loss below 1.
         """
         for target in targets:
             self._check_names(target)
@@ -70,12 +79,17 @@ class ExportOptions:
             if self.signature not in kind.layout:
                 raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {self.signature}; choose target ort or onnx")
             self._check_format("weights", self.weights, target, [name for name, other in TARGETS.items() if (other.keeps if self.weights == KEEP else other.few_bits)])
+            size = None if self.size is None else f"{self.size:g}"
+            self._check_format("size", size, target, [name for name, other in TARGETS.items() if other.mixes])
             self._check_format("cache", self.cache, target, [name for name, other in TARGETS.items() if other.int8_cache])
         if self.calibrate is None and self.cache is not None:
             raise ValueError(f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate")
-        if self.calibrate is not None and self.cache is None and not (self.weights and format_of(self.weights).calibrated):
+        if self.calibrate is not None and self.cache is None and not (self.format and format_of(self.format).calibrated):
             raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {self.weights or 'neither'}; omit calibrate")
         check_tolerance(self.tolerance)
+        if self.size is not None and (self.weights is not None or not 0 < self.size < math.inf):
+            got = f"{self.size:g} MB" + (f" and weights {self.weights}" if self.weights else "")
+            raise ValueError(f"export: expected a size above 0 and no format of weights with it, got {got}; give one of them")
         if not self.max_loss >= 1:
             raise ValueError(f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}")
 

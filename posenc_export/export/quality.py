@@ -9,7 +9,7 @@ import numpy as np
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.formats import MIXED, format_of
 from posenc_export.export.quantization.text import MeasuredText, is_default
 from posenc_export.export.trace import in_few_bits
 from posenc_export.runtime import load
@@ -21,6 +21,7 @@ from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
 
 BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
+LARGEST = BY_SIZE[-1:]
 
 
 class Inputs(NamedTuple):
@@ -152,15 +153,16 @@ def _check_loss(found: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredT
 
 def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
     """Return what else a user can do, and how much the perplexity rises with larger formats of weights."""
-    if manifest.weights is None or manifest.weights.format not in BY_SIZE:
+    if manifest.weights is None or manifest.weights.format not in (*BY_SIZE, MIXED):
         return ["choose float32"]
-    found = [f"choose weights {name} ({ratio:.2f} times)" for name, ratio in _ratios(manifest.weights.format, inputs, text)]
-    calibrate = FORMATS[manifest.weights.format].calibrated and (inputs.sample is None or is_default(inputs.sample.sha256))
-    return [*(["give calibration data"] if calibrate else []), *found]
+    chosen = manifest.weights.format
+    found = [f"choose weights {name} ({ratio:.2f} times)" for name, ratio in _ratios(chosen, inputs, text)]
+    calibrate = format_of(chosen).calibrated and (inputs.sample is None or is_default(inputs.sample.sha256))
+    return [*(["give a larger size"] if chosen == MIXED else []), *(["give calibration data"] if calibrate else []), *found]
 
 
 def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[str, float]]:
     """Yield larger formats with the rise of the perplexity by rounded weights alone."""
     plain = eager_session(inputs.model)
-    for name in BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
+    for name in LARGEST if chosen == MIXED else BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
         yield name, _of_text(eager_session(in_few_bits(inputs.model, name, inputs.sample).model), plain, text.sample).ratio

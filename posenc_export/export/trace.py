@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import KEEP, OnGrid, Rounded, format_of, rounded
 from posenc_export.export.quantization.kept import kept
@@ -71,30 +71,35 @@ class Sources:
         self.model = as_model(model)
         self._made: Dict[Tuple[Any, ...], Source] = {}
 
-    def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False) -> Source:
+    def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False, size: Optional[float] = None) -> Source:
         """Return the source in a dtype and in eval mode.
 
         Args:
-            weights: format of formats.FORMATS that the weights are rounded to, or formats.KEEP; None does not round.
+            weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or, with a size and a sample, formats.MIXED; None does not round.
             sample: calibration data; None for none.
             cache: compute scales of quantized keys and values, which needs a sample.
+            size: most megabytes of graph and weights.
         """
-        key = dtype, weights, sample and sample.described, cache
+        key = dtype, weights, sample and sample.described, cache, size
         if key not in self._made:
             model = in_dtype(self.model, dtype)
             scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
-            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample)
+            formats = None if size is None or sample is None else mixed.formats_within(model, sample, size)
+            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample, formats)
             self._made[key] = Source(rounded_model, scales, on_grid)
         return self._made[key]
 
 
-def in_few_bits(model: Model, weights: str, sample: Optional[Sample]) -> Rounded:
-    """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of); a sample is used if the format is calibrated."""
+def in_few_bits(model: Model, weights: str, sample: Optional[Sample], formats: Optional[Mapping[str, str]] = None) -> Rounded:
+    """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of), for formats.MIXED to those of `formats` by name.
+
+    A sample is used if the format is calibrated.
+    """
     if weights == KEEP:
         return kept(model)
     if sample is None or not format_of(weights).calibrated:
-        return rounded(model, weights)
-    return rounded(model, weights, calibration.moments(model, sample))
+        return rounded(model, weights, formats=formats)
+    return rounded(model, weights, calibration.moments(model, sample), formats)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

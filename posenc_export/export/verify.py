@@ -91,7 +91,8 @@ def verify(
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
         described = manifest.calibration if format_of(manifest.weights.format).calibrated else None
-        made = in_few_bits(made, manifest.weights.format, None if described is None else _sample(described, made, calibrate)).model
+        sample = None if described is None else _sample(described, made, calibrate)
+        made = in_few_bits(made, manifest.weights.format, sample, manifest.formats or None).model
     session, *others = sessions(loaded, 1)
     if manifest.reference is None:
         raise ValueError(f"verify: expected an artefact with a reference, got none in {folder}; export it again")

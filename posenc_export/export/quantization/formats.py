@@ -17,7 +17,7 @@ ROWS = 4096  # rows of a weight that are rounded at a time
 # Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales clip the largest weights and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
 REFITTED = 2  # times that the best scale of a block is replaced by the one with the least error for its codes
-SIGNIFICAND = {8: 24 - 8, 4: 11}  # bits of the significand of scales: products with codes are exact in float32; with 4 bits scales are stored in float16
+SIGNIFICAND = 11  # bits of the significand of scales: products with codes are exact in float32, and scales of blocks are stored in float16
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,13 @@ class Grid:
         return error
 
     def _short(self, scales: np.ndarray) -> np.ndarray:
-        """Round scales to few bits."""
+        """Round scales to numbers of float16, those beyond its range to as many bits."""
         significands, exponents = np.frexp(scales)
-        steps = np.float32(1 << SIGNIFICAND[self.bits])
-        return np.ldexp(np.rint(significands * steps) / steps, exponents)
+        steps = np.float32(1 << SIGNIFICAND)
+        short = np.ldexp(np.rint(significands * steps) / steps, exponents)
+        with np.errstate(over="ignore"):
+            half = short.astype(np.float16).astype(np.float32)
+        return np.where(np.isfinite(half), half, short)
 
     def _blocks(self, weight: np.ndarray) -> np.ndarray:
         """Split [N,K] into blocks [N,blocks,block] and pad the last block with 0."""
@@ -199,11 +202,12 @@ FORMATS: Dict[str, Format] = {
     "int4-128": Format(Grid(4, 128, zeros=True), Grid(4, 128, zeros=True)),
 }
 KEEP, KEPT = "keep", Format(Grid(8, 32), Grid(8, 32))  # the blocks of a GGUF file (kept.py), and the grid of those that do not fit
+MIXED = "mixed"  # a format of FORMATS for each weight (mixed.py)
 
 
 def format_of(name: str) -> Format:
-    """Return a format by name, one of FORMATS or KEEP."""
-    return KEPT if name == KEEP else FORMATS[name]
+    """Return a format by name, one of FORMATS or KEEP; for MIXED the one with the largest rounding error of those that weights may have."""
+    return KEPT if name == KEEP else FORMATS["int4-128" if name == MIXED else name]
 
 
 def activations_of(model: Model) -> str:
@@ -221,17 +225,20 @@ class Rounded(NamedTuple):
     weights: Dict[str, OnGrid]
 
 
-def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None) -> Rounded:
+def rounded(
+    model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None, formats: Optional[Mapping[str, str]] = None
+) -> Rounded:
     """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
 
     Encodings, norms, biases, convolutions, routers and tables of token types keep their weights. In models with experts, formats of 8 bits round only experts, because
     kernels of other products with 8-bit weights round activations.
 
     Args:
-        weights: name of the format, a key of FORMATS.
-        moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded with Grid.compensated.
+        weights: name of the format, a key of FORMATS, or MIXED.
+        moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded to 4 bits with Grid.compensated.
+        formats: format of each weight by name of the parameter, for MIXED; the model has no experts then.
     """
-    made, kind = copy.deepcopy(model), FORMATS[weights]
+    made, kind = copy.deepcopy(model), format_of(weights)
     layers = linear_layers(made)
     known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has the moments of its head
     names = {id(parameter): name for name, parameter in made.named_parameters()}
@@ -239,7 +246,8 @@ def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Ten
     with torch.no_grad():
         for weight, grid in _matrices(made, kind):
             numbers = weight.numpy()
-            codes = grid.compensated(numbers, known[id(weight)]) if id(weight) in known else grid.rounded(numbers)
+            grid = grid if formats is None else FORMATS[formats[names[id(weight)]]].projections
+            codes = grid.compensated(numbers, known[id(weight)]) if id(weight) in known and grid.bits < 8 else grid.rounded(numbers)
             weight.copy_(torch.from_numpy(codes.weight))
             found[names[id(weight)]] = grid, codes
         for weight in _of_experts(made):

@@ -29,6 +29,7 @@ class Target:
         few_bits: supports quantized weights with float32 activations.
         int8_cache: supports 8-bit caches with float32 activations.
         keeps: supports blocks of quantized weights with offsets.
+        mixes: supports a size, since the bytes of weights are known before the graph is written (quantization/mixed.py).
     """
 
     graph: str
@@ -41,6 +42,7 @@ class Target:
     few_bits: bool = False
     int8_cache: bool = False
     keeps: bool = False
+    mixes: bool = False
 
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
@@ -76,6 +78,7 @@ TARGETS = {
         few_bits=True,
         int8_cache=True,
         keeps=True,
+        mixes=True,
     ),
     "torchscript": Target(
         "scripted and frozen module",

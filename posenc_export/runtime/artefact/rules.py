@@ -235,6 +235,8 @@ def _check_files(manifest: Manifest) -> None:
     if weights is not None:
         right = graph == "model.onnx" and manifest.dtype == "float32"
         _expect(right, "model.onnx in float32 for weights of few bits", f"{weights.format} for target {target} in {manifest.dtype}")
+    matrices = weights.matrices if weights is not None and weights.format == "mixed" else 0
+    _expect(len(manifest.formats) == matrices, f"formats of {matrices} weights", len(manifest.formats))
     compiled = manifest.compiled is not None
     _expect(compiled == (target == "aotinductor"), "compiled exactly for target aotinductor", f"{'it' if compiled else 'none'} for target {target}")
     _expect("posenc.json" not in manifest.files, "files other than posenc.json itself in files", "posenc.json")

@@ -18,7 +18,7 @@ LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
-OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "interface", "packages", "quality", "start_ids", "weights")
+OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "formats", "interface", "packages", "quality", "start_ids", "weights")
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
@@ -109,7 +109,7 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep)\Z")]  # format as `posenc export --weights` takes it
+    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")]  # format as `posenc export --weights` takes it; "mixed" for --size
     matrices: Size = 0  # number of constants in that format; all others are float32
     activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
 
@@ -151,6 +151,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of earlier versions, which do not state it.
         source: how to build the same weights again: {"preset": name} or {"seed": number}; {"checkpoint": name} for a name only; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
+        formats: format of each weight of few bits, by name of the parameter, if the format of `weights` is "mixed"; otherwise empty.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
         calibration: calibration data used to round weights and to compute the scales of caches; None for none.
         quality: loss against the float32 module; None if the artefact was not verified or rounds nothing.
@@ -188,6 +189,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
     source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
     weights: Optional[Weights] = None
+    formats: Annotated[Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
     calibration: Optional[Calibration] = None
     quality: Optional[Quality] = None

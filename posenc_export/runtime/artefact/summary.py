@@ -28,7 +28,7 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the loss against the float32 module; empty if everything has the dtype of the manifest."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
-        lines["weights"] = f"{weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"
+        lines["weights"] = f"{_formats(manifest) or weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"
     if manifest.cache:
         lines["cache"] = manifest.cache
     if sample is not None:
@@ -36,6 +36,12 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     if manifest.quality is not None:
         lines["quality"] = _loss(manifest.quality)
     return lines
+
+
+def _formats(manifest: Manifest) -> str:
+    """Return the number of weights in each format; empty if all have the same."""
+    counts = Counter(manifest.formats.values())
+    return f"mixed ({', '.join(f'{counts[name]} {name}' for name in sorted(counts))})" if counts else ""
 
 
 def _loss(quality: Quality) -> str:

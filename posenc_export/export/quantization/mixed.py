@@ -1,0 +1,212 @@
+"""Formats of single weights: for each weight the one with which an artefact of at most a given size loses least on calibration text.
+
+The loss of a rounded weight is estimated to second order with the Fisher information of the outputs of its layer, as in optimal brain damage (LeCun et al. 1989)
+and with one factor for inputs and one for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
+"""
+
+from contextlib import ExitStack
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from posenc_export.export.describe import Model
+from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization.formats import FORMATS, Grid, OnGrid, activations_of, linear_layers, tables
+from posenc_export.export.quantization.text import reads_text
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import WEIGHTS
+
+CANDIDATES = ("int4-128", "int4", "int8-32")  # the smallest first; linear layers and tables have the same grid in each
+WINDOWS = 8  # of calibration data that losses are estimated on
+ROWS = 256  # of a weight that are rounded to estimate its error
+PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/external_data.py)
+GRAPH = 2048  # bytes of nodes and small tensors for each rounded weight
+MB = 1_000_000
+
+Reader = Union[torch.nn.Linear, torch.nn.Embedding]
+
+
+class Sensitivity:
+    """Sums over tokens of calibration text: how far errors of a layer's outputs raise the loss.
+
+    Attributes:
+        inputs: squares of the inputs of a linear layer [K] float64; of a table None.
+        outputs: squares of the derivatives of the loss, the cross-entropy summed over a window, with respect to the outputs [N] float64.
+        tokens: number of tokens.
+    """
+
+    def __init__(self, part: Reader) -> None:
+        linear = isinstance(part, torch.nn.Linear)
+        self.inputs = torch.zeros(part.weight.size(1), dtype=torch.float64) if linear else None
+        self.outputs, self.tokens = torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64), 0
+
+    def add(self, _: torch.nn.Module, inputs: Sequence[Any], output: Tensor) -> None:
+        """Add the inputs of a layer that has run, and the derivatives as soon as they are known."""
+        self.tokens += output[..., 0].numel()
+        if self.inputs is not None:
+            self.inputs += _squares(inputs[0])
+        output.register_hook(self._add_derivatives)
+
+    def _add_derivatives(self, derivatives: Tensor) -> None:
+        self.outputs += _squares(derivatives)
+
+    def loss(self, errors: Tensor, rows: Tensor) -> float:
+        """Return the estimated rise of the mean cross-entropy in nats by errors [n,K] of the given rows [n] of a weight, extended to all its rows."""
+        if self.inputs is None:
+            return float((errors.double().square() @ self.outputs).mean()) / self.tokens / 2
+        of_rows = errors.double().square() @ self.inputs / self.tokens
+        return float(of_rows @ self.outputs[rows]) / self.tokens / 2 * len(self.outputs) / len(rows)
+
+
+class Choice(NamedTuple):
+    """A format of one weight, its bytes on disk, and the estimated rise of the cross-entropy."""
+
+    format: str
+    bytes: int
+    loss: float
+
+
+def check(model: Model, sample: Optional[Sample]) -> None:
+    """Check that losses can be estimated: a decoder that reads text, without experts, and calibration data.
+
+    Raises:
+        ValueError: another model, or no calibration data.
+    """
+    rule = "export: expected a decoder that reads text, without experts, for a size"
+    if not reads_text(model) or activations_of(model) != "int8":
+        raise ValueError(f"{rule}, got another model; choose a format of weights")
+    if sample is None:
+        raise ValueError(f"{rule}, with calibration data, got none; pass a text as calibrate")
+
+
+def check_written(manifest: Manifest, size: float) -> None:
+    """Check that the graph and the weights of a written artefact have at most the size.
+
+    Raises:
+        ValueError: they are larger, because they hold more than weights: scales that are not numbers of float16, or large constants of a module.
+    """
+    found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
+    if found > size:
+        remedy = f"give {2 * size - found:.1f}, which leaves room for other constants"
+        raise ValueError(f"export: expected graph and weights of at most {size:g} MB, got {found:.1f}; {remedy}")
+
+
+def formats_within(model: Model, sample: Sample, size: float) -> Dict[str, str]:
+    """Return the format of each weight, a key of FORMATS, by name of the parameter.
+
+    Args:
+        size: most megabytes (10^6 bytes) of graph and weights.
+
+    Raises:
+        ValueError: no choice of formats is that small; the message has the smallest size.
+    """
+    readers = _readers(model)
+    choices = {name: _choices(parts) for name, parts in _measured(model, sample, readers).items()}
+    rounded_weights = {id(parts[0].weight) for parts in readers.values()}
+    others = [part for part in (*model.parameters(), *model.buffers()) if id(part) not in rounded_weights]
+    rest = sum(_aligned(part.numel() * part.element_size()) for part in others) + GRAPH * (len(choices) + 1)
+    least = rest + sum(found[0].bytes for found in choices.values())
+    if size * MB < least:
+        smallest = -(-least // 10**4) / 100
+        raise ValueError(f"export: expected a size of at least {smallest:g} MB for this model, got {size:g}; give {smallest:g} or more, or export a smaller model")
+    chosen = _within(list(choices.values()), int(size * MB) - rest)
+    return {name: one.format for name, one in zip(choices, chosen, strict=True)}
+
+
+def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
+    """Return the format of each rounded weight by name of the parameter."""
+    names = {FORMATS[name].projections: name for name in CANDIDATES}
+    return {name: names[grid] for name, (grid, _) in on_grid.items()}
+
+
+def _readers(model: Model) -> Dict[str, List[Reader]]:
+    """Return the linear layers and tables that read each rounded weight, by name of the parameter."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: Dict[str, List[Reader]] = {}
+    parts: List[Reader] = [*linear_layers(model).values(), *tables(model)]
+    for part in parts:
+        found.setdefault(names[id(part.weight)], []).append(part)
+    return found
+
+
+def _measured(model: Model, sample: Sample, readers: Mapping[str, List[Reader]]) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
+    """Return the sensitivity of each reader on the first windows of a sample."""
+    found = {name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()}
+    with ExitStack() as undo, torch.enable_grad():
+        for parameter in model.parameters():  # derivatives are computed with respect to activations only
+            undo.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(False)
+        for table in tables(model):
+            undo.callback(table.register_forward_hook(lambda _, __, rows: rows.requires_grad_()).remove)
+        for part, sensitivity in (pair for pairs in found.values() for pair in pairs):
+            undo.callback(part.register_forward_hook(sensitivity.add).remove)
+        for window in sample.windows[:WINDOWS]:
+            _cross_entropy(model, torch.from_numpy(window[None])).backward()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
+    """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
+    positions = torch.arange(tokens.size(1))[None]
+    coordinates = positions.expand(model.axes, *positions.shape) if model.axes else positions
+    carried = [*model.token_encoding.embed_states(), *(state for attention in model.attentions() for state in attention.states())]
+    states = [torch.zeros((1, state.sizes[0], 0, state.sizes[1]) if state.grows else (1, *state.sizes)) for state in carried]
+    logits = model(tokens, positions, coordinates, positions, torch.zeros(1, dtype=torch.int64), states)[0]
+    return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
+
+
+def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
+    """Return the choices for one weight, the smallest first, without those that gain less per byte than the step that follows."""
+    weight = parts[0][0].weight.detach()
+    rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
+    sampled, found = weight[rows].numpy(), []
+    for name in CANDIDATES:
+        grid = FORMATS[name].projections
+        errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)
+        loss = sum(sensitivity.loss(errors, rows) for _, sensitivity in parts)
+        found.append(Choice(name, _stored(grid, weight.shape, any(isinstance(part, torch.nn.Embedding) for part, _ in parts)), loss))
+    kept: List[Choice] = []
+    for choice in found:
+        if not kept or choice.loss < kept[-1].loss:
+            if kept and kept[-1].bytes == choice.bytes:
+                kept.pop()
+            while len(kept) > 1 and _gain(kept[-2], kept[-1]) <= _gain(kept[-2], choice):
+                kept.pop()
+            kept.append(choice)
+    return kept
+
+
+def _gain(one: Choice, other: Choice) -> float:
+    """Return by how much the loss falls for each further byte."""
+    return (one.loss - other.loss) / (other.bytes - one.bytes)
+
+
+def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
+    """Return one choice for each weight, together at most `most` bytes. Of the steps to larger formats that fit, the one that gains most per byte comes first."""
+    chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
+    steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
+    steps.sort(key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True)  # gains of a weight fall from step to step
+    for index, step in steps:
+        cost = choices[index][step + 1].bytes - choices[index][step].bytes
+        if chosen[index] == step and cost <= left:
+            chosen[index], left = step + 1, left - cost
+    return [each[index] for each, index in zip(choices, chosen, strict=True)]
+
+
+def _stored(grid: Grid, shape: Sequence[int], table: bool) -> int:
+    """Return the bytes of the codes, scales and zero points of a weight [N,K] on target `ort`."""
+    assert grid.block is not None
+    rows, blocks = shape[0], -(-shape[1] // grid.block)
+    scales = _aligned(rows * blocks * 2)
+    zeros = _aligned(rows * -(-blocks // 2)) if grid.zeros else 0
+    of_table = scales + (_aligned(rows * blocks) if grid.zeros else 0) if table else 0
+    return _aligned(rows * blocks * grid.block * grid.bits // 8) + scales + zeros + of_table
+
+
+def _aligned(count: int) -> int:
+    return -(-count // PAGE) * PAGE
+
+
+def _squares(numbers: Tensor) -> Tensor:
+    return numbers.detach().double().flatten(0, -2).square().sum(0)
