@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
     generating.add_argument("--system", help="text of the system message, with --chat")
     add_sampling(generating)
     add_speculate(generating)
+    generating.add_argument("--cache", type=Path, metavar="FILE", help="keep what was read in FILE, so that a text that begins alike is not read again")
     add_provider(generating)
 
 
@@ -28,26 +29,28 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.tokenizer import codec
+    from posenc_export.runtime.session.chat import keep
 
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
     _check_chat(options)
-    session = load(options.folder, options.provider).session()
+    session, held = _opened(load(options.folder, options.provider), options.cache)
     note_unverified(options.say, options.folder, session.manifest)
     if options.chat:
-        return _converse(options, session)
+        return _converse(options, session, held)
     text = codec(options.folder, session.manifest)
     prompt = text.encode(options.prompt[0])
     pieces, shown = text.pieces(prompt), options.prompt[0].encode("utf-8", "surrogateescape").decode(errors="replace")
     if not prompt:
         raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
-    start, encoder_output = np.array(prompt), None
+    kept = keep(session, held, prompt) if held else 0
+    start, encoder_output = np.array(prompt[kept:]), None
     if options.encoder is not None:
         start, shown, encoder_output = _start(session.manifest), "", _encoder_output(options, prompt)
     tokens: List[int] = []
     parts: List[str] = []
     sampling = (options.temperature, options.top_k, options.top_p, options.seed)
-    for token in session.generate([start], options.max_tokens, *sampling, None, encoder_output, drafting(options)):
+    for token in session.generate([start], options.max_tokens, *sampling, None, encoder_output, drafting(options), [prompt[:kept]]):
         parts.append(pieces.push(int(token[0])))
         if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if tokens else shown) + parts[-1], end="", flush=True)
@@ -55,13 +58,29 @@ def run(options: argparse.Namespace) -> int:
             options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
         tokens.append(int(token[0]))
     options.say.close()
+    if options.cache is not None:
+        session.save(options.cache, [[*prompt, *tokens][: int(session.length[0])]])
     parts.append(pieces.rest())
     print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}) if options.json else parts[-1])
     return 0
 
 
+def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
+    """Return a session, and the ids in its cache: those of the file `cache` if there is one. Raise ValueError as Model.restore does."""
+    from posenc_export.runtime.session import saved
+
+    if cache is None or not cache.exists():
+        return model.session(), []
+    rows = saved.tokens(cache, model.manifest.digest)
+    if rows is None or len(rows) != 1:
+        raise ValueError(f"restore {cache}: expected a session of one row with its ids, got {'no ids' if rows is None else f'{len(rows)} rows'}; give another file")
+    return model.restore(cache), rows[0].tolist()
+
+
 def _check_chat(options: argparse.Namespace) -> None:
     """Raise ValueError for options that need --chat, or do not go with it."""
+    if options.cache is not None and options.encoder is not None:
+        raise ValueError("generate: expected --cache or --encoder, got both; leave one out")
     if options.chat and options.encoder is not None:
         raise ValueError("generate: expected --chat or --encoder, got both; leave one out")
     if not options.chat and (options.system is not None or len(options.prompt) > 1):
@@ -69,18 +88,20 @@ def _check_chat(options: argparse.Namespace) -> None:
         raise ValueError(f"generate: expected one prompt and no system message without --chat, got {got}; give --chat")
 
 
-def _converse(options: argparse.Namespace, session: Any) -> int:
+def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int:
     """Print a reply to each prompt."""
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 
-    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system, speculate=drafting(options))
+    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system, None, drafting(options), held)
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
             if not options.json:
                 print(piece, end="", flush=True)
         if not options.json:
             print()
+    if options.cache is not None:
+        session.save(options.cache, [chat.held])
     if options.json:
         print(json.dumps({"messages": chat.messages, "text": chat.messages[-1]["content"], "tokens": chat.tokens}))
     return 0

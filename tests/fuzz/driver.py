@@ -4,7 +4,9 @@ A call is a dictionary: "do" is the kind of call, "on" the index of the session,
 is decided from the tokens that were fed, not by asking the session.
 """
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -46,7 +48,7 @@ class Driver:
     """
 
     def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
-        self.subject, self.manifest = subject, subject.manifest
+        self.subject, self.manifest, self.options = subject, subject.manifest, options
         self.limit, self.capacity = options["rewind"], min(options["capacity"] or subject.spec.size, subject.spec.size)
         self.twins = [Twin(subject.model.session(**options), [])]
         self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
@@ -227,6 +229,16 @@ class Driver:
     def _fork(self, twin: Twin, call: Call) -> None:
         other = Twin(twin.session.fork(), [row.copy() for row in twin.rows])
         self.twins = [*self.twins[: SESSIONS - 1], other]
+
+    def _save(self, twin: Twin, call: Call) -> None:
+        """Save the session, and go on with a restored one as with a fork. What a restored session remembers of states that calls replace is not what `Reading` tells."""
+        with tempfile.TemporaryDirectory() as folder:
+            twin.session.save(Path(folder) / "saved")
+            other = Twin(self.subject.model.restore(Path(folder) / "saved", **self.options), [row.copy() for row in twin.rows])
+        self._check_lengths(other)
+        self._look_ahead(other)
+        if not self.subject.replaces:
+            self.twins = [*self.twins[: SESSIONS - 1], other]
 
     def _admit(self, twin: Twin, call: Call) -> None:
         """Keys: rows, start, padding, chunk, keep, as for `_prefill`."""

@@ -114,8 +114,8 @@ def _forgets_starts(self: CacheManager, state: Any, starts: np.ndarray, right: A
     return right(self, state, np.where(starts > 5, starts - 1, starts))
 
 
-def _moves_too_little(self: BufferedCaches, source: int, target: int, slots: int, right: Any = BufferedCaches.move) -> None:
-    right(self, source, target, max(slots - 1, 0))
+def _moves_too_little(self: BufferedCaches, row: int, source: Any, first: int, slots: int, right: Any = BufferedCaches.copy) -> None:
+    right(self, row, source, first, max(slots - 1, 0))
 
 
 def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
@@ -126,7 +126,7 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
     ("owner", "name", "fault"),
     [
         (CacheManager, "opened", _forgets_starts),
-        (BufferedCaches, "move", _moves_too_little),
+        (BufferedCaches, "copy", _moves_too_little),
         (Session, "rewind", _swallows),
         (CacheManager, "without", lambda self, state, row: state),
     ],

@@ -35,9 +35,17 @@ def utf8(path: Path) -> str:
 
 def replace(path: Path, content: bytes) -> None:
     """Replace the content of a file atomically: at every moment, path holds either the old content or the new content."""
+    with replacing(path) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator["Hashed"]:
+    """Open a new content of a file for writing in parts. It replaces the old content atomically when the context ends without an exception."""
     part = path.with_name(PART + secrets.token_hex(4))
     try:
-        write(part, content)
+        with writing(part) as stream:
+            yield stream
         os.replace(part, path)
     finally:  # also after an interrupt or on a full disk
         part.unlink(missing_ok=True)

@@ -156,6 +156,24 @@ class BufferedCaches:
                 copy.write(source.read())
         return other
 
+    def contents(self, rows: int, slots: int) -> List[np.ndarray]:
+        return [buffer.read()[self._index(state, rows, slots)] for state, buffer in zip(self.graph.manifest.states, self.past, strict=True)]
+
+    def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "BufferedCaches":
+        caches = self.with_columns(slots)
+        for state, buffer, content in zip(self.graph.manifest.states, caches.past, contents, strict=True):
+            whole = buffer.read()
+            whole[caches._index(state, rows, slots)] = content
+            buffer.write(whole)
+        return dataclasses.replace(caches, columns=slots)
+
+    def _index(self, state: State, rows: int, slots: int) -> Tuple[slice, ...]:
+        """Return the part of a buffer that holds the first slots of some rows; of a growing state, all rows."""
+        if state.update == "append":
+            return (slice(math.prod(self._shape(state, slots, self.rows))),)
+        within = (*(slice(None),) * (state.axis - 1), slice(slots)) if state.update == "in_place" else ()
+        return (slice(rows), *within)
+
     def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
         """Return the caches after a call of `new` columns. `idle` rows were not part of it and keep their states."""
         for _, past, present in self._each("replace"):

@@ -1,6 +1,6 @@
 """Conversations on a session, which keeps the cache between turns."""
 
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.session.session import Session
@@ -16,20 +16,28 @@ class Chat:
         system: text of the system message; None for none.
         context: largest number of tokens of a conversation; None for the range of positions.
         speculate: as for Session.generate; drafts are looked up in the whole conversation.
+        held: ids in the cache of the session, which a conversation that begins with them does not read again.
 
     Attributes:
         messages: the messages so far, each {"role", "content"}.
         tokens: ids of the last reply, the one that ended it included.
+        held: ids in the cache.
     """
 
     def __init__(
-        self, session: Session, codec: ChatCodec, system: Optional[str] = None, context: Optional[int] = None, speculate: Speculate = None
+        self,
+        session: Session,
+        codec: ChatCodec,
+        system: Optional[str] = None,
+        context: Optional[int] = None,
+        speculate: Speculate = None,
+        held: Sequence[int] = (),
     ) -> None:
         self.session, self.codec, self.speculate = session, codec, speculate
         self.context = min(context or session.manifest.max_positions, session.manifest.max_positions)
         self.messages: List[Dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self.tokens: List[int] = []
-        self._held: List[int] = []  # tokens in the cache
+        self.held = list(held)
 
     def reply(
         self, content: str, max_tokens: Optional[int] = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
@@ -49,11 +57,11 @@ class Chat:
         room = self.context - len(prompt)
         if room < 1:
             raise ValueError(f"chat: expected a conversation below {self.context} tokens, got {len(prompt)}; begin a new one")
-        self._keep(prompt)
+        self.held = self.held[: keep(self.session, self.held, prompt)]
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
         most = room if max_tokens is None else min(max_tokens, room)
-        how = {"speculate": self.speculate, "before": [prompt[: len(self._held)]]}
-        generated = self.session.generate([prompt[len(self._held) :]], most, temperature, top_k, top_p, seed, self.codec.ends, **how)
+        how = {"speculate": self.speculate, "before": [prompt[: len(self.held)]]}
+        generated = self.session.generate([prompt[len(self.held) :]], most, temperature, top_k, top_p, seed, self.codec.ends, **how)
         try:
             for (token,) in generated:
                 self.tokens.append(int(token))
@@ -64,17 +72,23 @@ class Chat:
             yield parts[-1]
         finally:
             generated.close()  # takes back what was read and not yielded
-            self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
+            self.held = [*prompt, *self.tokens][: int(self.session.length.sum())]
             if self.tokens:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
-    def _keep(self, prompt: List[int]) -> None:
-        """Take back what the cache holds beyond the tokens with which the prompt begins, and at least the last token of the prompt."""
-        pairs = zip(self._held, prompt[:-1], strict=False)
-        equal = next((index for index, (held, wanted) in enumerate(pairs) if held != wanted), min(len(self._held), len(prompt) - 1))
-        try:
-            self.session.rewind(len(self._held) - equal)
-        except ValueError:  # a state that each call replaces keeps a limited history
-            self.session.reset()
-            equal = 0
-        self._held = self._held[:equal]
+
+def keep(session: Session, held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its last token. Return the number of tokens that the cache holds then.
+
+    Args:
+        held: ids in the cache of the only row.
+        prompt: ids of the whole text.
+    """
+    pairs = zip(held, prompt[:-1], strict=False)
+    equal = next((index for index, (one, wanted) in enumerate(pairs) if one != wanted), min(len(held), len(prompt) - 1))
+    try:
+        session.rewind(len(held) - equal)
+    except ValueError:  # a state that each call replaces keeps a limited history
+        session.reset()
+        equal = 0
+    return equal

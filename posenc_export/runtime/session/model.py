@@ -1,12 +1,12 @@
 """A loaded artefact: one graph with its weights, shared by any number of sessions."""
 
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import sentences
+from posenc_export.runtime.session import saved, sentences
 from posenc_export.runtime.session.session import REWIND, Session
 
 
@@ -47,6 +47,20 @@ class Model:
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default")
         return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)
+
+    def restore(self, file: Union[str, Path], batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:
+        """Open a session with the rows and caches that Session.save wrote. States that each call replaces cannot be rewound to before they were saved.
+
+        Args:
+            batch, capacity, rewind: as for `session`.
+
+        Raises:
+            ValueError: the file is no saved session, was truncated or changed, or belongs to another artefact; a row exceeds the capacity. Otherwise as `session`.
+            OSError: the file cannot be read.
+        """
+        session = self.session(batch, capacity, rewind)
+        saved.fill(session, saved.read(Path(file), self.manifest.digest))
+        return session
 
     def encode(self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.

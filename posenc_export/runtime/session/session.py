@@ -4,12 +4,13 @@ Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph
 """
 
 import functools
-from typing import Callable, Generator, List, NoReturn, Optional, Sequence
+from pathlib import Path
+from typing import Callable, Generator, List, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import arguments, encoder_outputs, generation
+from posenc_export.runtime.session import arguments, encoder_outputs, generation, saved
 from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
@@ -218,6 +219,20 @@ class Session:
         caches = now.caches.fork(now.rows, manager.used(now)) if now.caches else None
         other._now = now.replace(caches=caches, histories=tuple(history.copy() for history in now.histories))
         return other
+
+    @exclusive
+    def save(self, file: Union[str, Path], tokens: Optional[Rows] = None) -> None:
+        """Write the rows of the session with their caches to a file, which Model.restore of the same artefact reads. An existing file is replaced at once or not at all.
+
+        Args:
+            tokens: the ids in the cache, one list per row, which are kept beside the caches for session.saved.tokens; None keeps none.
+
+        Raises:
+            ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
+            OSError: the file cannot be written.
+        """
+        self._settle()
+        saved.write(self, file, tokens)
 
     @exclusive
     def admit(

@@ -77,6 +77,12 @@ class Caches(Protocol):
     def fork(self, rows: int, slots: int) -> "Caches":
         """Return a copy in separate memory. Of in-place states, the first `slots` slots of the first `rows` rows are copied."""
 
+    def contents(self, rows: int, slots: int) -> List[np.ndarray]:
+        """Return the first `slots` slots of the first `rows` rows of each state, as views where they are on the host. A growing state has one axis."""
+
+    def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "Caches":
+        """Return these caches, which are empty, with what `contents` of the same rows and slots returned."""
+
 
 @dataclass(frozen=True)
 class SessionState:
