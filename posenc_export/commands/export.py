@@ -48,6 +48,8 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
     size = "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where they lose least on the calibration data; on target ort"
     exporting.add_argument("--size", type=float, metavar="MB", help=size)
+    grids = "whole: every cell of the parity grid; quick: one scenario for each kind of call (default: whole)"
+    exporting.add_argument("--verify", choices=("whole", "quick"), default="whole", help=grids)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -67,11 +69,13 @@ def run(options: argparse.Namespace) -> int:
 
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
+    grid = False if options.no_verify else options.verify == "whole" or "quick"
     settings = ExportOptions(
-        options.signature, options.dtype, not options.no_verify, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
+        options.signature, options.dtype, grid, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
         options.text, options.max_loss, options.size,
     )
     check_export(targets, options.output, settings)
+    options.say(f"reading {options.model}")
     model = _model(options)
     try:
         manifests = export_all(model, targets, options.output, settings)

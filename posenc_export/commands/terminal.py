@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.progress import Step
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
@@ -51,13 +52,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal."""
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal, which also shows steps within a stage."""
 
     def __init__(self) -> None:
         self.start, self.printed = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
-        if sys.stderr is None:  # closed by the calling program
+        if sys.stderr is None or (isinstance(stage, Step) and not sys.stderr.isatty()):  # None: closed by the calling program
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
@@ -115,4 +116,5 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
     worst = worst_cell(certificate)
     said = {"worst error": format_cell(certificate, worst), "tolerance": f"{bound_of(certificate, worst):.1e}"}
-    return {"cells": len(certificate["cells"]), **said, "passed": certificate["passed"]}
+    cells = len(certificate["cells"])
+    return {"cells": cells if certificate.get("grid", "whole") == "whole" else f"{cells} (quick)", **said, "passed": certificate["passed"]}

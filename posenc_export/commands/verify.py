@@ -14,6 +14,7 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc verify`."""
     add_folder(verifying)
     add_provider(verifying)
+    verifying.add_argument("--quick", action="store_true", help="run one scenario for each kind of call instead of every cell of the grid")
     verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
     add_digest(verifying)
     verifying.add_argument("--tolerance", type=float, metavar="E", help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)")
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
     folder = files.locate(options.folder)
     digest = manifest.read_alone(folder, options.digest).digest
-    certificate = verify(folder, options.provider, digest=digest, progress=options.say, record=False, tolerance=options.tolerance)
+    certificate = verify(folder, options.provider, digest=digest, progress=options.say, record=False, tolerance=options.tolerance, quick=options.quick)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))

@@ -29,7 +29,7 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of
+from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of, is_large
 
 MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
@@ -41,7 +41,7 @@ def export(
     folder: Union[str, Path],
     signature: str = "positions",
     dtype: Optional[str] = None,
-    verify: bool = True,
+    verify: Union[bool, str] = True,
     progress: Optional[Progress] = None,
     weights: Optional[str] = None,
     calibrate: Union[str, Path, None] = None,
@@ -134,45 +134,48 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
     described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, formats=formats, **kind.geometry)
     accuracy = accuracy_of(source.model, described)
     accuracy = accuracy if options.tolerance is None else dataclasses.replace(accuracy, tolerance=options.tolerance)
-    manifest, expected = _written(source, described, folder, accuracy, options.verify)
+    manifest, expected = _written(source, described, folder, accuracy, options)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
     if manifest.dtype == "bfloat16":  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
-        _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, options.say)
+        _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), options)
         return manifest
-    manifest = check(folder, manifest, source, expected, accuracy, options.say)
+    manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
     options.say(f"{target}: float32 artefact for comparison")
-    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), signature, options.say)
+    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), options)
     options.say(f"{target}: measuring the loss against float32")
-    return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model))
+    return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say)
 
 
-def _checked_in_float32(source: Source, target: str, aside: Path, signature: str, say: Progress) -> Manifest:
+def _checked_in_float32(source: Source, target: str, aside: Path, options: ExportOptions) -> Manifest:
     """Verify a float32 artefact of the same rounded numbers, with the tolerance of float32, and return its manifest.
 
-    Rounded activations hide small faults of a graph, such as a wrong frequency of a rotation; its float32 form shows them.
+    Rounded activations hide small faults of a graph, such as a wrong frequency of a rotation; its float32 form shows them. The artefact itself runs the whole grid,
+    so that the form of a large model runs the quick one.
     """
-    kind, model = TARGETS[target], in_dtype(source.model, "float32")
+    kind, signature, model = TARGETS[target], options.signature, in_dtype(source.model, "float32")
     source = source if model is source.model else Source(model)
     described = describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
     accuracy = accuracy_of(model, described)
-    manifest, expected = _written(source, described, aside, accuracy, True)
-    manifest = check(aside, manifest, source, expected, accuracy, say)
+    manifest, expected = _written(source, described, aside, accuracy, options)
+    manifest = check(aside, manifest, source, expected, accuracy, options.say, options.quick or is_large(manifest))
     shutil.rmtree(aside)
     return manifest
 
 
-def _written(source: Source, described: Manifest, folder: Path, accuracy: Accuracy, verify: bool) -> Tuple[Manifest, Expected]:
+def _written(source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions) -> Tuple[Manifest, Expected]:
     """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
     folder.mkdir(parents=True)
     with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
-    expected = source.once(("expected", verify, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled=verify))
+    options.say(f"{described.target}: computing the outputs of the module")
+    filled = bool(options.verify)
+    expected = source.once(("expected", filled, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled))
     stored = reference.write(manifest, expected, accuracy, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):

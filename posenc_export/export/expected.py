@@ -10,7 +10,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.measuring import filled_by
+from posenc_export.runtime.verification.cells import filled_by
 from posenc_export.runtime.verification.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, starts
 from posenc_export.runtime.verification.scenarios import Case
 

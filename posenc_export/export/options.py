@@ -23,7 +23,7 @@ class ExportOptions:
     Args:
         signature: "positions" (position_ids) or "mask" (attention_mask).
         dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
-        verify: run the parity grid and write its certificate.
+        verify: run the parity grid and write its certificate; "quick" for one scenario of each kind of call (runtime.verification.cells.QUICK).
         progress: called with one line of text at each stage.
         weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep" for the blocks of a GGUF file, on target ort
             (quantization/kept.py); None keeps weights in dtype.
@@ -38,7 +38,7 @@ class ExportOptions:
 
     signature: str = "positions"
     dtype: Optional[str] = None
-    verify: bool = True
+    verify: Union[bool, str] = True
     progress: Optional[Progress] = None
     weights: Optional[str] = None
     calibrate: Union[str, Path, None] = None
@@ -57,6 +57,11 @@ class ExportOptions:
     def rounds(self) -> bool:
         """Whether less precision than float32 was asked for in weights, activations or caches."""
         return bool(self.format or self.cache) or self.dtype not in (None, "float32")
+
+    @property
+    def quick(self) -> bool:
+        """Whether the quick grid was asked for."""
+        return self.verify == "quick"
 
     def say(self, line: str) -> None:
         """Report progress, if it is wanted."""
@@ -86,6 +91,8 @@ class ExportOptions:
             raise ValueError(f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate")
         if self.calibrate is not None and self.cache is None and not (self.format and format_of(self.format).calibrated):
             raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {self.weights or 'neither'}; omit calibrate")
+        if self.verify not in (True, False, "quick"):
+            raise ValueError(f"export: expected verify to be True, False or 'quick', got {self.verify!r}; omit it for the whole grid")
         check_tolerance(self.tolerance)
         if self.size is not None and (self.weights is not None or not 0 < self.size < math.inf):
             got = f"{self.size:g} MB" + (f" and weights {self.weights}" if self.weights else "")

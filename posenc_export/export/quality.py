@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
+from posenc_export.shared.progress import Steps
 
 BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
 LARGEST = BY_SIZE[-1:]
@@ -40,11 +41,12 @@ class Inputs(NamedTuple):
     most: float
 
 
-def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs) -> Manifest:
+def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say: Callable[[str], None]) -> Manifest:
     """Measure the loss of a certified artefact and write it into the manifest.
 
     Args:
         exact: manifest of a certified artefact with the same weights that computes in float32.
+        say: reports progress.
 
     Raises:
         ValueError: on text, the perplexity is more than `inputs.most` times that of the float32 module.
@@ -55,7 +57,7 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs) -> 
     if inputs.text is None:
         found, name, digest = _of_reference(session, inputs.model, manifest), "random tokens" if manifest.vocabulary else "random numbers", ""
     else:
-        found, name, digest = _of_text(session, eager_session(inputs.model), inputs.text.sample), inputs.text.name, inputs.text.sample.sha256
+        found, name, digest = _of_text(session, eager_session(inputs.model), inputs.text.sample, say), inputs.text.name, inputs.text.sample.sha256
         _check_loss(found, manifest, inputs, inputs.text)
     figures = {**found.figures(manifest), "exact": max(proof["cells"].values()), "exact_tolerance": proof["tolerance"]}
     manifest = manifest.replace(quality=Quality(inputs=name, sha256=digest, **figures))
@@ -101,12 +103,14 @@ class Loss:
         return {**made, **dict(zip(names, [_short(_exponential(one)) for one in nats] + [_short(one / math.log(2) / self.bytes_of_token) for one in nats], strict=True))}
 
 
-def _of_text(session: Session, plain: Session, sample: Sample) -> Loss:
+def _of_text(session: Session, plain: Session, sample: Sample, say: Callable[[str], None] = lambda _: None) -> Loss:
     """Compare two decoders on windows of text. The tokens that begin a text are not predicted."""
     found, first = Loss(sample.bytes_of_token), max(sample.first, 1)
+    steps = Steps(say, "measuring the loss against float32", len(sample.windows), "windows of text")
     for window in sample.windows:
         actual, expected = (_logits(one, window[None]) for one in (session, plain))
         found.add(actual[:, first - 1 : -1], expected[:, first - 1 : -1], window[None, first:])
+        steps.advance()
     return found
 
 

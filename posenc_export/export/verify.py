@@ -25,6 +25,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.runtime.verification.measuring import Measured, measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
 from posenc_export.runtime.verification.proof import certificate as certificate_of
@@ -75,7 +76,7 @@ def verify(
         tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "against": reference of the module} (artefact.certificate).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "against": reference of the module} (artefact.certificate).
 
     Raises:
         ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is
@@ -118,18 +119,23 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     return sample.kept(described.tokens)
 
 
-def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress) -> Manifest:
+def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress, quick: bool = False) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
+
+    Args:
+        quick: run one scenario for each kind of call.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
     model = source.model
+    progress(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory together.
     exact = source.once(("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected))
     page_out(model.parameters())
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
-    certificate = _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), exact)
+    measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
+    certificate = _certificate(session, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate)
     manifest = manifest.replace(certificate=certificate)
@@ -155,10 +161,10 @@ def certify(
     return _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), oracle_cells(model, session.manifest, expected))
 
 
-def _certificate(session: Session, model: Model, accuracy: Accuracy, made: Measured, exact: Dict[str, float]) -> Dict[str, Any]:
+def _certificate(session: Session, model: Model, accuracy: Accuracy, made: Measured, exact: Dict[str, float], quick: bool = False) -> Dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
     bounds = dict.fromkeys(exact, float32_tolerance("float32", *extent(model))) if accuracy.rounds else {}
-    found = certificate_of(session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures)
+    found = certificate_of(session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures, quick)
     return {**found, "against": against(model)}
 
 

@@ -18,6 +18,7 @@ from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.runtime.verification.cells import parts_of
 from tests.cuda_dry_run.capture import captured
 from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import recording
@@ -77,7 +78,7 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     manifest, found, cells = model.manifest, collections.defaultdict(list), 0
     session = measuring.sessions(model, 1)[0]
     assert manifest.reference is not None
-    for part in measuring._parts(manifest, reference.read(manifest, folder), proof.accuracy_on("cuda", manifest.reference), ()):
+    for part in parts_of(manifest, reference.read(manifest, folder), proof.accuracy_on("cuda", manifest.reference), ()):
         for cell in part.cells(session):
             cells += 1
             session.reset()

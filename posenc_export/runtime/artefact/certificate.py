@@ -1,6 +1,6 @@
 """Certificates: the errors measured on an artefact, and whether they are within their tolerances."""
 
-from typing import Annotated, Any, Dict, Mapping, TypedDict
+from typing import Annotated, Any, Dict, Literal, Mapping, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +23,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
             compare the module with its oracle.
         failures: by name of a cell, the message of the graph that failed in it.
+        grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
     """
 
     passed: bool
@@ -33,6 +34,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     against: Text = ""
     bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
     failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+    grid: Literal["whole", "quick"] = "whole"
 
 
 class Proof(TypedDict):
@@ -45,6 +47,7 @@ class Proof(TypedDict):
     cells: Dict[str, float]
     bounds: Dict[str, float]
     failures: Dict[str, str]
+    grid: str
 
 
 def format_worst_error(error: float) -> str:

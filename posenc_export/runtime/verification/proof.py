@@ -221,9 +221,9 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
 
 
-def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str]) -> Proof:
+def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str], quick: bool = False) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    errors = {"cells": cells, "bounds": bounds, "failures": failures}
+    errors = {"cells": cells, "bounds": bounds, "failures": failures, "grid": "quick" if quick else "whole"}
     content: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
     return cast(Proof, {"passed": passes(content), **content})
 

@@ -5,7 +5,7 @@ A scenario drives a session and yields pairs of actual and expected outputs.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Case:
 
     tokens: np.ndarray  # inputs [B,L] int64 or [B,L,E]
     full: np.ndarray  # outputs of the full pass [B,L,V] or [B,L,E]
-    start: int  # position of the first token
+    start: Union[int, Sequence[int]]  # position of the first token, or that of each row
     fork_at: int  # index of the first token in which `tokens` and `other` differ
     other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
@@ -34,6 +34,7 @@ class Case:
             self,
             tokens=self.tokens[:count],
             full=self.full[:count],
+            start=self.start if isinstance(self.start, int) else self.start[:count],
             other=self.other[:count],
             other_full=self.other_full[:count],
             encoder=self.encoder and self.encoder[:count],
@@ -42,7 +43,8 @@ class Case:
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
         """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all rows from `first` on)."""
-        return {"start": self.start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
+        start = self.start if isinstance(self.start, int) else list(self.start[first:end])
+        return {"start": start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
 
 
 # Scenarios that `load` runs on a provider other than the CPU: several tokens on an empty and on a filled cache, one token, rows of different lengths, padding.

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from posenc_export.export import VerificationError, export
-from posenc_export.runtime import load
+from posenc_export.runtime import load, verify
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.graph_runner import GraphRunner
 from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -110,3 +111,24 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tm
     monkeypatch.setattr(GraphRunner, "_feeds", shifted)
     with pytest.raises(VerificationError):
         export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")
+
+
+@pytest.mark.parametrize("signature", ["positions", "mask"])
+def test_the_quick_grid_has_a_cell_for_each_kind_of_call_and_is_named_in_the_certificate(signature: str, tmp_path: Path) -> None:
+    whole = export(sources(decoder("rope")), "ort", tmp_path / "artefact", signature)
+    quick = verify(tmp_path / "artefact", "cpu", quick=True)
+    assert whole.certificate is not None and whole.certificate["grid"] == "whole" and quick["grid"] == "quick" and quick["passed"]
+    kinds = {cell.split(": ")[1] for cell in quick["cells"]}
+    assert kinds == set(QUICK) & {cell.rpartition(": ")[2] for cell in whole.certificate["cells"]} and len(kinds) >= 6
+    assert 5 * len(quick["cells"]) < len(whole.certificate["cells"])
+
+
+def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(sources(decoder("sinusoidal")), "ort", tmp_path / "artefact", verify=False)
+    build = GraphRunner._feeds
+
+    def shifted(self: GraphRunner, *arguments: Any) -> Any:
+        return {name: np.where(array > 500, array - 1, array) if name == "position_ids" else array for name, array in build(self, *arguments).items()}
+
+    monkeypatch.setattr(GraphRunner, "_feeds", shifted)
+    assert not verify(tmp_path / "artefact", "cpu", quick=True)["passed"]

@@ -1,0 +1,34 @@
+"""Progress of a phase with a known number of steps."""
+
+import time
+from typing import Callable, Optional
+
+EVERY = 0.5  # seconds between two lines at least
+
+
+class Step(str):
+    """A line about a step within a phase, which a terminal replaces by the next; elsewhere it is not printed."""
+
+
+class Steps:
+    """Report how many steps of a phase are done, and the remaining time at the mean speed so far.
+
+    Args:
+        say: called with a Step, at most once in EVERY seconds.
+        phase: name of the phase.
+        total: number of steps.
+        what: what a step is, in the plural.
+    """
+
+    def __init__(self, say: Callable[[str], None], phase: str, total: int, what: str) -> None:
+        self._say, self._phase, self._total, self._what = say, phase, total, what
+        self._start = self._said = time.monotonic()
+        self._done = 0
+
+    def advance(self, done: Optional[int] = None) -> None:
+        """Count one more step, or set the number of steps that are done."""
+        self._done = self._done + 1 if done is None else done
+        now = time.monotonic()
+        if self._done and now - self._said >= EVERY:
+            self._said, left = now, (now - self._start) * (self._total - self._done) / self._done
+            self._say(Step(f"{self._phase}: {self._done} of {self._total} {self._what}, {left:.0f} s left"))
