@@ -9,7 +9,7 @@ from posenc_export.commands.options import add_folder
 
 def add_arguments(paging: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc page`."""
-    add_folder(paging, "a byte-level decoder's artefact, target ort or onnx")
+    add_folder(paging, "the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx")
     paging.add_argument("-o", "--output", type=Path, required=True, help="folder of the page: new, empty, or a page that is replaced")
     package = "folder of the npm package onnxruntime-web (default: in node_modules of the current folder, of build, or of a parent folder)"
     paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=package)

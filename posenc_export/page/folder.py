@@ -1,4 +1,7 @@
-"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and page.json with the data that they show."""
+"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and page.json with the data that they show.
+
+A byte-level decoder gets a page that continues text and shows attention, a decoder with a tokenizer one that holds conversations or continues text.
+"""
 
 import json
 import shutil
@@ -7,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from posenc_export.page import graph
+from posenc_export.page import graph, text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
@@ -18,7 +21,10 @@ from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
-ASSETS = ("index.html", "page.js", "model.js")
+SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}  # assets by their names in a page
+BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
+TEXT_PAGE = {**SHARED, "index.html": "chat.html", "chat.js": "chat.js", "text.js": "text.js"}
+TOKENIZER = "tokenizer.json"
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")  # 27 MB, which a browser fetches only to use WebGPU
 TARGETS = ("ort", "onnx")
@@ -26,21 +32,21 @@ WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no 
 # Graph inputs that model.js can fill.
 INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask", "cache_position", "first_position", "seqlens_k", "total_sequence_length")
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
-CONTEXT = 1024  # most bytes of text that the page feeds to the model
+CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
 
 
 def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
-        folder: artefact of a byte-level decoder, target ort or onnx, float32, or the name of a preset.
+        folder: artefact of a byte-level decoder or one with a tokenizer, target ort or onnx, float32 or with weights in few bits; or the name of a preset.
         output: folder of the page; created, or replaced if it already holds a page.
         onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in the working folder, in build and in the parent folders.
 
     Raises:
-        ValueError: the artefact is of another kind, onnxruntime-web is not found, or the folder holds other files.
+        ValueError: the artefact is of another kind, onnxruntime-web or a library for its text is not found, or the folder holds other files.
         OSError: the folder cannot be written, or the disk is full; an existing page is unchanged.
-        ModuleNotFoundError: the extra `page` is not installed.
+        ModuleNotFoundError: the extra `page` is not installed, or `text` for a model with a tokenizer.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)
@@ -55,26 +61,47 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     """Write the files of a page into a new folder."""
     (page / "onnxruntime-web").mkdir(parents=True)
-    gpu = manifest.target == WEBGPU_TARGET and all((web / "dist" / name).is_file() for name in WEBGPU)
+    has_tokenizer = TOKENIZER in manifest.files
+    gpu = manifest.target == WEBGPU_TARGET and not has_tokenizer and all((web / "dist" / name).is_file() for name in WEBGPU)
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
-    layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
-    graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
-    for name in ASSETS:
-        (page / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", name).read_bytes())
-    data = _page_data(str(manifest.source.get("preset", folder.resolve().name)), manifest, layers, json.loads((web / "package.json").read_bytes())["version"], gpu)
+    name = str(manifest.source.get("preset", manifest.source.get("checkpoint", folder.resolve().name)))
+    data = {**_page_data(name, manifest), "onnxruntime_web": json.loads((web / "package.json").read_bytes())["version"], "webgpu": gpu}
+    data |= _text_part(page, folder, manifest, web) if has_tokenizer else _byte_part(page, folder, manifest)
+    for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
+        (page / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", asset).read_bytes())
     written = sorted(path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file())
     (page / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
+
+
+def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
+    """Write the graph of a byte-level decoder. Return its part of page.json."""
+    layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
+    graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
+    distances = min(DISTANCES, manifest.max_positions)
+    return {"states": _states(manifest, min(manifest.max_positions, CONTEXT)), "attention": layers, "patterns": _patterns(manifest), "distances": distances}
+
+
+def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
+    """Write the graph and the tokenizer of a decoder. Return its part of page.json."""
+    for name in ("model.onnx", TOKENIZER):
+        shutil.copyfile(folder / name, page / name)
+    text.copy_libraries(web.parent, page)
+    found = text.text_data(folder, manifest)
+    # GroupQueryAttention takes caches without free slots; a page copies less of them then.
+    states = _states(manifest, 0 if graph.fuses_all_caches(folder / "model.onnx", manifest) else min(manifest.max_positions, CONTEXT))
+    graph.check_calls(folder, manifest, states, found["samples"][0]["ids"])
+    return {"states": states, "attention": [], **found}
 
 
 def _check(manifest: Manifest) -> None:
     if manifest.target not in TARGETS or manifest.kind != "decoder" or manifest.dtype != "float32" or manifest.encoder:
         found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
         raise ValueError(f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; export one with --target ort")
-    if manifest.vocabulary != BYTES or "tokenizer.json" in manifest.files:
-        rule = f"page: expected a byte-level decoder (vocabulary {BYTES}), whose text needs no tokenizer"
-        raise ValueError(f"{rule}, got {manifest.vocabulary} token ids; export it with --signature mask and run it with transformers.js")
+    if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
+        rule = f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
+        raise ValueError(f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint and export it again")
     unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
     if unknown:
         raise ValueError(f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc inspect --runtime node")
@@ -95,31 +122,28 @@ def _web(given: Optional[Path]) -> Path:
     raise ValueError(f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER")
 
 
-def _page_data(name: str, manifest: Manifest, layers: Any, version: str, gpu: bool) -> Dict[str, Any]:
-    """Return the content of page.json."""
-    context = min(manifest.max_positions, CONTEXT)
-    sizes: Dict[Any, Any] = {B: 1, P: 0, M: context}
-    states = [
+def _states(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
+    """Return names and initial values of the states."""
+    sizes: Dict[Any, Any] = {B: 1, P: 0, M: capacity}
+    return [
         {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(axis, axis) for axis in state.axes], "fill": state.fill}
         for state in manifest.states
     ]
+
+
+def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
+    """Return the part of page.json that all pages have."""
     return {
         "name": name,
         "summary": summary(manifest),
         "weights": manifest.step_weights,
         "digest": manifest.digest,
-        "onnxruntime_web": version,
-        "webgpu": gpu,
         "inputs": [value.name for value in manifest.inputs],
         "output": manifest.outputs[0].name,
         "axes": manifest.axes,
-        "states": states,
         "stop_ids": manifest.stop_ids,
-        "context": context,
+        "context": min(manifest.max_positions, CONTEXT),
         "positions": manifest.max_positions,
-        "attention": layers,
-        "patterns": _patterns(manifest),
-        "distances": min(DISTANCES, manifest.max_positions),
         "certificate": _certificate(manifest),
     }
 

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export import runtime
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import B, M, P
@@ -51,6 +52,44 @@ def with_attention(source: Path, written: Path) -> List[int]:
     return layers
 
 
+def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
+    """Whether all caches of fixed capacity are read by GroupQueryAttention and by no other operator."""
+    import onnx
+
+    caches = {state.past for state in manifest.states if state.update == "in_place"}
+    readers = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node if caches.intersection(node.input)}
+    return readers <= {"GroupQueryAttention"}
+
+
+def check_calls(folder: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]) -> None:
+    """Check that the graph, called as model.js calls it, gives the logits of a session.
+
+    Args:
+        folder: the artefact.
+        states: initial states as in page.json.
+        ids: tokens, fed in three calls.
+
+    Raises:
+        ValueError: the logits differ by more than the tolerance of the certificate.
+        GraphError: the graph does not run.
+    """
+    bound = manifest.reference.tolerance if manifest.reference else 1e-4
+    held = {state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states}
+    expected, middle = runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0], len(ids) // 2
+    try:
+        session, outputs = _opened(folder / "model.onnx"), []
+        names = [value.name for value in session.get_outputs()]
+        for begin, end in ((0, middle), (middle, middle + 1), (middle + 1, len(ids))):
+            found = dict(zip(names, session.run(names, {**_inputs(manifest, ids[begin:end], begin), **held}), strict=True))
+            outputs.append(np.asarray(found[manifest.outputs[0].name])[0])
+            held = {state["past"]: found[state["present"]] for state in states}
+    except RUN_ERRORS as stopped:
+        raise GraphError(stopped) from None
+    error = worst_error(np.concatenate(outputs), np.asarray(expected))
+    if not error <= bound:
+        raise ValueError(f"page: expected calls of the graph to give the logits of a session within {bound:.1e}, got {error:.1e}; report this")
+
+
 def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
     """Check that the copy gives the same logits as the artefact.
 
@@ -68,23 +107,31 @@ def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
 
 
 def _logits(path: Path, manifest: Manifest) -> np.ndarray:
+    return np.asarray(_opened(path).run(["logits"], _feeds(manifest))[0])
+
+
+def _opened(path: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(["logits"], _feeds(manifest))[0])
+    return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 
 def _feeds(manifest: Manifest) -> Dict[str, Any]:
     """Return the inputs of a call that feeds PROMPT as one row."""
-    ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
-    order = np.arange(ids.shape[1], dtype=np.int64)[None]
-    known: Dict[str, Any] = {"input_ids": ids, "position_ids": order, "attention_mask": np.ones_like(ids), "logits_index": order, "cache_position": order}
-    last, count = np.array([ids.size - 1], np.int32), np.array(ids.size, np.int32)
-    known |= {"first_position": np.zeros((1, 1), np.int64), "seqlens_k": last, "total_sequence_length": count}
-    sizes: Dict[Any, Any] = {B: 1, P: 0, M: ids.size}
-    if manifest.axes:
-        known["position_ids"] = np.repeat(order[None], 1 + manifest.axes, 0)
+    sizes: Dict[Any, Any] = {B: 1, P: 0, M: len(PROMPT)}
     states = {state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype) for state in manifest.states}
-    return {**{value.name: known[value.name] for value in manifest.inputs}, **states}
+    return {**_inputs(manifest, list(PROMPT), 0), **states}
+
+
+def _inputs(manifest: Manifest, tokens: List[int], held: int) -> Dict[str, Any]:
+    """Return the inputs, without states, of a call that feeds tokens of one row after `held` cached ones."""
+    ids = np.array(tokens, np.int64)[None]
+    order, total = np.arange(ids.size, dtype=np.int64)[None], held + ids.size
+    known: Dict[str, Any] = {"input_ids": ids, "position_ids": held + order, "cache_position": held + order, "logits_index": order}
+    known |= {"attention_mask": np.ones((1, total), np.int64), "first_position": np.zeros((1, 1), np.int64)}
+    known |= {"seqlens_k": np.array([total - 1], np.int32), "total_sequence_length": np.array(total, np.int32)}
+    if manifest.axes:
+        known["position_ids"] = np.repeat(held + order[None], 1 + manifest.axes, 0)
+    return {value.name: known[value.name] for value in manifest.inputs}

@@ -23,7 +23,7 @@ from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
 from posenc_export.page import write
-from posenc_export.page.folder import ASSETS, WEB, WEBGPU
+from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU
 from posenc_export.page.graph import PROMPT, _feeds
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
@@ -58,10 +58,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", web)
     found = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
-    assert found == {*ASSETS, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU))}
+    assert found == {*BYTE_PAGE, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU))}
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
     assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
-    assert not re.search(r'(src|href)="(?!page\.js|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
+    assert not re.search(r'(src|href)="(?!page\.js|style\.css|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
 
 
 def test_a_page_is_replaced_by_another_and_by_nothing_else(folder: Path, web: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_page_is_replaced_by_another_and_by_nothing_else(folder: Path, web: Pa
     (tmp_path / "page" / "index.html").write_text("of an older version")
     write(folder, tmp_path / "page", web)
     assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
-    with pytest.raises(ValueError, match="export: expected a folder that is new, empty or an artefact, got .*page, which contains index.html"):
+    with pytest.raises(ValueError, match="export: expected a folder that is new, empty or an artefact, got .*page, which contains certificate.js"):
         check_folder(tmp_path / "page")
 
 

@@ -14,14 +14,14 @@ function tensor(ort, dtype, shape, value) {
 
 const integers = (ort, values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
 
-// Graph inputs for new tokens after `held` cached tokens.
+// Graph inputs for new tokens after `held` cached tokens, and the logits of the last `kept`.
 const FEEDS = {
   input_ids: (ort, tokens) => integers(ort, tokens, [1, tokens.length]),
   position_ids: (ort, tokens, held) => {
     const positions = Array.from(tokens, (_, index) => held + index);
     return page.axes ? integers(ort, Array(1 + page.axes).fill(positions).flat(), [1 + page.axes, 1, tokens.length]) : integers(ort, positions, [1, tokens.length]);
   },
-  logits_index: (ort, tokens) => integers(ort, tokens.keys(), [1, tokens.length]),
+  logits_index: (ort, tokens, held, kept) => integers(ort, Array.from({ length: kept }, (_, index) => tokens.length - kept + index), [1, kept]),
   attention_mask: (ort, tokens, held) => tensor(ort, "int64", [1, held + tokens.length], 1),
   cache_position: (ort, tokens, held) => integers(ort, Array.from(tokens, (_, index) => held + index), [1, tokens.length]),
   first_position: (ort) => tensor(ort, "int64", [1, 1], 0),
@@ -48,10 +48,10 @@ export async function open(provider) {
 // Returns the cache of a row without tokens.
 export const empty = ({ ort }) => ({ tokens: [], states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(ort, dtype, shape, fill)])) });
 
-// Feeds `tokens` after those in `cache`. Returns a new cache, logits and attention; the given cache is not changed.
-export async function read({ ort, session }, cache, tokens) {
+// Feeds `tokens` after those in `cache`. Returns a new cache, the logits of at least the last `kept` tokens and attention; the given cache is not changed.
+export async function read({ ort, session }, cache, tokens, kept = tokens.length) {
   const held = cache.tokens.length;
-  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](ort, tokens, held)]));
+  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](ort, tokens, held, kept)]));
   const results = await session.run({ ...feeds, ...cache.states });
   const states = Object.fromEntries(page.states.map(({ past, present }) => [past, results[present]]));
   const attention = page.attention.map((layer) => results[`attention.${layer}`]);
@@ -73,9 +73,15 @@ export function numbers(seed) {
 
 // Returns the most probable id at temperature 0, otherwise a sample. Ties go to the lower id.
 export function choose(scores, temperature, random) {
-  const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a] || a - b);
+  const order = [];
+  for (let id = 0; id < scores.length; id++) {
+    if (order.length === LIKELIEST && scores[id] <= scores[order[LIKELIEST - 1]]) continue;
+    const place = order.findIndex((other) => scores[id] > scores[other]);
+    order.splice(place < 0 ? order.length : place, 0, id);
+    order.length = Math.min(order.length, LIKELIEST);
+  }
   if (!temperature) return order[0];
-  const shares = order.slice(0, LIKELIEST).map((id) => Math.exp((scores[id] - scores[order[0]]) / temperature));
+  const shares = order.map((id) => Math.exp((scores[id] - scores[order[0]]) / temperature));
   let remaining = random() * shares.reduce((a, b) => a + b);
   return order[Math.max(0, shares.findIndex((share) => (remaining -= share) < 0))];
 }

@@ -1,5 +1,6 @@
 // The page: continues text while the user types, draws the attention of each head, and repeats the check of the certificate.
 
+import { BOUND, check, describe, short } from "./certificate.js";
 import { adapter, choose, empty, last, numbers, open, page, read } from "./model.js";
 
 // The URL may set text, temperature and provider: index.html?temperature=0&text=import&provider=webgpu
@@ -10,6 +11,7 @@ const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms from a key press to generatio
 const $ = (id) => document.getElementById(id);
 
 const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
+const sample = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context)); // bytes that are read in calls of different lengths
 
 // Mean attention by distance in tokens, over all queries that have a key at that distance.
 
@@ -174,44 +176,6 @@ function accept() {
   schedule(0);
 }
 
-const BOUND = page.certificate?.tolerance ?? 1e-4; // largest difference between logits of the same text
-const short = (number) => number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
-
-// The certificate: errors measured at export, and errors measured in this browser, of calls with 17, 5 and 1 bytes against a single call.
-
-function line(list, title, text, state = "") {
-  const [name, value] = [document.createElement("dt"), document.createElement("dd")];
-  $(list).append(Object.assign(name, { textContent: title }), Object.assign(value, { textContent: text, className: state }));
-}
-
-async function cut(runtime, tokens, size) {
-  let cache = empty(runtime);
-  const rows = [];
-  for (let from = 0; from < tokens.length; from += size) {
-    const made = await read(runtime, cache, tokens.slice(from, from + size));
-    cache = made.cache;
-    rows.push(...made.logits.data);
-  }
-  return rows;
-}
-
-// Compares calls on a runtime with one call on WebAssembly. Returns the largest difference of a logit, relative to the largest logit.
-async function check(checked, name) {
-  const tokens = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context));
-  const whole = await cut(wasm, tokens, tokens.length);
-  const largest = whole.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-  let worst = 0;
-  for (const size of checked === wasm ? [1, 5, 17] : [tokens.length, 1, 5, 17]) {
-    const rows = await cut(checked, tokens, size);
-    worst = rows.reduce((found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest), worst);
-    if (rows.some(Number.isNaN)) worst = NaN;
-  }
-  const holds = worst <= BOUND;
-  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(BOUND)}`;
-  line("certificate", name, `${tokens.length} bytes in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
-  return { worst, holds };
-}
-
 // Uses the chosen provider. WebGPU is used only if its logits are those of WebAssembly; otherwise the page says why not and stays with WebAssembly.
 async function use(provider) {
   $("refused").textContent = "";
@@ -221,7 +185,7 @@ async function use(provider) {
     try {
       if (!name) throw new Error("this browser has no adapter");
       webgpu ??= { ...(await open(provider)), name };
-      webgpu.checked ??= await check(webgpu, `WebGPU on ${name}`);
+      webgpu.checked ??= await check(webgpu, wasm, sample, "bytes", `WebGPU on ${name}`);
       const { worst, holds } = webgpu.checked;
       if (!holds) throw new Error(`on ${name} it differs by ${short(worst)}, expected at most ${short(BOUND)}`);
       runtime = webgpu;
@@ -233,24 +197,12 @@ async function use(provider) {
   $("provider").value = document.body.dataset.provider = runtime.provider;
 }
 
-function describe() {
-  document.title = `${page.name} · posenc`;
-  $("name").textContent = page.name;
+function describeEncoding() {
   $("lead").textContent = `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, exported by posenc.`;
   $("far").textContent = String(page.distances - 1);
   const said = page.patterns.find((pattern) => pattern)?.says;
   $("legend").hidden = !said;
   $("says").textContent = said ?? "";
-  const made = page.certificate;
-  if (made) {
-    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`;
-    line("certificate", "at export", `${made.cells} ways to split a text into calls: ${said}`, made.passed ? "good" : "bad");
-    line("certificate", "measured on", made.machine);
-    if (made.against) line("certificate", "compared with", made.against);
-  } else line("certificate", "at export", "not measured");
-  for (const [title, text] of Object.entries(page.summary)) line("model", title, text);
-  line("model", "digest", page.digest);
-  line("model", "runtime", `onnxruntime-web ${page.onnxruntime_web}; WebAssembly with one thread`);
 }
 
 $("provider").labels[0].hidden = !(page.webgpu && navigator.gpu);
@@ -278,12 +230,13 @@ $("temperature").addEventListener("input", () => {
   schedule();
 });
 describe();
+describeEncoding();
 drawText();
 try {
   wasm = await open("wasm");
   await use(asked.get("provider"));
   await generate();
-  document.body.dataset.checked = String((await check(wasm, "in this browser")).holds);
+  document.body.dataset.checked = String((await check(wasm, wasm, sample, "bytes", "in this browser")).holds);
 } catch (error) {
   $("status").textContent = `The model does not run in this browser: ${error.message}`;
   throw error;

@@ -31,6 +31,7 @@ class ChatCodec:
         stop_ids: ids that end a text.
 
     Attributes:
+        template, special: as given.
         ends: ids that end a reply: `stop_ids`, and the special token that the template writes after one.
 
     Raises:
@@ -41,7 +42,7 @@ class ChatCodec:
     def __init__(self, codec: Codec, template: str, special: Mapping[str, str], stop_ids: Sequence[int] = ()) -> None:
         from jinja2 import TemplateError
 
-        self.codec, self.special, self._errors = codec, dict(special), (TemplateError, *FAULTS)
+        self.codec, self.template, self.special, self._errors = codec, template, dict(special), (TemplateError, *FAULTS)
         with self._explained("a chat template that Jinja can compile", f"correct {TEMPLATE} of the checkpoint and export it again"):
             self._template = _environment().from_string(template)
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))

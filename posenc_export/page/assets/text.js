@@ -1,0 +1,31 @@
+// Text of the model: its tokenizer and its chat template, by libraries of Hugging Face.
+
+import { Template } from "./text/jinja.js";
+import { Tokenizer } from "./text/tokenizers.min.mjs";
+import { page } from "./model.js";
+
+const WINDOW = 16; // tokens before a reply on which its text can depend
+const tokenizer = new Tokenizer(await (await fetch("tokenizer.json")).json(), {});
+const template = page.template === null ? null : new Template(page.template);
+const decode = (ids) => tokenizer.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false });
+
+// Returns the token ids of a text.
+export const encode = (text, add_special_tokens = true) => Array.from(tokenizer.encode(text, { add_special_tokens }).ids, Number);
+
+// Returns the token ids of a conversation, as its prompt for a reply. Without a chat template, its texts follow one another.
+export function prompt(messages) {
+  if (!template) return encode(messages.map(({ content }) => content).join(""));
+  return encode(template.render({ messages, tools: null, documents: null, add_generation_prompt: true, ...page.special }), false);
+}
+
+// Returns the text of tokens that follow a prompt, up to the last whole character.
+export function following(ids, tokens) {
+  const before = ids.slice(-WINDOW);
+  return decode([...before, ...tokens]).slice(decode(before).length).replace(/\ufffd+$/, "");
+}
+
+// Returns the first sample of the page whose token ids are others here than where the page was written, or undefined.
+export function different() {
+  const same = (ids, others) => ids.length === others.length && ids.every((id, index) => id === others[index]);
+  return page.samples.find(({ text, messages, ids }) => !same(messages ? prompt(messages) : encode(text), ids));
+}
